@@ -66,10 +66,11 @@ class Reasoner:
 
         ``reward_model`` names one likewise, or is ``None``; by default the embedded reasoner has
         the embedded one and others have none. ``device`` is ``auto``, ``cpu``, ``cuda`` or
-        ``cuda:NUMBER``, ``dtype`` a GPU's precision (``bf16`` or ``f32``), ``threads`` the worker
-        threads of a processor, ``memory`` the bytes of keys and values, ``family`` the reasoner's
-        family where its checkpoint does not tell. ``deterministic`` gives a trajectory the same bits
-        on a GPU whatever its batch; a processor always does.
+        ``cuda:NUMBER``, ``dtype`` the precision (a GPU's are ``bf16``, ``f32`` and, on Hopper,
+        ``fp8``, a processor's ``f32`` and ``int8``), ``threads`` the worker threads of a processor,
+        ``memory`` the bytes of keys and values, ``family`` the reasoner's family where its
+        checkpoint does not tell. ``deterministic`` gives a trajectory the same bits on a GPU
+        whatever its batch; a processor always does.
 
         >>> Reasoner.from_pretrained("embedded", reward_model=None, device="cpu").family
         'coconut'

@@ -9,7 +9,7 @@ use std::path::Path;
 use dataset::{DatasetError, DatasetProblem};
 use latent_tts::record::{RecordError, RunDir};
 use latent_tts::report::ReportError;
-use latent_tts::tensor::DeviceError;
+use latent_tts::tensor::{CudaError, DeviceError, Precision};
 use latent_tts::train::TrainError;
 use latent_tts::train::annotate::AnnotationError;
 use latent_tts::{EngineError, Error};
@@ -182,6 +182,8 @@ fn of_device(error: &DeviceError) -> Option<&'static str> {
         error if error.is_out_of_memory() => Some("--memory, --samples"),
         DeviceError::Threads { .. } | DeviceError::TooManyThreads { .. } => Some("--threads"),
         DeviceError::UnsupportedIsa(_) => None,
+        DeviceError::UnsupportedPrecision { precision: Precision::Fp8, .. }
+        | DeviceError::Cuda(CudaError::NoFp8 { .. }) => Some("--dtype bf16, --device"),
         _ => Some("--device cpu"),
     }
 }

@@ -74,6 +74,7 @@ impl DeviceArgs {
                 DtypeKind::F32 => Precision::F32,
                 DtypeKind::Bf16 => Precision::Bf16,
                 DtypeKind::Int8 => Precision::Int8,
+                DtypeKind::Fp8 => Precision::Fp8,
             }),
             threads: self.threads,
             isa: self.isa.and_then(|isa| match isa {
@@ -88,6 +89,7 @@ impl DeviceArgs {
         let tell = |why: &str| {
             printer.note(&format!("note: no GPU is used ({why}); the processor computes"));
         };
+        printer.warnings(options.warning());
         Ok(options.open_telling(tell)?)
     }
 }

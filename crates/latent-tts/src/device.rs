@@ -5,6 +5,11 @@ use std::num::NonZeroUsize;
 use engine::Engine;
 use tensor::{Device, DeviceError, Isa, Precision};
 
+/// What is told to whoever opens a device of precision fp8, while nobody has run it on a GPU. Make
+/// this `None` once `runs/gpu_fp8.sh` has; docs/numerics.md and docs/kernels.md say the same.
+const FP8_UNVERIFIED: Option<&str> =
+    Some("fp8 has not been verified on a GPU yet: compare with --dtype bf16");
+
 /// A device by what it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceKind {
@@ -23,7 +28,7 @@ pub struct DeviceOptions {
     /// Which one.
     pub kind: DeviceKind,
     /// The precision; bf16 on a GPU and f32 on a processor unless given. With
-    /// [`DeviceKind::Auto`] int8 asks for the processor.
+    /// [`DeviceKind::Auto`] int8 asks for the processor and fp8 for a GPU.
     pub precision: Option<Precision>,
     /// Worker threads of a processor; all cores unless given. With [`DeviceKind::Auto`] they ask
     /// for the processor.
@@ -35,6 +40,11 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
+    /// What to tell before the device is opened.
+    pub fn warning(&self) -> Option<&'static str> {
+        FP8_UNVERIFIED.filter(|_| self.precision == Some(Precision::Fp8))
+    }
+
     /// Opens the device.
     pub fn open(&self) -> Result<Device, DeviceError> {
         self.open_telling(|_| ())
@@ -47,6 +57,14 @@ impl DeviceOptions {
         let for_cpu = self.threads.is_some() || self.isa.is_some() || int8;
         match self.kind {
             DeviceKind::Cuda(ordinal) => Device::cuda_with(ordinal, precision, self.deterministic),
+            // There is no processor's fp8 to fall back to: whatever is wrong with the GPU is told.
+            DeviceKind::Auto
+                if !for_cpu
+                    && precision == Precision::Fp8
+                    && Device::cuda_availability().is_ok() =>
+            {
+                Device::cuda_with(0, precision, self.deterministic)
+            }
             // A GPU that cannot be used is no reason to stop.
             DeviceKind::Auto if !for_cpu => {
                 let opened = Device::cuda_availability().and_then(|()| {

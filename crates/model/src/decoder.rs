@@ -384,13 +384,13 @@ impl Decoder {
                 map: &block.attn_out,
                 mask: metadata.dropout.mask(layer, Site::AttnOut),
                 norm: &block.mlp_norm,
-                dtype: OutputDtype::Compute,
+                dtype: OutputDtype::Operand,
             };
             ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
             work.attended.release();
             self.mlp(block, work)?;
             let (norm, dtype) = match next {
-                Some(next) => (&next.attn_norm, OutputDtype::Compute),
+                Some(next) => (&next.attn_norm, OutputDtype::Operand),
                 None => (&self.final_norm, output),
             };
             let of = LinearResidualNorm {
@@ -421,7 +421,7 @@ impl Decoder {
         let table = self.position_embedding.as_ref();
         let learned =
             table.map(|table| LearnedPositions { table, positions: &slot_mapping.positions });
-        let (norm, dtype) = (&self.blocks[0].attn_norm, OutputDtype::Compute);
+        let (norm, dtype) = (&self.blocks[0].attn_norm, OutputDtype::Operand);
         ops::add_positions_norm(&self.device, x, learned, norm, dtype, normed)
     }
 
@@ -436,13 +436,13 @@ impl Decoder {
     /// The MLP up to its output projection: from `work.normed`, which is released, to `work.inner`.
     fn mlp(&self, block: &Block, work: &mut ChunkActivations) -> Result<(), DeviceError> {
         let (device, normed) = (&self.device, &work.normed);
-        let mlp_in = |activation, out: &mut Tensor| {
-            ops::linear(device, normed, &block.mlp_in, activation, OutputDtype::Compute, out)
+        let mlp_in = |activation, dtype, out: &mut Tensor| {
+            ops::linear(device, normed, &block.mlp_in, activation, dtype, out)
         };
         match mlp_activation(self.config.mlp) {
-            Some(activation) => mlp_in(activation, &mut work.inner)?,
+            Some(activation) => mlp_in(activation, OutputDtype::Operand, &mut work.inner)?,
             None => {
-                mlp_in(Activation::None, &mut work.gates)?;
+                mlp_in(Activation::None, OutputDtype::Compute, &mut work.gates)?;
                 ops::swiglu(device, &work.gates, &mut work.inner)?;
                 work.gates.release();
             }

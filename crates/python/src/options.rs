@@ -262,8 +262,8 @@ pub fn on_existing(name: &str) -> PyResult<OnExisting> {
     named("on_existing", name, &known)
 }
 
-/// `auto`, `cpu`, `cuda` or `cuda:NUMBER`; `f32` or `bf16`; worker threads; whether a GPU's bits
-/// depend on the row alone.
+/// `auto`, `cpu`, `cuda` or `cuda:NUMBER`; `f32`, `bf16`, `int8` or `fp8`; worker threads; whether
+/// a GPU's bits depend on the row alone.
 pub fn device_options(
     device: &str,
     dtype: Option<&str>,
@@ -284,6 +284,7 @@ pub fn device_options(
         ("bf16", Precision::Bf16),
         ("bfloat16", Precision::Bf16),
         ("int8", Precision::Int8),
+        ("fp8", Precision::Fp8),
     ];
     Ok(DeviceOptions {
         kind: kind.ok_or_else(unknown)?,

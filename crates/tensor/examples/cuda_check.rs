@@ -2,8 +2,9 @@
 //! ones.
 //!
 //! One line per operation with its largest error; exit status 1 on a miss, 0 without a GPU. Checks
-//! run on a deterministic device, too. `cuda_check --check` and `--time` do one of the two;
-//! `--passes` times whole passes alone, `--training` the parts of a training step.
+//! run on a deterministic device, too, and on one of precision fp8 where the GPU has it.
+//! `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes alone,
+//! `--training` the parts of a training step; `--fp8` checks and times fp8 alone.
 //!
 //! For compute-sanitizer, which is slow (`runs/gpu_sanitizer.sh`): `--small` takes small shapes,
 //! runs what is timed once, and only deterministic devices, on which our kernels run at any size;
@@ -19,6 +20,8 @@ mod checks;
     reason = "the backend, included whole; not all of it is checked here"
 )]
 mod cuda;
+#[path = "../src/cuda/fp8_checks.rs"]
+mod fp8_checks;
 #[path = "../src/params.rs"]
 #[allow(dead_code, reason = "what the backend depends on, included whole")]
 mod params;
@@ -48,9 +51,15 @@ fn main() {
     }
     let only = std::env::args().nth(1);
     let mut missed = 0;
-    let devices: &[(Precision, bool)] = match small() {
-        true => &[(Precision::F32, true), (Precision::Bf16, true)],
-        false => &[(Precision::F32, false), (Precision::Bf16, false), (Precision::Bf16, true)],
+    let devices: &[(Precision, bool)] = match only.as_deref() {
+        Some("--fp8") => &[(Precision::Fp8, false)],
+        _ if small() => &[(Precision::F32, true), (Precision::Bf16, true)],
+        _ => &[
+            (Precision::F32, false),
+            (Precision::Bf16, false),
+            (Precision::Bf16, true),
+            (Precision::Fp8, false),
+        ],
     };
     for &(precision, deterministic) in devices {
         if let Err(e) = run(precision, deterministic, only.as_deref(), &mut missed) {
@@ -83,7 +92,13 @@ fn run(
     missed: &mut usize,
 ) -> CheckResult {
     let started = std::time::Instant::now();
-    let cuda = CudaDevice::open(0, precision, deterministic)?;
+    let cuda = match CudaDevice::open(0, precision, deterministic) {
+        Err(why @ CudaError::NoFp8 { .. }) => {
+            println!("skipped: {why}");
+            return Ok(());
+        }
+        opened => opened?,
+    };
     let (free, total) = cuda.memory()?;
     let opened = started.elapsed().as_secs_f64();
     println!(
@@ -94,7 +109,10 @@ fn run(
     );
     let mut check = KernelCheck::new(cuda.clone());
     if !matches!(only, Some("--time" | "--passes" | "--training")) {
-        check.all()?;
+        match precision {
+            Precision::Fp8 => check.fp8()?,
+            _ => check.all()?,
+        }
     }
     *missed += check.missed();
     let timed = time(&cuda, precision, deterministic, only);
@@ -112,6 +130,9 @@ fn time(
         Some("--training") if small() => training::all(cuda),
         // Only the default precision is timed, on a deterministic device whole passes alone.
         _ if precision == Precision::F32 => Ok(()),
+        Some("--check" | "--training") if precision == Precision::Fp8 => Ok(()),
+        Some("--passes") if precision == Precision::Fp8 => timing::passes(cuda),
+        _ if precision == Precision::Fp8 => timing::fp8(cuda),
         Some("--passes") if deterministic => timing::passes(cuda),
         _ if deterministic => Ok(()),
         Some("--check") => Ok(()),

@@ -63,6 +63,7 @@ methods! { CudaDevice:
     fn peak_memory() -> CudaResult<usize>;
     fn reset_peak_memory() -> CudaResult<()>;
     fn compute_dtype() -> CudaDtype;
+    fn operand_dtype() -> CudaDtype;
     fn memory() -> CudaResult<(usize, usize)>;
     fn synchronize() -> CudaResult<()>;
     fn stream_id() -> usize;

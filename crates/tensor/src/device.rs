@@ -96,7 +96,7 @@ impl Device {
         isa: Isa,
         precision: Precision,
     ) -> Result<Self, DeviceError> {
-        if precision == Precision::Bf16 {
+        if matches!(precision, Precision::Bf16 | Precision::Fp8) {
             return Err(DeviceError::UnsupportedPrecision { device: "the processor", precision });
         }
         if !isa.is_present() {
@@ -151,6 +151,14 @@ impl Device {
     /// Refuses a model whose sizes no kernel of this device takes.
     pub fn check_model(&self, width: usize, head_dim: usize) -> Result<(), DeviceError> {
         if self.is_cuda() { check_gpu_shape(width, head_dim) } else { Ok(()) }
+    }
+
+    /// How the device stores and multiplies numbers.
+    pub fn precision(&self) -> Precision {
+        match self.backend() {
+            Backend::Cpu(cpu) => cpu.precision,
+            Backend::Cuda(cuda) => cuda.precision(),
+        }
     }
 
     /// Whether the compute dtype is f32.

@@ -16,6 +16,10 @@ pub enum Precision {
     /// Weights rounded to int8 with a scale per output, activations that are multiplied with them
     /// with a scale per row; exact sums, and the rest in f32. A processor's, for inference.
     Int8,
+    /// Weights rounded to e4m3 with a scale per output, activations that the decoder's maps
+    /// multiply with a scale per row, the rest as in bf16. For inference, on GPUs of compute
+    /// capability 9.0.
+    Fp8,
 }
 
 impl Precision {
@@ -23,6 +27,10 @@ impl Precision {
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Bf16 => "the processor's are f32 and int8 (--dtype)",
+            Self::Fp8 => {
+                "a GPU of compute capability 9.0 does (--device cuda); the processor's are f32 and \
+                 int8 (--dtype)"
+            }
             Self::F32 | Self::Int8 => "a GPU's are f32 and bf16 (--dtype), or take --device cpu",
         }
     }
@@ -34,6 +42,7 @@ impl std::fmt::Display for Precision {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
         })
     }
 }

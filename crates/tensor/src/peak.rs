@@ -25,7 +25,7 @@ fn gemm_flops(device: &Device) -> Result<f64, DeviceError> {
     let map = Linear::from_output_major(device, SIZE, SIZE, &numbers, None)?;
     let x = Tensor::from_vec(SIZE, SIZE, numbers).to_device(device)?;
     let (mut operand, mut out) = (Tensor::default(), Tensor::default());
-    linear(device, &x, &map, Activation::None, OutputDtype::Compute, &mut operand)?;
+    linear(device, &x, &map, Activation::None, OutputDtype::Operand, &mut operand)?;
     let mut best = f64::INFINITY;
     for _ in 0..8 {
         device.synchronize()?;

@@ -101,8 +101,12 @@ fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
     Ok(device)
 }
 
-/// Refuses a promise that gradients do not keep.
+/// Refuses a precision without gradients, and a promise that they do not keep.
 pub(super) fn check_gradients(args: &DeviceArgs, device: &Device) -> Result<()> {
+    ensure!(
+        args.dtype != Some(DtypeKind::Fp8),
+        "--dtype fp8 has no gradients; pass --dtype bf16 or leave it out"
+    );
     ensure!(
         !args.deterministic || !device.is_cuda(),
         "--deterministic does not hold for a GPU's gradients, whose sums over rows have no fixed \

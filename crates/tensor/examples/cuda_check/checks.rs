@@ -75,9 +75,19 @@ impl KernelCheck {
         selected.try_for_each(|(_, check)| check(self))
     }
 
+    /// The kernels that only a device of precision fp8 has, and greedy tokens with them.
+    pub(crate) fn fp8(&mut self) -> CheckResult {
+        for line in crate::fp8_checks::all(&self.cuda)? {
+            self.line(&line.name, line.good, &line.what);
+        }
+        self.greedy_tokens()?;
+        self.greedy_tokens_of_both_kernels()?;
+        self.top_k_mixture()
+    }
+
     /// Values as the compute dtype rounds them.
     pub(crate) fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
-        if self.cuda.precision() == Precision::Bf16 {
+        if self.cuda.precision() != Precision::F32 {
             x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
         }
         x
@@ -114,7 +124,7 @@ impl KernelCheck {
         match (self.cuda.precision(), out) {
             (Precision::F32, CudaDtype::F32) => 3e-6,
             (_, CudaDtype::F32) => 3e-5, // products of bf16 are exact, sums are f32
-            (_, CudaDtype::Bf16) => 4e-3,
+            (_, CudaDtype::Bf16 | CudaDtype::E4m3) => 4e-3,
         }
     }
 

@@ -13,7 +13,8 @@ use crate::cuda::norm::{CudaNorm, add_norm, norm};
 use crate::cuda::qkv::{CudaRope, project_qkv, rope_and_cache};
 use crate::cuda::residual::linear_residual_norm;
 use crate::cuda::{
-    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, embedding, linear, topk,
+    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, embedding, fp8, linear,
+    topk,
 };
 use crate::params::Activation;
 use crate::params::SiteSet;
@@ -91,6 +92,64 @@ pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     kernels(cuda)?;
     attentions(cuda)?;
     logits(cuda)?;
+    passes(cuda)
+}
+
+/// The kernels of fp8 at GPT-2's and Llama 1B's shapes, and whole passes; docs/kernels.md has what
+/// was estimated for them.
+pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
+    for (inputs, outputs, function, out) in [
+        (768, 2304, Activation::None, CudaDtype::Bf16),
+        (768, 768, Activation::None, CudaDtype::Bf16),
+        (768, 3072, Activation::GeluTanh, CudaDtype::E4m3),
+        (3072, 768, Activation::None, CudaDtype::Bf16),
+        (2048, 3072, Activation::None, CudaDtype::Bf16),
+        (2048, 2048, Activation::None, CudaDtype::Bf16),
+        (2048, 16384, Activation::None, CudaDtype::Bf16),
+        (8192, 2048, Activation::None, CudaDtype::Bf16),
+    ] {
+        let map = weights(cuda, inputs, outputs)?;
+        let x = fp8::quantize_rows(&random(cuda, ROWS, inputs)?.cast(CudaDtype::Bf16)?)?;
+        let t = time(cuda, || linear(&x, &map, function, out))?;
+        report_flops(
+            &format!("fp8 linear {ROWS} x {inputs} -> {outputs} {function:?}"),
+            t,
+            2.0 * (ROWS * inputs * outputs) as f64,
+        );
+    }
+    for width in [768, 2048] {
+        let rows = random(cuda, ROWS, width)?.cast(CudaDtype::Bf16)?;
+        let t = time(cuda, || fp8::quantize_rows(&rows))?;
+        report_bandwidth(&format!("fp8 quantize_rows {ROWS} x {width}"), t, ROWS * width * 3);
+        let (mut x, y) = (random(cuda, ROWS, width)?, rows.scaled(1e-4, CudaDtype::Bf16)?);
+        let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
+        let uploaded = CudaPerturbedRows::new(cuda, &perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT))?;
+        let mask = CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded };
+        for (name, mask) in [("clean", None), ("dropout", Some(mask))] {
+            let addend = ResidualAddend { y: &y, bias: None, mask };
+            let t = time(cuda, || add_norm(&mut x, addend, &by, CudaDtype::E4m3))?;
+            report_bandwidth(
+                &format!("fp8 add_norm {ROWS} x {width} {name}"),
+                t,
+                ROWS * width * 11,
+            );
+        }
+    }
+    let gates = random(cuda, ROWS, 16384)?.cast(CudaDtype::Bf16)?;
+    let t = time(cuda, || activation::swiglu(&gates))?;
+    report_bandwidth("fp8 swiglu 4096 x 16384", t, ROWS * 8192 * 5);
+    let (width, vocab) = (768, 50257);
+    let table: Vec<f32> =
+        numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
+    let head = CudaLinear::from_output_major(cuda, width, vocab, &table, None)?;
+    for rows in [64, 1024, ROWS] {
+        let x = random(cuda, rows, width)?.cast(CudaDtype::Bf16)?;
+        report_flops(
+            &format!("fp8 greedy tokens {rows} x {width} -> {vocab}"),
+            time(cuda, || topk::PendingArgmax::launch(&x, &head)?.read())?,
+            2.0 * (rows * width * vocab) as f64,
+        );
+    }
     passes(cuda)
 }
 
@@ -344,7 +403,8 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
 /// A whole pass of GPT-2 124M over single positions of forked rows with dropout, without the LM
 /// head.
 fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
-    let (operand, width, heads, dim, layers) = (cuda.compute_dtype(), 768, 12, 64, 12);
+    // What maps alone read is e4m3 on a device of precision fp8.
+    let (rounded, width, heads, dim, layers) = (cuda.operand_dtype(), 768, 12, 64, 12);
     let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
     let (qkv, out, up, down) =
         (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
@@ -361,7 +421,7 @@ fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
         let uploaded = CudaPerturbedRows::new(cuda, &all)?;
         let mask = |layer, site| Some(CudaDropoutMask::Sampled { layer, site, rows: &uploaded });
         let mut x = x.copy()?;
-        let mut normed = norm(&x, &by, operand)?;
+        let mut normed = norm(&x, &by, rounded)?;
         for layer in 0..layers {
             let (transform, slots) = (
                 CudaQkvTransform { heads, qk_norms: None, rope: None },
@@ -374,22 +434,27 @@ fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
                 map: &out[layer],
                 mask: mask(layer, Site::AttnOut),
                 norm: &by,
-                dtype: operand,
+                dtype: rounded,
             };
             normed = linear_residual_norm(of, &mut x)?;
-            let inner = linear(&normed, &up[layer], Activation::GeluTanh, operand)?;
+            let inner = linear(&normed, &up[layer], Activation::GeluTanh, rounded)?;
             let of = CudaLinearResidualNorm {
                 x: &inner,
                 map: &down[layer],
                 mask: mask(layer, Site::MlpOut),
                 norm: &by,
-                dtype: if layer + 1 == layers { CudaDtype::F32 } else { operand },
+                dtype: if layer + 1 == layers { CudaDtype::F32 } else { rounded },
             };
             normed = linear_residual_norm(of, &mut x)?;
         }
         Ok(normed)
     };
     let flops = 2.0 * (rows * layers * (768 * 2304 + 768 * 768 + 2 * 768 * 3072)) as f64;
-    report_flops(&format!("gpt2 pass of {rows} rows"), time(cuda, &mut pass)?, flops);
+    let precision = cuda.precision();
+    report_flops(
+        &format!("gpt2 pass of {rows} rows in {precision}"),
+        time(cuda, &mut pass)?,
+        flops,
+    );
     Ok(())
 }

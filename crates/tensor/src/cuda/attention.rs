@@ -114,6 +114,7 @@ impl CudaKv {
                 self.buffer.download(from, &mut both)?;
                 both.into_iter().map(half::bf16::to_f32).collect()
             }
+            CudaDtype::E4m3 => unreachable!("keys and values are of the compute dtype"),
         };
         let values = both.split_off(count);
         Ok((both, values))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaContext, DriverError, result as driver, sys};
 
 use super::blas::CublasLt;
-use super::module::{Kernel, Kernels, OPT_IN_SHARED};
+use super::module::{FP8_OPT_IN_SHARED, Kernel, Kernels, OPT_IN_SHARED};
 use super::stream::{self, CudaEvent, MAX_CACHED_BLOCK, Stream};
 use super::{CudaDtype, CudaError, Precision, graph};
 
@@ -54,6 +54,9 @@ impl LaunchConfig {
 
 /// At least the static shared memory of the kernels of [`OPT_IN_SHARED`].
 const STATIC_SHARED: i32 = 1024;
+
+/// The compute capability whose tensor cores the fp8 kernels are written for.
+const FP8_CAPABILITY: (i32, i32) = (9, 0);
 
 /// The most arguments of a kernel.
 const MAX_KERNEL_ARGS: usize = 80;
@@ -149,12 +152,19 @@ impl CudaDevice {
                 minor: capability.1,
             });
         }
+        if precision == Precision::Fp8 && capability != FP8_CAPABILITY {
+            return Err(CudaError::NoFp8 { name, major: capability.0, minor: capability.1 });
+        }
         if !context.has_async_alloc() {
             return Err(CudaError::Unavailable(format!("{name} has no memory pools")));
         }
         configure_mem_pool(&context)?;
-        let kernels = Kernels::load(capability)?;
-        raise_shared_limit(&context, &kernels)?;
+        let fp8 = precision == Precision::Fp8;
+        let kernels = Kernels::load(capability, fp8)?;
+        raise_shared_limit(&context, &kernels, OPT_IN_SHARED)?;
+        if fp8 {
+            raise_shared_limit(&context, &kernels, FP8_OPT_IN_SHARED)?;
+        }
         let main = Stream::open(&context)?;
         Ok(Self(Arc::new(CudaDeviceInner {
             extra_streams: Mutex::default(),
@@ -202,9 +212,17 @@ impl CudaDevice {
     /// The dtype of weights, keys, values and of activations that are multiplied.
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
         match self.0.precision {
-            Precision::Bf16 => CudaDtype::Bf16,
+            Precision::Bf16 | Precision::Fp8 => CudaDtype::Bf16,
             // `Device::cuda` has refused int8.
             Precision::F32 | Precision::Int8 => CudaDtype::F32,
+        }
+    }
+
+    /// The dtype of activations that nothing but a linear map reads.
+    pub(crate) fn operand_dtype(&self) -> CudaDtype {
+        match self.0.precision {
+            Precision::Fp8 => CudaDtype::E4m3,
+            _ => self.compute_dtype(),
         }
     }
 
@@ -422,13 +440,17 @@ fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
     .map_err(CudaError::driver("set up its memory pool"))
 }
 
-/// Lets the kernels of [`OPT_IN_SHARED`] use all shared memory that this GPU has.
-fn raise_shared_limit(context: &CudaContext, kernels: &Kernels) -> Result<(), CudaError> {
+/// Lets the named kernels use all shared memory that this GPU has.
+fn raise_shared_limit(
+    context: &CudaContext,
+    kernels: &Kernels,
+    names: &[&str],
+) -> Result<(), CudaError> {
     let max_shared = context
         .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
         .map_err(CudaError::driver("query its shared memory"))?;
     let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    for kernel in OPT_IN_SHARED {
+    for kernel in names {
         // SAFETY: the function was loaded into the current context.
         unsafe {
             driver::function::set_function_attribute(

@@ -16,6 +16,18 @@ pub enum CudaError {
         /// Its compute capability, minor.
         minor: i32,
     },
+    /// The GPU's tensor cores are not those that the fp8 kernels are written for.
+    #[error(
+        "{name} has compute capability {major}.{minor}, and fp8 is for 9.0 (Hopper); take bf16"
+    )]
+    NoFp8 {
+        /// The GPU's name.
+        name: String,
+        /// Its compute capability, major.
+        major: i32,
+        /// Its compute capability, minor.
+        minor: i32,
+    },
     /// An allocation failed.
     #[error("the gpu's memory is full: {bytes} bytes asked for, {free} of {total} free")]
     OutOfMemory {

@@ -183,6 +183,25 @@ __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], u64 a, u64 b, u
         : "l"(a), "l"(b), "r"(accumulate));
 }
 
+// d (64, 192) = a (64, 32) b (192, 32)^T of e4m3, or d += if `accumulate`. The tensor cores keep
+// about 14 bits of a sum: what is below them is cut off at every addition.
+__device__ __forceinline__ void wgmma_m64n192k32_e4m3(float (&d)[96], u64 a, u64 b,
+                                                      u32 accumulate) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ne.b32 p, %98, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+        "%96, %97, p, 1, 1;\n}"
+        : D32(0), D32(32), D32(64)
+        : "l"(a), "l"(b), "r"(accumulate));
+}
+
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }

@@ -1,31 +1,45 @@
 // A GEMM for many rows on Hopper with a fused epilogue: bias and GELU, the write of keys and values
 // to their slots, or a reduction of logits to maxima and sums of exponentials. Empty for other
-// architectures.
+// architectures. Operands are bf16 or, if E4M3 is defined, e4m3 with a scale for each row of x and
+// for each output (fp8.cuh).
 //
 // Persistent, warp-specialised, ping-pong: a CTA computes tiles of 128 rows by 192 outputs, one
-// after another. The producer, a thread of the third warpgroup, loads 64 columns of rows and
+// after another. The producer, a thread of the third warpgroup, loads 128 bytes of rows and
 // weights at a time by TMA through a ring of STAGES stages, across tiles. The other two warpgroups
 // take tiles in turn, so that one runs its epilogue while the other has the tensor cores.
 //
+// In bytes both kinds of operands are alike, so that e4m3 has half as many stages as bf16 for the
+// same depth. Its sums stay in the tensor cores' accumulators over the whole depth: a second set
+// of registers, to add them up in f32, would leave no room for this tile.
+//
 // Clusters of two CTAs compute the same outputs for different rows: each loads half of the weights
 // and multicasts it to both. With all SMs at work the L2 cache is the bound even so (28 KB for each
-// tile and 64 of depth, at about 7 TB/s); then shared memory (832 cycles for 64 KB read by the
-// tensor cores and 40 KB written), then the tensor cores (768).
+// tile and stage, at about 7 TB/s); then shared memory (832 cycles for 64 KB read by the tensor
+// cores and 40 KB written), then the tensor cores (768).
 
 #define ROWS 128
 #define OUTPUTS 192
-#define DEPTH 64
 #define STAGES 4
 #define CLUSTER 2
 #define CTA_OUTPUTS (OUTPUTS / CLUSTER)  // outputs whose weights a CTA loads
-#define X_BYTES (ROWS * DEPTH * 2)
-#define STAGE_BYTES (X_BYTES + OUTPUTS * DEPTH * 2)  // x, then weights
+#define DEPTH_BYTES 128                  // of a row in a stage: what is swizzled together
+#define X_BYTES (ROWS * DEPTH_BYTES)
+#define STAGE_BYTES (X_BYTES + OUTPUTS * DEPTH_BYTES)  // x, then weights
+#ifdef E4M3
+#define DEPTH 128
+#define WGMMA wgmma_m64n192k32_e4m3
+#else
+#define DEPTH 64
+#define WGMMA wgmma_m64n192k16
+#endif
 #define NO_INDEX 0xffffffffu
 
 // Results of 16 rows on their way from a warp's registers to memory, padded so that eight rows are
 // in different banks.
 #define ROW_BYTES (OUTPUTS * 2 + 16)
 #define WARP_BYTES (16 * ROW_BYTES)
+// The same of e4m3.
+#define ROW_BYTES_E4M3 (OUTPUTS + 16)
 
 // EPILOGUE is one of these. It and the name of the KERNEL come from module.rs, which compiles this
 // file for each.
@@ -46,7 +60,15 @@ struct __align__(128) GemmParams {
     u16 *keys, *values;
     const u32* slot_of;
     u64 slots, dim, kv_heads, queries;
+#ifdef E4M3
+    const RowScale *x_scales, *weight_scales;  // (rows), (>= outputs)
+    // GELU: `out` is (rows, outputs) of e4m3, these are its scales (rows). No result is larger than
+    // the norm of its row of x times `max_norm`, and `max_bias`.
+    RowScale* out_scales;
+    float max_norm, max_bias;
+#else
     u64 unused[4];
+#endif
 };
 
 static_assert(sizeof(GemmParams) == 48 * 8, "as in hopper_gemm.rs");
@@ -120,8 +142,8 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
             mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
             mbarrier_expect_tx(barrier, STAGE_BYTES);
             tma_load(to, params.x, step * DEPTH, row, barrier);
-            tma_load_multicast((1 << CLUSTER) - 1, to + X_BYTES + share * DEPTH * 2, params.weights,
-                               step * DEPTH, column, barrier);
+            tma_load_multicast((1 << CLUSTER) - 1, to + X_BYTES + share * DEPTH_BYTES,
+                               params.weights, step * DEPTH, column, barrier);
             ring.advance();
         }
     }
@@ -140,9 +162,9 @@ __device__ __forceinline__ void multiply_tile(float (&d)[2][96], RingState& ring
         const u64 a = wgmma_descriptor(from), b = wgmma_descriptor(from + X_BYTES);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) {  // 32 bytes further
-            wgmma_m64n192k16(d[0], a + 2 * k, b + 2 * k, 1);
-            wgmma_m64n192k16(d[1], a + (64 * DEPTH * 2 >> 4) + 2 * k, b + 2 * k, 1);
+        for (int k = 0; k < DEPTH_BYTES / 32; k++) {  // 32 bytes further
+            WGMMA(d[0], a + 2 * k, b + 2 * k, 1);
+            WGMMA(d[1], a + (64 * DEPTH_BYTES >> 4) + 2 * k, b + 2 * k, 1);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -181,6 +203,78 @@ __device__ __forceinline__ float gelu_tanh_approx(float x) {
     asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u));  // 11 bits, and more where 1 + t is small
     return fmaf(half, t, half);
 }
+
+#ifdef E4M3
+// The scales of this thread's rows of x: [h][w] is of row 64 h + 8 w.
+struct RowFactors {
+    float scale[2][2];
+};
+
+__device__ __forceinline__ RowFactors row_factors(const GemmParams& params, u32 row) {
+    RowFactors factors;
+    row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            const u32 at = row + 64 * h + 8 * w;
+            factors.scale[h][w] = at < (u32)params.rows ? params.x_scales[at].scale : 0.0f;
+        }
+    }
+    return factors;
+}
+
+// The scale of a row of GELU's results, which the first outputs' tile writes: one that holds
+// whatever they are, since a row's largest one is known to no CTA. The norms are those before
+// rounding to e4m3, which adds at most a sixteenth to each. Returns 1 / the scale.
+__device__ __forceinline__ float result_inverse(const GemmParams& params, u32 at, u32 column) {
+    const bool inside = at < (u32)params.rows;
+    const float norm = inside ? params.x_scales[at].norm : 0.0f,
+                scale = e4m3_scale(fmaf(1.13f * norm, params.max_norm, params.max_bias));
+    if (column == 0 && threadIdx.x % 4 == 0 && inside) params.out_scales[at] = {scale, 0.0f};
+    return e4m3_inverse(scale);
+}
+
+// Sums of codes' products become results. Scales are powers of two: one rounding. GELU's results
+// become codes, two in the low bits of the first one's element: as soon as they are there, to leave
+// registers for the others.
+__device__ __forceinline__ void scale_tile(const GemmParams& params, float (&d)[2][96],
+                                           const RowFactors& factors, u32 row, u32 column) {
+    const u32 first = column + 2 * (threadIdx.x % 4);
+    float inverse[2][2] = {};  // of the results' scales
+    if (EPILOGUE == GELU) {
+        row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int w = 0; w < 2; w++)
+                inverse[h][w] = result_inverse(params, row + 64 * h + 8 * w, column);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 24; j++) {
+        const bool inside = first + 8 * j < (u32)params.outputs;
+        // Scale and norm of two outputs.
+        const float4 scales = inside ? *(const float4*)(params.weight_scales + first + 8 * j)
+                                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const float2 bias = inside && params.bias ? *(const float2*)(params.bias + first + 8 * j)
+                                                  : make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int w = 0; w < 2; w++) {
+                const float by = factors.scale[h][w];
+                float &x = d[h][4 * j + 2 * w], &y = d[h][4 * j + 2 * w + 1];
+                x = fmaf(x, by * scales.x, bias.x);
+                y = fmaf(y, by * scales.z, bias.y);
+                if (EPILOGUE == GELU)
+                    x = __uint_as_float((u32)pack_e4m3(gelu_tanh_approx(x) * inverse[h][w],
+                                                       gelu_tanh_approx(y) * inverse[h][w]));
+            }
+        }
+    }
+}
+#endif
 
 // The destination of eight consecutive results of rows: `base` + (row or its slot) * `stride`.
 struct Destination {
@@ -253,6 +347,37 @@ __device__ __forceinline__ void store_tile(const GemmParams& params, const float
     }
 }
 
+#ifdef E4M3
+// Stores a tile of codes: each warp its 16 rows of a half through shared memory,
+// so that twelve lanes write the 192 bytes of a row.
+__device__ __forceinline__ void store_tile_e4m3(const GemmParams& params, const float (&d)[2][96],
+                                                u32 row, u32 column, u8* staging) {
+    const u32 lane = threadIdx.x % 32;
+    u8* store_at = staging + lane / 4 * ROW_BYTES_E4M3 + lane % 4 * 2;
+    row += threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 24; j++) {
+#pragma unroll
+            for (int w = 0; w < 2; w++)
+                *(u16*)(store_at + w * 8 * ROW_BYTES_E4M3 + 8 * j) =
+                    (u16)__float_as_uint(d[h][4 * j + 2 * w]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16,
+                      at = row + 64 * h + r;
+            const uint4 codes = *(const uint4*)(staging + r * ROW_BYTES_E4M3 + c);
+            if (at < (u32)params.rows && column + c < (u32)params.outputs)
+                *(uint4*)((u8*)params.out + (u64)at * params.outputs + column + c) = codes;
+        }
+    }
+}
+#endif
+
 // Reduces a row's 48 results of this thread and those of the three others that have the row:
 // elements 4 j + 2 WHICH and the next.
 template <int WHICH>
@@ -320,13 +445,26 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
     griddep_wait();
     for (; tile < tiles.count; tile += 2 * TileScheduler::stride()) {
         float d[2][96];
+#ifdef E4M3
+        const RowFactors factors = row_factors(params, tiles.row(tile));
+#pragma unroll
+        for (int i = 0; i < 96; i++) d[0][i] = d[1][i] = 0.0f;
+#else
         init_from_bias(params, d, tiles.column(tile));
+#endif
         const u32 slot = EPILOGUE == QKV ? lane_slot(params, tiles.row(tile)) : 0;
         // Before its turn, a stage's parity is ambiguous: the other's tile fills it more than once.
         mbarrier_wait(smem.turns + 8 * warpgroup, parity);
         parity ^= 1;
         multiply_tile(d, ring, tiles.steps, smem, warpgroup ^ 1);
         ring.advance_by(tiles.steps);
+#ifdef E4M3
+        scale_tile(params, d, factors, tiles.row(tile), tiles.column(tile));
+        if (EPILOGUE == GELU) {
+            store_tile_e4m3(params, d, tiles.row(tile), tiles.column(tile), staging);
+            continue;
+        }
+#endif
         if (EPILOGUE == ARGMAX) reduce_tile(params, d, tiles.row(tile), tiles.column(tile));
         else store_tile(params, d, tiles.row(tile), tiles.column(tile), staging, slot);
     }

@@ -1,10 +1,11 @@
 //! A GEMM for many rows on Hopper with fused epilogues (`hopper_gemm.cu`). `linear`, `qkv` and
-//! `topk` use it where it is supported and faster, and have other kernels for everything else.
+//! `topk` use it where it is supported and faster, and have other kernels for everything else. It
+//! is the one for operands of e4m3, of however many rows.
 
 use super::attention::CudaKv;
 use super::context::LaunchConfig;
 use super::linear::CudaLinear;
-use super::memory::DeviceBuffer;
+use super::memory::{DeviceBuffer, E4M3_GROUP};
 use super::tma::{TENSOR_MAP_WORDS, tensor_map};
 use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
@@ -22,15 +23,37 @@ const MIN_WAVE_EFFICIENCY_QKV: f64 = 0.7;
 // As in hopper_gemm.cu.
 const TILE_ROWS: usize = 128;
 pub(crate) const TILE_OUTPUTS: usize = 192;
-const X_BOX: [u32; 2] = [64, TILE_ROWS as u32]; // of one TMA load
-const WEIGHTS_BOX: [u32; 2] = [64, (TILE_OUTPUTS / CLUSTER) as u32];
+const DEPTH_BYTES: usize = 128; // of a row in a stage
 const STAGES: usize = 4;
-const STAGE_BYTES: usize = 64 * (TILE_ROWS + TILE_OUTPUTS) * 2;
+const STAGE_BYTES: usize = DEPTH_BYTES * (TILE_ROWS + TILE_OUTPUTS);
 const WARP_BYTES: usize = 16 * (TILE_OUTPUTS * 2 + 16);
 const WARPS: usize = 8;
 const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
+const FP8_WORDS: usize = 4; // the last of them
+
+/// Its kernels, of bf16 and of e4m3.
+#[derive(Clone, Copy, Debug)]
+enum GemmEpilogue {
+    Store,
+    /// Of e4m3 it stores e4m3.
+    Gelu,
+    Qkv,
+    Argmax,
+}
+
+impl GemmEpilogue {
+    fn kernel(self, operand: CudaDtype) -> &'static str {
+        let [bf16, e4m3] = match self {
+            Self::Store => ["gemm_store", "gemm_fp8_store"],
+            Self::Gelu => ["gemm_gelu", "gemm_fp8_gelu"],
+            Self::Qkv => ["gemm_qkv", "gemm_fp8_qkv"],
+            Self::Argmax => ["gemm_argmax", "gemm_fp8_argmax"],
+        };
+        if operand == CudaDtype::E4m3 { e4m3 } else { bf16 }
+    }
+}
 
 /// Where [`store_qkv`] stores keys and values.
 #[derive(Clone, Copy, Debug)]
@@ -43,9 +66,18 @@ pub(crate) struct QkvDestination<'a> {
     pub(crate) slots: &'a CudaIndices,
 }
 
-/// Whether [`store`] can write the results of a map as this dtype, and is faster than cuBLASLt. On
-/// a deterministic device it is used for whatever it can do, as are the others.
+/// Whether [`store`] can write the results of a map as this dtype (e4m3: of GELU), and is faster
+/// than cuBLASLt. On a deterministic device it is used for whatever it can do, as are the others,
+/// and so it is for operands of e4m3.
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
+    if x.dtype() == CudaDtype::E4m3 {
+        let aligned = match dtype {
+            CudaDtype::E4m3 => map.outputs().is_multiple_of(E4M3_GROUP),
+            CudaDtype::Bf16 => map.outputs().is_multiple_of(8),
+            CudaDtype::F32 => false,
+        };
+        return aligned && is_supported(x, map);
+    }
     dtype == CudaDtype::Bf16
         && map.outputs().is_multiple_of(8)
         && is_supported(x, map)
@@ -57,7 +89,8 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
 pub(crate) fn supports_qkv(x: &CudaTensor, map: &CudaLinear, kv: &CudaKv) -> bool {
     let whole_vectors = kv.head_dim().is_multiple_of(8) && kv.dtype() == CudaDtype::Bf16;
     let is_faster = || is_wide(x, map) && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV;
-    whole_vectors && is_supported(x, map) && (x.cuda().is_deterministic() || is_faster())
+    let is_chosen = x.dtype() == CudaDtype::E4m3 || x.cuda().is_deterministic() || is_faster();
+    whole_vectors && is_supported(x, map) && is_chosen
 }
 
 /// Many rows, enough inputs that a tile takes longer to multiply than to store, and no fewer
@@ -84,19 +117,21 @@ fn wave_efficiency(x: &CudaTensor, map: &CudaLinear) -> f64 {
 
 /// Whether [`logit_partials`] can run.
 pub(crate) fn supports_argmax(x: &CudaTensor, map: &CudaLinear) -> bool {
-    let is_faster = x.cuda().is_deterministic() || x.rows() >= MIN_ROWS_ARGMAX;
-    is_supported(x, map) && is_faster && map.padded_bias().is_none()
+    let is_chosen =
+        x.dtype() == CudaDtype::E4m3 || x.cuda().is_deterministic() || x.rows() >= MIN_ROWS_ARGMAX;
+    is_supported(x, map) && is_chosen && map.padded_bias().is_none()
 }
 
 fn is_supported(x: &CudaTensor, map: &CudaLinear) -> bool {
-    let dtypes = [x.dtype(), map.matrix().dtype()];
-    dtypes == [CudaDtype::Bf16; 2]
-        && x.rows() > 0
-        && map.inputs().is_multiple_of(8)
-        && x.cuda().capability() == (9, 0)
+    let operands = match x.dtype() {
+        CudaDtype::E4m3 => map.fp8().is_some(),
+        CudaDtype::Bf16 => map.matrix().dtype() == CudaDtype::Bf16,
+        CudaDtype::F32 => false,
+    };
+    operands && x.rows() > 0 && map.inputs().is_multiple_of(8) && x.cuda().capability() == (9, 0)
 }
 
-/// `out = x W + b`, or its tanh-GELU: out is (rows, outputs) of bf16.
+/// `out = x W + b`, or its tanh-GELU: out is (rows, outputs) of bf16, but GELU's of e4m3 if x is.
 pub(crate) fn store(
     x: &CudaTensor,
     map: &CudaLinear,
@@ -104,14 +139,21 @@ pub(crate) fn store(
     gelu: bool,
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
+    let (epilogue, dtype) = match gelu {
+        true => (GemmEpilogue::Gelu, x.dtype()),
+        false => (GemmEpilogue::Store, CudaDtype::Bf16),
+    };
     assert_eq!(
         (out.rows(), out.cols(), out.dtype()),
-        (x.rows(), map.outputs(), CudaDtype::Bf16),
+        (x.rows(), map.outputs(), dtype),
         "gemm: a result of another shape"
     );
-    let name = if gelu { "gemm_gelu" } else { "gemm_store" };
-    // SAFETY: out is (rows, outputs) and the bias at least as wide as outputs.
-    unsafe { launch(name, x, map, &[bias.map_or(0, DeviceBuffer::pointer), out.pointer()]) }
+    let bias = bias.map_or(0, DeviceBuffer::pointer);
+    let out_scales = if dtype == CudaDtype::E4m3 { out.scales_pointer() } else { 0 };
+    let scales = fp8_words(x, map, out_scales);
+    // SAFETY: out is (rows, outputs), with a scale for each row if it is e4m3, and the bias at
+    // least as wide as outputs.
+    unsafe { launch(epilogue, x, map, &[bias, out.pointer()], scales) }
 }
 
 /// `x W + b`: queries go to the first columns of out, (rows, outputs) of bf16, whose others are not
@@ -147,8 +189,9 @@ pub(crate) fn store_qkv(
     let bias = map.padded_bias().map_or(0, DeviceBuffer::pointer);
     let pointers = [bias, out.pointer(), keys, values, slots.pointer()];
     let shape = [kv.slots(), dim, kv_heads, heads * dim].map(|n| n as u64);
+    let rest = [&pointers[..], &shape].concat();
     // SAFETY: as above; slots and the store's shape were checked.
-    unsafe { launch("gemm_qkv", x, map, &[&pointers[..], &shape].concat()) }
+    unsafe { launch(GemmEpilogue::Qkv, x, map, &rest, fp8_words(x, map, 0)) }
 }
 
 /// Each row's logits, reduced by [`TILE_OUTPUTS`] to 16 bytes: the largest, the sum of exponentials
@@ -156,27 +199,46 @@ pub(crate) fn store_qkv(
 pub(crate) fn logit_partials(x: &CudaTensor, map: &CudaLinear) -> Result<DeviceBuffer, CudaError> {
     let tiles = map.outputs().div_ceil(TILE_OUTPUTS);
     let partials = DeviceBuffer::new(x.cuda(), x.rows() * tiles * 16)?;
+    let scales = fp8_words(x, map, 0);
     // SAFETY: there is room for every row's tiles.
-    unsafe { launch("gemm_argmax", x, map, &[0, partials.pointer()]) }?;
+    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer()], scales) }?;
     Ok(partials)
+}
+
+/// The last words of `GemmParams`: the scales of e4m3 operands and of the result.
+fn fp8_words(x: &CudaTensor, map: &CudaLinear, out_scales: u64) -> [u64; FP8_WORDS] {
+    let Some(weights) = map.fp8().filter(|_| x.dtype() == CudaDtype::E4m3) else {
+        return [0; FP8_WORDS];
+    };
+    let bounds = [weights.max_norm, weights.max_bias].map(|x| u64::from(x.to_bits()));
+    let (x_scales, weight_scales) = (x.scales_pointer(), weights.matrix.scales_pointer());
+    [x_scales, weight_scales, out_scales, bounds[0] | bounds[1] << 32]
 }
 
 /// # Safety
 /// `rest` must be what `GemmParams` of hopper_gemm.cu has after its shape, and its pointers must
-/// reach as far as the kernel goes.
+/// reach as far as the kernel goes; `scales` are those of [`fp8_words`].
 unsafe fn launch(
-    kernel: &str,
+    epilogue: GemmEpilogue,
     x: &CudaTensor,
     map: &CudaLinear,
     rest: &[u64],
+    scales: [u64; FP8_WORDS],
 ) -> Result<(), CudaError> {
     let (cols, inputs) = (x.cols(), map.inputs());
     assert_eq!(cols, inputs, "gemm: rows of {cols} into a map of {inputs}");
     let shape = [x.rows(), map.outputs(), inputs].map(|n| n as u64);
-    let tensor_maps = [tensor_map(x, X_BOX)?, tensor_map(map.matrix(), WEIGHTS_BOX)?];
+    let e4m3 = map.fp8().filter(|_| x.dtype() == CudaDtype::E4m3);
+    let weights = e4m3.map_or(map.matrix(), |weights| &weights.matrix);
+    // Of one TMA load.
+    let depth = (DEPTH_BYTES / x.dtype().size()) as u32;
+    let (x_box, weights_box) =
+        ([depth, TILE_ROWS as u32], [depth, (TILE_OUTPUTS / CLUSTER) as u32]);
+    let tensor_maps = [tensor_map(x, x_box)?, tensor_map(weights, weights_box)?];
     let mut arguments = [0u64; PARAM_WORDS];
     let words = tensor_maps.iter().flatten().chain(&shape).chain(rest);
     arguments.iter_mut().zip(words).for_each(|(to, &word)| *to = word);
+    arguments[PARAM_WORDS - FP8_WORDS..].copy_from_slice(&scales);
     let config = LaunchConfig {
         blocks: (x.cuda().sm_count()? / CLUSTER * CLUSTER, 1, 1),
         threads: THREADS,
@@ -185,5 +247,5 @@ unsafe fn launch(
     };
     // SAFETY: the kernel's one parameter is made of these words; the tensor maps cover their
     // matrices; the rest is the caller's promise.
-    unsafe { x.cuda().launch(kernel, config, &mut arguments) }
+    unsafe { x.cuda().launch(epilogue.kernel(x.dtype()), config, &mut arguments) }
 }

@@ -5,8 +5,9 @@
 
 use super::blas::{BlasEpilogue, Gemm, GemmOperand, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
+use super::fp8::{self, Fp8Weights};
 use super::memory::DeviceBuffer;
-use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, hopper_gemm};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, Precision, hopper_gemm};
 use crate::params::Activation;
 
 impl Activation {
@@ -32,6 +33,7 @@ pub(crate) struct CudaLinear {
     matrix: CudaTensor, // (padded outputs, inputs), zeros beyond the outputs
     bias: Option<DeviceBuffer>, // (padded outputs) of f32, zeros beyond the outputs
     bias_bf16: Option<DeviceBuffer>, // the same of bf16, for cuBLASLt's epilogue
+    fp8: Option<Box<Fp8Weights>>, // the same as e4m3, on a device of precision fp8
 }
 
 impl CudaLinear {
@@ -88,8 +90,12 @@ impl CudaLinear {
     ) -> Result<Self, CudaError> {
         let (cuda, inputs) = (&matrix.cuda().clone(), matrix.cols());
         assert!(bias.is_none_or(|b| b.len() == outputs), "linear: the bias is not {outputs} wide");
+        let fp8 = match cuda.precision() {
+            Precision::Fp8 => Fp8Weights::new(&matrix, bias)?.map(Box::new),
+            _ => None,
+        };
         let Some(bias) = bias else {
-            return Ok(Self { inputs, outputs, matrix, bias: None, bias_bf16: None });
+            return Ok(Self { inputs, outputs, matrix, bias: None, bias_bf16: None, fp8 });
         };
         let mut padded = bias.to_vec();
         padded.resize(matrix.rows(), 0.0);
@@ -100,6 +106,7 @@ impl CudaLinear {
             matrix,
             bias: Some(DeviceBuffer::upload(cuda, &padded)?),
             bias_bf16: Some(DeviceBuffer::upload(cuda, &bf16)?),
+            fp8,
         })
     }
 
@@ -109,6 +116,7 @@ impl CudaLinear {
         matrix: &CudaTensor,
         bias: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
+        assert!(self.fp8.is_none(), "assign: weights of fp8 are not trained");
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (self.outputs, self.inputs),
@@ -142,6 +150,11 @@ impl CudaLinear {
         &self.matrix
     }
 
+    /// The weights as e4m3: of a map of an fp8 device whose inputs are whole groups.
+    pub(crate) fn fp8(&self) -> Option<&Fp8Weights> {
+        self.fp8.as_deref()
+    }
+
     /// The bias of f32 with its padding: (>= outputs).
     pub(crate) fn padded_bias(&self) -> Option<&DeviceBuffer> {
         self.bias.as_ref()
@@ -166,8 +179,11 @@ impl CudaTensor {
         if self.dtype() == dtype { Ok(None) } else { self.cast(dtype).map(Some) }
     }
 
-    /// The tensor as the dtype that `map` multiplies in; `None` if it has that dtype.
+    /// The tensor as the dtype that `map` multiplies in; `None` if it has that dtype, or is e4m3.
     pub(crate) fn cast_operand(&self, map: &CudaLinear) -> Result<Option<Self>, CudaError> {
+        if self.dtype() == CudaDtype::E4m3 {
+            return Ok(None);
+        }
         self.cast_if_needed(map.matrix.dtype())
     }
 }
@@ -229,7 +245,7 @@ pub(crate) fn linear_add(
     unsafe { map.cuda().blas().gemm(x.cuda(), gemm, at) }
 }
 
-fn matmul_bias_activation(
+pub(super) fn matmul_bias_activation(
     x: &CudaTensor,
     map: &CudaLinear,
     with_bias: bool,
@@ -237,6 +253,14 @@ fn matmul_bias_activation(
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
     assert_eq!(x.cols(), map.inputs, "linear: rows of {} into a map of {}", x.cols(), map.inputs);
+    if x.dtype() == CudaDtype::E4m3 {
+        return fp8::linear(x, map, with_bias, activation, dtype);
+    }
+    let dtype = dtype.of_rows(map.outputs);
+    if dtype == CudaDtype::E4m3 {
+        let bf16 = matmul_bias_activation(x, map, with_bias, activation, CudaDtype::Bf16)?;
+        return fp8::quantize_rows(&bf16);
+    }
     let out = CudaTensor::uninit(x.cuda(), x.rows(), map.outputs, dtype)?;
     let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
@@ -251,7 +275,7 @@ fn matmul_bias_activation(
     let bias = match dtype {
         _ if !with_bias => None,
         CudaDtype::F32 => map.bias.as_ref(),
-        CudaDtype::Bf16 => map.bias_bf16.as_ref(),
+        CudaDtype::Bf16 | CudaDtype::E4m3 => map.bias_bf16.as_ref(),
     };
     let shape = |epilogue| GemmShape {
         rows: x.rows(),
@@ -293,7 +317,7 @@ fn matmul_bias_activation(
     Ok(out)
 }
 
-fn bias_activation(
+pub(super) fn bias_activation(
     x: &CudaTensor,
     bias: Option<&DeviceBuffer>,
     activation: Activation,

@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, Zeroable};
 use cudarc::driver::result as driver;
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::driver::is_out_of_memory;
+use super::e4m3;
 use super::graph::{self, GraphPool};
 use super::readback::Readback;
 use super::staging::StagingBuffer;
@@ -23,16 +24,43 @@ impl CudaDtype {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+            Self::E4m3 => 1,
         }
     }
 
     /// The code of prelude.cuh.
+    ///
+    /// # Panics
+    /// For e4m3, which kernels that take any dtype do not read.
     pub(crate) fn code(self) -> u64 {
         match self {
             Self::F32 => 1,
             Self::Bf16 => 2,
+            Self::E4m3 => panic!("e4m3 is for linear maps alone"),
         }
     }
+
+    /// The dtype that rows of so many elements are stored as where this one is asked for: e4m3 has
+    /// whole groups of 16, for TMA and for vector stores; other rows are bf16.
+    pub(crate) fn of_rows(self, cols: usize) -> Self {
+        match self {
+            Self::E4m3 if !cols.is_multiple_of(E4M3_GROUP) => Self::Bf16,
+            other => other,
+        }
+    }
+}
+
+/// Elements of e4m3 that are 16 bytes.
+pub(crate) const E4M3_GROUP: usize = 16;
+
+/// As in fp8.cuh: the scale of a row of e4m3, and its norm before rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct RowScale {
+    /// Times a code's number it is the element.
+    pub(crate) scale: f32,
+    /// The root of the sum of squares; 0 where nothing reads it.
+    pub(crate) norm: f32,
 }
 
 /// The code of prelude.cuh for no tensor.
@@ -254,7 +282,7 @@ pub(crate) struct CudaTensor {
     cols: usize,
     stride: usize, // elements from one row to the next
     dtype: CudaDtype,
-    buffer: DeviceBuffer, // (rows, stride)
+    buffer: DeviceBuffer, // (rows, stride); of e4m3 then (rows) of `RowScale`
 }
 
 impl CudaTensor {
@@ -277,7 +305,9 @@ impl CudaTensor {
         stride: usize,
         dtype: CudaDtype,
     ) -> Result<Self, CudaError> {
-        let bytes = |rows: usize| rows * stride * dtype.size();
+        assert_eq!(dtype, dtype.of_rows(stride), "e4m3: rows of {stride} are no whole groups");
+        let scale = if dtype == CudaDtype::E4m3 { size_of::<RowScale>() } else { 0 };
+        let bytes = |rows: usize| rows * (stride * dtype.size() + scale);
         let buffer = DeviceBuffer::with_capacity(
             cuda,
             bytes(rows),
@@ -315,9 +345,26 @@ impl CudaTensor {
         })
     }
 
+    /// A matrix of e4m3 with these codes and scales.
+    #[allow(dead_code, reason = "only tests know codes on the host")]
+    pub(crate) fn from_codes(
+        cuda: &CudaDevice,
+        cols: usize,
+        codes: &[u8],
+        scales: &[RowScale],
+    ) -> Result<Self, CudaError> {
+        let rows = scales.len();
+        assert_eq!(codes.len(), rows * cols, "a {rows} x {cols} matrix has that many codes");
+        let mut out = Self::uninit(cuda, rows, cols, CudaDtype::E4m3)?;
+        out.buffer.copy_from(0, &DeviceBuffer::upload(cuda, codes)?)?;
+        out.buffer.copy_from(rows * cols, &DeviceBuffer::upload(cuda, scales)?)?;
+        Ok(out)
+    }
+
     /// Reinterprets the elements as rows of another length.
     pub(crate) fn set_shape(&mut self, rows: usize, cols: usize) {
         assert_eq!(self.stride, self.cols, "tensor: padded rows cannot be reshaped");
+        assert_ne!(self.dtype, CudaDtype::E4m3, "tensor: rows with scales cannot be reshaped");
         assert_eq!(self.rows * self.cols, rows * cols, "tensor: as many elements in another shape");
         (self.rows, self.cols, self.stride) = (rows, cols, cols);
     }
@@ -335,11 +382,31 @@ impl CudaTensor {
                 self.buffer.download(0, &mut out)?;
                 out.into_iter().map(half::bf16::to_f32).collect()
             }
+            CudaDtype::E4m3 => {
+                let (codes, scales) = self.codes_to_host()?;
+                let scale = |i: usize| scales[i / self.stride].scale;
+                let element = |(i, code)| e4m3::to_f32(code) * scale(i);
+                codes.into_iter().enumerate().map(element).collect()
+            }
         };
         Ok(match self.stride == self.cols {
             true => all,
             false => all.chunks(self.stride).flat_map(|row| &row[..self.cols]).copied().collect(),
         })
+    }
+
+    /// The codes of e4m3, (rows, stride), and the scales, once everything queued so far is done.
+    pub(crate) fn codes_to_host(&self) -> Result<(Vec<u8>, Vec<RowScale>), CudaError> {
+        let mut codes = vec![0; self.rows * self.stride];
+        self.buffer.download(0, &mut codes)?;
+        Ok((codes, self.scales_to_host()?))
+    }
+
+    /// The scales of e4m3.
+    pub(crate) fn scales_to_host(&self) -> Result<Vec<RowScale>, CudaError> {
+        let mut scales = vec![RowScale::default(); self.rows];
+        self.buffer.download(self.scales_offset(), &mut scales)?;
+        Ok(scales)
     }
 
     /// The elements as another dtype.
@@ -390,6 +457,20 @@ impl CudaTensor {
     /// Its address, for kernels that expect rows without padding.
     pub(crate) fn pointer(&self) -> u64 {
         self.buffer().pointer
+    }
+
+    /// The address of the scales of its rows.
+    ///
+    /// # Panics
+    /// If it is not e4m3.
+    pub(crate) fn scales_pointer(&self) -> u64 {
+        self.buffer.pointer + self.scales_offset() as u64
+    }
+
+    /// Bytes before the scales: rows of e4m3 are whole groups, so that scales are aligned.
+    fn scales_offset(&self) -> usize {
+        assert_eq!(self.dtype, CudaDtype::E4m3, "rows of another dtype have no scales");
+        self.rows * self.stride
     }
 
     /// Its address, and the elements from one row to the next.

@@ -10,6 +10,8 @@
 //!   host asynchronously.
 //! * [`hopper_gemm`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), which load and
 //!   store matrices through [`tma`] descriptors.
+//! * [`fp8`] has rows of e4m3 with their scales, which `hopper_gemm` multiplies; [`e4m3`] is the
+//!   format on the host.
 //! * [`graph`] captures and replays CUDA graphs.
 //! * One file per operation, under the names of `cpu`: contract and launch here, the kernel in the
 //!   `.cu` file of the same name.
@@ -25,9 +27,13 @@ pub(crate) mod blas;
 pub(crate) mod context;
 pub(crate) mod driver;
 pub(crate) mod dropout;
+pub(crate) mod e4m3;
 pub(crate) mod embedding;
 pub(crate) mod error;
 mod f32_gemm;
+pub(crate) mod fp8;
+#[cfg(test)]
+mod fp8_checks;
 pub(crate) mod graph;
 pub(crate) mod hopper_gemm;
 pub(crate) mod linear;

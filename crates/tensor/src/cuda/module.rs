@@ -19,6 +19,7 @@ use super::CudaError;
 
 const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
+const FP8: &str = include_str!("fp8.cuh");
 const HOPPER: &str = include_str!("hopper.cuh");
 
 /// Kernels whose dynamic shared memory may exceed the default limit of 48 KB.
@@ -36,6 +37,10 @@ pub(crate) const OPT_IN_SHARED: &[&str] = &[
     "residual_768",
 ];
 
+/// The same of those that only a device of precision fp8 has.
+pub(crate) const FP8_OPT_IN_SHARED: &[&str] =
+    &["gemm_fp8_argmax", "gemm_fp8_gelu", "gemm_fp8_qkv", "gemm_fp8_store"];
+
 /// Prefixes of the names of kernels that are launched with programmatic dependent launch (PDL),
 /// from compute capability 9.0 on: they may start while the kernel before them on the stream ends.
 /// Each waits for it (`griddep_wait` in prelude.cuh) before it accesses anything but the staged
@@ -48,12 +53,15 @@ const PDL_KERNELS: &[&str] = &[
     "attention_128",
     "attention_any",
     "cache_kv",
+    "dequantize_rows",
     "gather",
     "gemm_",
+    "quantize_rows",
     "residual_768",
     "rope_and_cache_any",
     "rope_and_cache_bf16",
     "scale", // and `scale_rows`
+    "swiglu_fp8",
     "top_k_mixture",
 ];
 
@@ -84,6 +92,17 @@ macro_rules! gemm_source {
         source!("hopper_gemm.cu" with concat!(
             include_str!("hopper.cuh"),
             "#define KERNEL ", $kernel, "\n#define EPILOGUE ", $epilogue, "\n"
+        ), $kernel)
+    };
+}
+
+/// The same of e4m3.
+macro_rules! fp8_gemm_source {
+    ($kernel:literal, $epilogue:literal) => {
+        source!("hopper_gemm.cu" with concat!(
+            include_str!("fp8.cuh"),
+            include_str!("hopper.cuh"),
+            "#define E4M3\n#define KERNEL ", $kernel, "\n#define EPILOGUE ", $epilogue, "\n"
         ), $kernel)
     };
 }
@@ -155,6 +174,27 @@ const SOURCES: &[KernelSource] = &[
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 
+/// What a device of precision fp8 has besides: others neither compile nor load it.
+const FP8_SOURCES: &[KernelSource] = &[
+    source!(
+        "norm.cu" with concat!(include_str!("fp8.cuh"), "#define E4M3\n"),
+        "add_norm_fp8_1_0",
+        "add_norm_fp8_1_1",
+        "add_norm_fp8_1_2",
+        "add_norm_fp8_4_0",
+        "add_norm_fp8_4_1",
+        "add_norm_fp8_4_2",
+        "add_norm_fp8_16_0",
+        "add_norm_fp8_16_1",
+        "add_norm_fp8_16_2"
+    ),
+    source!("fp8.cu" with FP8, "quantize_rows", "dequantize_rows", "swiglu_fp8"),
+    fp8_gemm_source!("gemm_fp8_argmax", "ARGMAX"),
+    fp8_gemm_source!("gemm_fp8_gelu", "GELU"),
+    fp8_gemm_source!("gemm_fp8_qkv", "QKV"),
+    fp8_gemm_source!("gemm_fp8_store", "STORE"),
+];
+
 /// All kernels, loaded into the current context and living as long as it does, each with whether it
 /// was launched.
 #[derive(Debug)]
@@ -174,9 +214,10 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Compiles every kernel for a compute capability, or takes it from the cache, and loads it
-    /// into the current context.
-    pub(crate) fn load((major, minor): (i32, i32)) -> Result<Self, CudaError> {
+    /// Compiles every kernel for a compute capability, with those of fp8 if they are needed, or
+    /// takes it from the cache, and loads it into the current context.
+    pub(crate) fn load((major, minor): (i32, i32), fp8: bool) -> Result<Self, CudaError> {
+        let needed = || SOURCES.iter().chain(if fp8 { FP8_SOURCES } else { &[] });
         // wgmma and TMA need the architecture-specific target sm_90a.
         let specific = if (major, minor) == (9, 0) { "a" } else { "" };
         let arch = format!("sm_{major}{minor}{specific}");
@@ -185,14 +226,14 @@ impl Kernels {
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
             let (arch, cache) = (&arch, cache.as_deref());
             let threads: Vec<_> =
-                SOURCES.iter().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
+                needed().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
             threads
                 .into_iter()
                 .map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
                 .collect()
         });
         let mut functions = HashMap::new();
-        for (source, found) in SOURCES.iter().zip(images) {
+        for (source, found) in needed().zip(images) {
             load_image(source, &found?, major >= 9, &mut functions)?;
         }
         let unlaunched = |(name, kernel)| (name, (kernel, AtomicBool::new(false)));
@@ -369,7 +410,7 @@ mod tests {
             return;
         }
         for arch in ["sm_80", "sm_90", "sm_90a"] {
-            for source in SOURCES {
+            for source in SOURCES.iter().chain(FP8_SOURCES) {
                 let image = compile(source, arch).unwrap_or_else(|e| panic!("{e}"));
                 for kernel in source.kernels {
                     let named = image.windows(kernel.len()).any(|w| w == kernel.as_bytes());

@@ -93,7 +93,7 @@ pub(crate) fn add_norm(
     by: &CudaNorm,
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype.of_rows(x.cols()))?;
     let norm = Some((by, &out));
     AddNorm { addend: Some(addend), norm, ..AddNorm::new(x, x) }.launch()?;
     Ok(out)
@@ -107,7 +107,7 @@ pub(crate) fn add_positions_norm(
     by: &CudaNorm,
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(to.cuda(), to.rows(), to.cols(), dtype)?;
+    let out = CudaTensor::uninit(to.cuda(), to.rows(), to.cols(), dtype.of_rows(to.cols()))?;
     let addend = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
     let (gathered, norm) = (positions.map(|p| p.positions), Some((by, &out)));
     AddNorm { from, to, addend, gathered, norm }.launch()?;
@@ -120,7 +120,7 @@ pub(crate) fn norm(
     by: &CudaNorm,
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype)?;
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype.of_rows(x.cols()))?;
     AddNorm { norm: Some((by, &out)), ..AddNorm::new(x, x) }.launch()?;
     Ok(out)
 }
@@ -175,6 +175,7 @@ impl<'a> AddNorm<'a> {
         let mask = addend.and_then(|a| a.mask);
         let DropoutArgs { kind, pointer: masks, site, keep_scale } =
             DropoutArgs::new(mask.as_ref(), rows, cols);
+        let e4m3 = norm.map(|(_, out)| out).filter(|out| out.dtype() == CudaDtype::E4m3);
         let (out, out_type, rms, eps, scale, shift) =
             norm.map_or((0, DTYPE_NONE, true, 0.0, 0, 0), |(by, out)| {
                 assert_eq!(
@@ -182,9 +183,10 @@ impl<'a> AddNorm<'a> {
                     "norm: rows of {cols} against parameters of {}",
                     by.width
                 );
-                (out.pointer(), out.dtype().code(), by.is_rms(), by.eps, by.scale(), by.shift())
+                let out_type = if e4m3.is_some() { E4M3_OUT } else { out.dtype().code() };
+                (out.pointer(), out_type, by.is_rms(), by.eps, by.scale(), by.shift())
             });
-        let (kernel, config) = select_kernel(rows, cols, y_type);
+        let (kernel, config) = select_kernel(rows, cols, y_type, e4m3.is_some());
         let arguments = kernel_args![
             from.pointer(),
             x.pointer(),
@@ -203,23 +205,49 @@ impl<'a> AddNorm<'a> {
             shift,
             int(rows),
             int(cols),
+            e4m3.map_or(0, |out| out.scales_pointer()),
         ];
+        // The last is a parameter of the kernels that write e4m3.
+        let count = arguments.len() - usize::from(e4m3.is_none());
         // SAFETY: from, x, y or the rows gathered of it, the mask and out were checked to be
-        // (rows, cols), the bias, scale and shift (cols).
-        unsafe { x.cuda().launch(kernel, config, arguments) }
+        // (rows, cols), the bias, scale and shift (cols); e4m3 has a scale for each row.
+        unsafe { x.cuda().launch(kernel, config, &mut arguments[..count]) }
     }
 }
 
-/// The kernel whose threads hold a row of so many columns in registers, for an addend of a dtype.
-fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, LaunchConfig) {
+/// The code of an output that is written, where the kernel knows its dtype.
+const E4M3_OUT: u64 = 3;
+
+/// The kernel whose threads hold a row of so many columns in registers, for an addend of a dtype,
+/// and whether it writes e4m3.
+fn select_kernel(
+    rows: usize,
+    cols: usize,
+    y_type: u64,
+    e4m3: bool,
+) -> (&'static str, LaunchConfig) {
     let (names, blocks, threads) = match cols {
-        0..=768 => (["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"], rows.div_ceil(4), 128),
-        769..=2048 => (["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"], rows, 128),
-        2049..=16384 => (["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"], rows, 512),
+        0..=768 => (KERNELS_1, rows.div_ceil(4), 128),
+        769..=2048 => (KERNELS_4, rows, 128),
+        2049..=16384 => (KERNELS_16, rows, 512),
         _ => panic!("norm: rows of {cols} are wider than any model's"),
     };
-    (names[y_type as usize], LaunchConfig::new(blocks, threads))
+    (names[usize::from(e4m3)][y_type as usize], LaunchConfig::new(blocks, threads))
 }
+
+/// Kernels of so many warps a row, by the dtype of the addend: of other results, of e4m3.
+const KERNELS_1: [[&str; 3]; 2] = [
+    ["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"],
+    ["add_norm_fp8_1_0", "add_norm_fp8_1_1", "add_norm_fp8_1_2"],
+];
+const KERNELS_4: [[&str; 3]; 2] = [
+    ["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"],
+    ["add_norm_fp8_4_0", "add_norm_fp8_4_1", "add_norm_fp8_4_2"],
+];
+const KERNELS_16: [[&str; 3]; 2] = [
+    ["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"],
+    ["add_norm_fp8_16_0", "add_norm_fp8_16_1", "add_norm_fp8_16_2"],
+];
 
 /// Threads of the grid: enough to fill a GPU, few enough that adding the blocks' partial sums is
 /// cheap.

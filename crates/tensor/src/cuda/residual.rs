@@ -7,7 +7,7 @@ use super::dropout::DropoutArgs;
 use super::memory::DeviceBuffer;
 use super::stream::MAILBOX_BYTES;
 use super::tma::{TENSOR_MAP_WORDS, tensor_map, tensor_map_interleaved};
-use super::{CudaDtype, CudaError, CudaTensor, hopper_gemm, linear, norm};
+use super::{CudaDtype, CudaError, CudaTensor, fp8, hopper_gemm, linear, norm};
 use crate::params::GPU_STREAMS;
 
 // As in residual.cu.
@@ -31,6 +31,9 @@ pub(crate) fn linear_residual_norm(
 ) -> Result<CudaTensor, CudaError> {
     let CudaLinearResidualNorm { x, map, mask, norm, dtype } = of;
     if !is_supported(&of) {
+        // Attention's result; what else is multiplied in fp8 was written as e4m3.
+        let quantized = fp8::should_quantize(x, map).then(|| fp8::quantize_rows(x)).transpose()?;
+        let x = quantized.as_ref().unwrap_or(x);
         let y = linear::matmul(x, map, x.cuda().compute_dtype())?;
         let addend = ResidualAddend { y: &y, bias: map.padded_bias(), mask };
         return norm::add_norm(stream, addend, norm, dtype);
@@ -53,6 +56,7 @@ pub(crate) fn linear_residual_norm(
     let (out_map, out_f32) = match dtype {
         CudaDtype::Bf16 => (tensor_map(&out, [64, 16])?, 0),
         CudaDtype::F32 => ([0; TENSOR_MAP_WORDS], out.pointer()),
+        CudaDtype::E4m3 => unreachable!("is not supported"),
     };
     let tensor_maps = [
         tensor_map_interleaved(x, [64, 16])?,
@@ -93,7 +97,9 @@ pub(crate) fn linear_residual_norm(
 /// runs wherever it can; no pass has more rows than it takes (`Device::max_batch_rows`).
 fn is_supported(of: &CudaLinearResidualNorm<'_>) -> bool {
     let (x, map) = (of.x, of.map);
-    let dtypes = [x.dtype(), map.matrix().dtype()] == [CudaDtype::Bf16; 2];
+    let dtypes = [x.dtype(), map.matrix().dtype()] == [CudaDtype::Bf16; 2]
+        && of.dtype != CudaDtype::E4m3
+        && !fp8::should_quantize(x, map);
     let rows = (1..=MAX_ROWS).contains(&x.rows());
     let shape = map.outputs() == WIDTH && map.inputs().is_multiple_of(8) && rows;
     // Clusters of a launch that wait for one that does not run yet, and that one.

@@ -50,6 +50,7 @@ fn encode_tensor_map<const D: usize, const S: usize>(
     let kind = match dtype {
         CudaDtype::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         CudaDtype::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        CudaDtype::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = sys::CUtensorMap { opaque: [0; TENSOR_MAP_WORDS] };
     let (shape, strides) = (shape.map(|n| n as u64), strides.map(|n| n as u64));

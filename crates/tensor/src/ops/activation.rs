@@ -10,6 +10,9 @@ use crate::{Device, DeviceError, Tensor, cpu};
 pub enum OutputDtype {
     /// The dtype that the device multiplies in: for results that go into a linear map next.
     Compute,
+    /// As [`OutputDtype::Compute`], but e4m3 with a scale for each row on a device of precision
+    /// fp8: for rows that nothing but a linear map of the decoder reads, not even `select`.
+    Operand,
     /// f32: for results that are kept, added to or compared.
     F32,
 }
@@ -18,12 +21,14 @@ impl OutputDtype {
     pub(crate) fn cuda_dtype(self, cuda: &cuda::CudaDevice) -> CudaDtype {
         match self {
             Self::Compute => cuda.compute_dtype(),
+            Self::Operand => cuda.operand_dtype(),
             Self::F32 => CudaDtype::F32,
         }
     }
 }
 
-/// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), out becomes (rows, n).
+/// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), out becomes (rows, n) of x's dtype;
+/// if that is [`OutputDtype::Compute`] on a device of precision fp8, of [`OutputDtype::Operand`].
 pub fn swiglu(device: &Device, x: &Tensor, out: &mut Tensor) -> Result<(), DeviceError> {
     assert!(x.cols().is_multiple_of(2), "swiglu: {} columns are not two halves", x.cols());
     match device.backend() {

@@ -5,6 +5,7 @@ mod attention;
 mod backward;
 mod bf16;
 mod deterministic;
+mod fp8;
 mod perturbation;
 mod products;
 mod qk_norm;

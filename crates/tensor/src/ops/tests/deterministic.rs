@@ -10,7 +10,7 @@ use super::*;
 use crate::DeviceError;
 
 /// Rows enough for every kernel that is only used for many.
-const ROWS: usize = 2304;
+pub(super) const ROWS: usize = 2304;
 
 /// Parts of them: few and many, which begin at other places of a tile.
 fn parts() -> [Range<usize>; 7] {
@@ -31,11 +31,11 @@ fn invariant_devices() -> Vec<Device> {
 
 /// What differed.
 #[derive(Default)]
-struct Misses(Vec<String>);
+pub(super) struct Misses(Vec<String>);
 
 impl Misses {
     /// Computes all rows and each part of them, and compares the part's results.
-    fn check(
+    pub(super) fn check(
         &mut self,
         device: &Device,
         what: &str,
@@ -66,7 +66,7 @@ impl Misses {
         }
     }
 
-    fn none(self) {
+    pub(super) fn none(self) {
         self.0.iter().for_each(|miss| println!("MISS {miss}"));
         assert!(self.0.is_empty(), "{} misses, the first: {}", self.0.len(), self.0[0]);
     }
@@ -79,7 +79,7 @@ fn some(device: &Device, x: &Tensor, rows: Range<usize>) -> Tensor {
     out
 }
 
-fn weights(outputs: usize, inputs: usize, salt: u64) -> Vec<f32> {
+pub(super) fn weights(outputs: usize, inputs: usize, salt: u64) -> Vec<f32> {
     let size = (inputs as f32).sqrt().recip();
     numbers(outputs * inputs, salt).into_iter().map(|x| x * size).collect()
 }

@@ -1,0 +1,45 @@
+// Rows of e4m3 (e4m3.rs): a code of one byte for each element, and for each row a scale, which is
+// a power of two, so that rounding to e4m3 is the only rounding.
+
+// Of a row of x, or of the weights of an output.
+struct __align__(8) RowScale {
+    float scale;  // times a code's number it is the element
+    float norm;   // the root of the sum of squares, before rounding; 0 where nothing reads it
+};
+
+// The least power of two by which numbers up to `largest` in magnitude are divided to be at most
+// 448, which is 1.75 * 2^8.
+__device__ __forceinline__ float e4m3_scale(float largest) {
+    const u32 bits = __float_as_uint(fmaxf(largest, 1e-30f));
+    return __uint_as_float(((bits >> 23) - 8 + ((bits & 0x7fffff) > 0x600000)) << 23);
+}
+
+// 1 / scale, exactly.
+__device__ __forceinline__ float e4m3_inverse(float scale) {
+    return __uint_as_float((254u << 23) - __float_as_uint(scale));
+}
+
+// Two floats as e4m3, rounded to nearest even, saturating; `low` goes to the lower address.
+__device__ __forceinline__ u16 pack_e4m3(float low, float high) {
+    u16 out = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+#endif
+    return out;
+}
+
+__device__ __forceinline__ u32 pack_e4m3x4(float4 v) {
+    return (u32)pack_e4m3(v.x, v.y) | (u32)pack_e4m3(v.z, v.w) << 16;
+}
+
+__device__ __forceinline__ float4 scaled4(float4 v, float by) {
+    return make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
+}
+
+__device__ __forceinline__ float largest4(float4 v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+__device__ __forceinline__ float square4(float4 v) {
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}

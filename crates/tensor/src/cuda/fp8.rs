@@ -1,0 +1,165 @@
+//! Rows of e4m3 with a scale for each, and the linear maps of an fp8 device that multiply them.
+//!
+//! What is written as e4m3: the norms of the residual stream (`add_norm_fp8_*`), GELU's results
+//! (`gemm_fp8_gelu`), SwiGLU's, and where a whole pass over them pays, attention's. Everything else
+//! is as on a bf16 device, whose weights are kept beside those of e4m3: for embeddings, and for
+//! products of other operands.
+//!
+//! Products are `hopper_gemm`'s for any number of rows: a row's bits depend on that row alone.
+
+use super::context::{LaunchConfig, int, kernel_args};
+use super::linear::{self, CudaLinear};
+use super::memory::E4M3_GROUP;
+use super::{CudaDtype, CudaError, CudaTensor, hopper_gemm};
+use crate::params::Activation;
+
+/// Outputs from which on rounding rows to e4m3 first, a pass over them, takes less than half of
+/// their bf16 product (an estimate; docs/kernels.md).
+const MIN_OUTPUTS_TO_QUANTIZE: usize = 1024;
+
+/// The widest rows of `swiglu_fp8`: a row stays in a block's registers.
+const MAX_SWIGLU: usize = 16_384;
+
+/// The weights of a linear map as e4m3.
+#[derive(Debug)]
+pub(crate) struct Fp8Weights {
+    /// (padded outputs, inputs), with a scale for each output.
+    pub(crate) matrix: CudaTensor,
+    /// The largest norm of an output's weights.
+    pub(crate) max_norm: f32,
+    /// The largest magnitude of the bias.
+    pub(crate) max_bias: f32,
+}
+
+impl Fp8Weights {
+    /// Of a matrix (padded outputs, inputs) of bf16; none if its rows cannot be e4m3. Synchronizes
+    /// with the GPU.
+    pub(crate) fn new(
+        matrix: &CudaTensor,
+        bias: Option<&[f32]>,
+    ) -> Result<Option<Self>, CudaError> {
+        if CudaDtype::E4m3.of_rows(matrix.cols()) != CudaDtype::E4m3 || matrix.cols() == 0 {
+            return Ok(None);
+        }
+        let matrix = quantize_rows(matrix)?;
+        let scales = matrix.scales_to_host()?;
+        let max_norm = scales.iter().fold(0.0f32, |m, row| m.max(row.norm));
+        let max_bias = bias.unwrap_or_default().iter().fold(0.0f32, |m, b| m.max(b.abs()));
+        Ok(Some(Self { matrix, max_norm, max_bias }))
+    }
+}
+
+/// The rows of x, of bf16 or f32, as e4m3, with their scales and norms.
+pub(crate) fn quantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
+    let (rows, cols) = (x.rows(), x.cols());
+    assert!(cols.is_multiple_of(E4M3_GROUP), "quantize: rows of {cols} are no whole groups");
+    let out = CudaTensor::uninit(x.cuda(), rows, cols, CudaDtype::E4m3)?;
+    let scales = out.scales_pointer();
+    let arguments =
+        kernel_args![x.pointer(), x.dtype(), out.pointer(), scales, int(rows), int(cols)];
+    // SAFETY: x and out are (rows, cols), and there is a scale for each row.
+    unsafe {
+        x.cuda().launch("quantize_rows", LaunchConfig::new(rows.div_ceil(4), 128), arguments)
+    }?;
+    Ok(out)
+}
+
+/// The rows of x, of e4m3, as bf16.
+pub(crate) fn dequantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), CudaDtype::Bf16)?;
+    let count = x.rows() * x.cols();
+    let arguments =
+        kernel_args![x.pointer(), x.scales_pointer(), out.pointer(), count as u64, int(x.cols())];
+    let config = LaunchConfig::for_threads(count.div_ceil(4));
+    // SAFETY: both have `count` elements in rows of whole groups, with a scale for each.
+    unsafe { x.cuda().launch("dequantize_rows", config, arguments) }?;
+    Ok(out)
+}
+
+/// Whether `swiglu` can write a result of so many columns.
+pub(crate) fn supports_swiglu(cols: usize) -> bool {
+    cols.is_multiple_of(E4M3_GROUP) && cols <= MAX_SWIGLU
+}
+
+/// `silu(x[r, c]) * x[r, n + c]` as e4m3: x is (rows, 2n) of bf16.
+pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
+    let (rows, n) = (x.rows(), x.cols() / 2);
+    assert!(
+        supports_swiglu(n) && x.cols() == 2 * n && x.dtype() == CudaDtype::Bf16,
+        "swiglu: two halves of {n} in bf16"
+    );
+    let out = CudaTensor::uninit(x.cuda(), rows, n, CudaDtype::E4m3)?;
+    let arguments = kernel_args![x.pointer(), out.pointer(), out.scales_pointer(), int(n)];
+    // SAFETY: x is (rows, 2n) of bf16, out (rows, n) of e4m3 with a scale for each row.
+    unsafe { x.cuda().launch("swiglu_fp8", LaunchConfig::new(rows, 256), arguments) }?;
+    Ok(out)
+}
+
+/// Whether rows of bf16 are better rounded to e4m3 before this map multiplies them.
+pub(crate) fn should_quantize(x: &CudaTensor, map: &CudaLinear) -> bool {
+    x.dtype() == CudaDtype::Bf16
+        && map.fp8().is_some()
+        && map.outputs() >= MIN_OUTPUTS_TO_QUANTIZE
+        && map.outputs().is_multiple_of(8)
+}
+
+/// `activation(x W + b)` of a dtype, x of e4m3, with or without the bias. GELU's result is e4m3 in
+/// one kernel; others are bf16 first.
+pub(crate) fn linear(
+    x: &CudaTensor,
+    map: &CudaLinear,
+    with_bias: bool,
+    activation: Activation,
+    dtype: CudaDtype,
+) -> Result<CudaTensor, CudaError> {
+    let outputs = map.outputs();
+    assert_eq!(
+        x.cols(),
+        map.inputs(),
+        "linear: rows of {} into a map of {}",
+        x.cols(),
+        map.inputs()
+    );
+    let dtype = dtype.of_rows(outputs);
+    let is_fused = dtype == CudaDtype::E4m3 && activation == Activation::GeluTanh;
+    let store = if is_fused { dtype } else { CudaDtype::Bf16 };
+    if dtype == CudaDtype::F32 || !hopper_gemm::supports_store(x, map, store) {
+        let x = dequantize_rows(x)?;
+        return linear::matmul_bias_activation(&x, map, with_bias, activation, dtype);
+    }
+    let out = CudaTensor::uninit(x.cuda(), x.rows(), outputs, store)?;
+    hopper_gemm::store(x, map, map.padded_bias().filter(|_| with_bias), is_fused, &out)?;
+    if is_fused {
+        return Ok(out);
+    }
+    if activation != Activation::None {
+        linear::bias_activation(&out, None, activation)?;
+    }
+    if dtype == CudaDtype::E4m3 { quantize_rows(&out) } else { Ok(out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cuda::{CudaDevice, CudaError, Precision, fp8_checks};
+
+    /// Prints every line before it fails.
+    #[test]
+    fn every_kernel_agrees_with_the_host() {
+        if let Err(why) = CudaDevice::availability() {
+            println!("skipped on a gpu: {why}");
+            return;
+        }
+        let cuda = match CudaDevice::open(0, Precision::Fp8, false) {
+            Err(why @ CudaError::NoFp8 { .. }) => {
+                println!("skipped on this gpu: {why}");
+                return;
+            }
+            opened => opened.unwrap(),
+        };
+        let lines = fp8_checks::all(&cuda).unwrap();
+        let verdict = |good| if good { "ok  " } else { "MISS" };
+        lines.iter().for_each(|l| println!("{}  {}: {}", verdict(l.good), l.name, l.what));
+        let missed: Vec<&str> = lines.iter().filter(|l| !l.good).map(|l| l.name.as_str()).collect();
+        assert!(missed.is_empty(), "{} of {} missed: {missed:?}", missed.len(), lines.len());
+    }
+}
