@@ -183,7 +183,7 @@ fn of_device(error: &DeviceError) -> Option<&'static str> {
         DeviceError::Threads { .. } | DeviceError::TooManyThreads { .. } => Some("--threads"),
         DeviceError::UnsupportedIsa(_) => None,
         DeviceError::UnsupportedPrecision { precision: Precision::Fp8, .. }
-        | DeviceError::Cuda(CudaError::NoFp8 { .. }) => Some("--dtype bf16, --device"),
+        | DeviceError::Cuda(CudaError::NoFp8 { .. }) => Some("leave --dtype out"),
         _ => Some("--device cpu"),
     }
 }
