@@ -43,7 +43,7 @@ pub(super) struct BlockInputGradients {
 #[derive(Debug)]
 pub(super) enum SavedLayer {
     /// Everything that its backward reads.
-    Activations(LayerActivations),
+    Activations(Box<LayerActivations>),
     /// Its input (rows, width); the rest is recomputed. Never the last layer, whose other
     /// activations have the output rows only and whose backward comes first.
     Input(Tensor),
@@ -171,7 +171,7 @@ impl Segment {
             of.mlp_out(&saved, &mut x, norm, dtype, &mut normed)?;
             self.layers.push(match next {
                 Some(_) if trainable.recompute => SavedLayer::Input(saved.x),
-                _ => SavedLayer::Activations(saved),
+                _ => SavedLayer::Activations(Box::new(saved)),
             });
         }
         self.residual = x;
@@ -201,7 +201,7 @@ impl Recomputation<'_> {
         saved: SavedLayer,
     ) -> Result<LayerActivations, DeviceError> {
         let mut x = match saved {
-            SavedLayer::Activations(saved) => return Ok(saved),
+            SavedLayer::Activations(saved) => return Ok(*saved),
             SavedLayer::Input(x) => x,
         };
         let (block, device) = (&decoder.blocks[layer], &decoder.device);
