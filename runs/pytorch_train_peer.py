@@ -367,9 +367,9 @@ def rounds(args, work):
 def check(args):
     """Losses and gradients must be those of whole sequences without a cache; compiled steps those of eager ones."""
     args.batch, args.samples, args.prompt, args.thoughts, args.target = 6, 3, 5, 3, 4
-    for args.shape in "tiny-gpt2", "tiny-llama":
+    for args.shape in [args.shape] if args.shape.startswith("tiny") else ["tiny-gpt2", "tiny-llama"]:
         check_losses(args)
-        for work in LOSSES:
+        for work in args.work:
             check_compiled(args, work)
 
 
@@ -431,7 +431,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--ours", metavar="BINARY", help="a latent-tts, to be measured in every round too")
-    parser.add_argument("--check", action="store_true", help="compare with whole sequences without a cache, and exit")
+    parser.add_argument("--check", action="store_true", help="compare with whole sequences without a cache and compiled with eager steps, at tiny shapes (or the one of --shape), and exit")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     torch.set_float32_matmul_precision("highest")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Time and memory of a training step with kept and with recomputed activations, at small sizes on a processor. Each line is a
-# process of its own, so that its memory is that line's.
+# Memory of a training step with kept and with recomputed activations, at small sizes on a processor. Each line is a process of its
+# own, so that its memory is that line's.
 # Usage: runs/recompute.sh BINARY >runs/recompute.txt
 set -euo pipefail
 binary=${1:?give a latent-tts}
@@ -11,8 +11,8 @@ line() { # FLAGS...
 }
 for flags in "" --recompute; do
   read -ra given <<<"$flags"
-  line --train reasoner --shape embedded --batch 128 --repeat 2 ${given[@]+"${given[@]}"}
-  line --train reward --shape embedded --batch 256 --repeat 2 ${given[@]+"${given[@]}"}
-  line --train reasoner --shape smollm2 --batch 8 --repeat 1 ${given[@]+"${given[@]}"}
-  line --train reward --shape smollm2 --batch 16 --repeat 1 ${given[@]+"${given[@]}"}
+  line --train reasoner --shape embedded --batch 64 --repeat 1 ${given[@]+"${given[@]}"}
+  line --train reward --shape embedded --batch 128 --repeat 1 ${given[@]+"${given[@]}"}
+  line --train reasoner --shape smollm2 --batch 4 --prompt 40 --thoughts 2 --target 4 --repeat 1 ${given[@]+"${given[@]}"}
+  line --train reward --shape smollm2 --batch 8 --prompt 40 --thoughts 2 --repeat 1 ${given[@]+"${given[@]}"}
 done

@@ -21,11 +21,11 @@ use crate::reference::{
 use crate::rng::{RngKey, Site};
 use crate::{CheckResult, is_selected, numbers, perturbed_rows, small};
 
-/// A check of some kernels.
-type Check = fn(&mut KernelCheck) -> CheckResult;
+/// The comparisons of an operation at its shapes.
+type OperationCheck = fn(&mut KernelCheck) -> CheckResult;
 
 /// The checks, by the names that `--only` takes.
-pub(crate) const CHECKS: &[(&str, Check)] = &[
+pub(crate) const CHECKS: &[(&str, OperationCheck)] = &[
     ("linear", KernelCheck::linear),
     ("norm", KernelCheck::norm),
     ("residual", KernelCheck::residual),
