@@ -13,6 +13,7 @@
 pub mod coconut;
 pub mod codi;
 pub mod colar;
+pub mod compressed;
 pub mod simcot;
 
 use model::{ModelError, Parameter, Tokenizer, TrainableDecoder};
