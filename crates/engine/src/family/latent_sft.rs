@@ -20,7 +20,7 @@ pub const LATENT_SFT_PROMPT: [&str; 2] = [
 /// The texts before and after the thoughts, each tokenized by itself.
 pub const LATENT_SFT_MARKERS: [&str; 2] = ["<think>", "</think>"];
 /// Tokens of a mixture.
-const MIXTURE_TOKENS: usize = 10;
+pub const LATENT_SFT_MIXTURE: usize = 10;
 
 impl FamilySpec for LatentSft {
     fn name(&self) -> &'static str {
@@ -51,6 +51,6 @@ impl FamilySpec for LatentSft {
         _device: &Device,
         _checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        Ok(LatentHead::TopKMixture { k: MIXTURE_TOKENS })
+        Ok(LatentHead::TopKMixture { k: LATENT_SFT_MIXTURE })
     }
 }
