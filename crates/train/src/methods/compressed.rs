@@ -217,9 +217,17 @@ pub(crate) struct CompressedBatch<'a> {
 
 /// Thoughts that are fed in place of groups, as constants.
 pub(crate) struct FedThoughts {
-    pub(crate) vectors: Tensor, // (groups, width)
+    vectors: Tensor, // (groups, width)
     /// Per group: whether the thought takes its place.
-    pub(crate) replaces: Vec<bool>,
+    replaces: Vec<bool>,
+}
+
+impl FedThoughts {
+    /// Of the examples that are fed what the model thinks.
+    pub(crate) fn new(vectors: Tensor, examples: &[CompressedExample]) -> Self {
+        let of = |example: &CompressedExample| vec![example.feeds_thoughts; example.groups.len()];
+        Self { vectors, replaces: examples.iter().flat_map(of).collect() }
+    }
 }
 
 impl CompressedBatch<'_> {
@@ -267,6 +275,11 @@ pub(crate) struct CompressedPass {
 }
 
 impl CompressedPass {
+    /// The hidden states from which the groups are predicted: (groups, width).
+    pub(crate) fn before_groups(&self, model: &TrainableDecoder) -> Result<Tensor, DeviceError> {
+        ops::select(model.decoder.device(), [&self.hidden], &self.rows.before_groups)
+    }
+
     /// Adds the gradients of all parameters of the model, given those of the output rows.
     pub(crate) fn backward(
         self,

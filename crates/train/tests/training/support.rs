@@ -21,7 +21,9 @@ use train::dropout::DropoutConfig;
 use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
 use train::methods::coconut::CoconutEncoder;
-use train::model_dir::{self, ModelInit, ScratchShape, TrainableModel, TuningSpec, WeightWriter};
+use train::model_dir::{
+    self, ModelInit, ModelUsage, ScratchShape, TrainableModel, TuningSpec, WeightWriter,
+};
 use train::reasoner::{MethodSpec, ReasonerTask, ReasonerTraining};
 use train::reward_step::{
     DigitHeads, OutcomeHead, RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
@@ -214,7 +216,7 @@ pub struct ReasonerFixture {
 
 impl ReasonerFixture {
     /// A new model.
-    pub fn scratch(&self, out: &Path, usage: serde_json::Value) -> TrainableModel {
+    pub fn scratch(&self, out: &Path, usage: impl Into<ModelUsage>) -> TrainableModel {
         let shape = ScratchShape {
             width: self.width,
             layers: self.layers,
@@ -235,7 +237,7 @@ impl ReasonerFixture {
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
         if lora.is_none() {
-            let model = self.scratch(out, method.family_config());
+            let model = self.scratch(out, method.usage());
             return self.training(out, method, examples).task(device(), model).unwrap();
         }
         let base = out.join("base");
@@ -257,7 +259,7 @@ impl ReasonerFixture {
     ) -> Box<dyn TrainTask> {
         let init = ModelInit::Pretrained((&base).into());
         let tuning = TuningSpec { lora: lora.map(Into::into), ..FULL_TUNING };
-        let usage = method.family_config();
+        let usage = method.usage();
         let model = model_dir::init_model(device(), &init, out, usage, &tuning).unwrap();
         self.training(out, method, examples).task(device(), model).unwrap()
     }
