@@ -245,6 +245,21 @@ def smollm2_sweep():
                 share(point["majority"]["64"]))
 
 
+def families():
+    """Small models like Latent-SFT and like Render-of-Thought, with each sampler at the strength that was chosen on valid."""
+    head("model", "problems", "sampler", "greedy", "coverage@1", "@2", "@4", "@8", "@16", "majority@16", "majority@16 over greedy")
+    for model, name in (("latent-sft", "like Latent-SFT"), ("rot", "like RoT")):
+        for sampler, sign in (("dropout", "p"), ("noise", "σ")):
+            sweep = json.loads((RUNS / f"families/{model}-{sampler}-valid.json").read_text())
+            best = next(point["strength"] for point in sweep["points"] if point["run"] == sweep["best"])
+            # A tiny run has the easy problems of test alone.
+            for split in (s for s in SPLITS if (RUNS / f"families/{model}-{sampler}-{s}.json").exists()):
+                r = Results(f"families/{model}-{sampler}-{split}")
+                curve = (r.share("coverage", k) for k in (2, 4, 8))
+                row(name, split, f"{sampler}, {sign} = {best:g}", r.with_interval("greedy", 1), r.with_interval("coverage", 1), *curve,
+                    r.with_interval("coverage", 16), r.with_interval("majority", 16), r.gain("majority", "greedy"))
+
+
 def thoughts():
     """Accuracy with replaced thoughts, of runs/ablation.json."""
     content = json.loads((RUNS / "ablation.json").read_text())
@@ -258,7 +273,7 @@ def thoughts():
 
 
 TABLES = {f.__name__: f for f in (rules, judges, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
-                                  smollm2_sweep, thoughts)}
+                                  smollm2_sweep, thoughts, families)}
 
 if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
     sys.exit(f"usage: tables.py {'|'.join(TABLES)} [JUDGE]")

@@ -59,7 +59,7 @@ fn answers(sandbox: &CliSandbox, model: &str) -> String {
 #[test]
 fn every_method_trains_and_answers() {
     let sandbox = sandbox();
-    let methods: [(&str, &[&str], &[&str], &str); 5] = [
+    let methods: [(&str, &[&str], &[&str], &str); 7] = [
         ("coconut", &["--digits", "0.1"], &["loss", "digits"], "coconut"),
         ("codi", &["--method", "codi"], &["loss", "teacher", "distill"], "codi"),
         (
@@ -75,6 +75,13 @@ fn every_method_trains_and_answers() {
             "coconut",
         ),
         ("colar", &["--method", "colar", "--latent-head", "24"], &["loss", "latent"], "colar"),
+        ("latent-sft", &["--method", "latent-sft", "--ordered"], &["loss", "latent"], "latent-sft"),
+        (
+            "rot",
+            &["--method", "rot", "--latent-head", "24", "--thoughts", "5"],
+            &["loss", "latent"],
+            "rot",
+        ),
     ];
     for (name, flags, parts, family) in methods {
         let out = format!("models/{name}");
@@ -121,6 +128,12 @@ fn flags_that_do_not_fit_together_are_refused() {
         (&["--method", "codi", "--mode", "cot"], "--mode"),
         (&["--method", "colar", "--step-decoder", "1", "--init", "llama"], "--step-decoder"),
         (&["--method", "colar"], "pretrained"),
+        (&["--method", "latent-sft", "--mode", "cot"], "--method latent-sft learns"),
+        (&["--method", "rot", "--step-decoder", "1"], "--step-decoder"),
+        (&["--method", "rot", "--thoughts", "300"], "positions"),
+        (&["--method", "codi", "--compression", "2"], "latent-sft and rot"),
+        (&["--method", "colar", "--compression", "2"], "--max-speed"),
+        (&["--ordered"], "several tokens"),
         (&["--warmup", "300%"], "percentage"),
     ] {
         train(&sandbox, "models/none", flags).refused(&[expected]);

@@ -14,6 +14,8 @@ mod rot;
 
 pub use codi::CODI_PROJECTOR;
 pub use colar::COLAR_HEAD;
+pub use latent_sft::{LATENT_SFT_MARKERS, LATENT_SFT_MIXTURE, LATENT_SFT_PROMPT};
+pub use rot::{ROT_HEAD, ROT_MARKERS, ROT_PROMPT};
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -12,11 +12,11 @@ use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::source::TensorSource;
-use crate::weights::ModuleLoader;
+use crate::weights::{LinearSpec, ModuleLoader, stacked};
 
 pub use trainable::{
-    GaussianOutput, HeadActivations, MlpShape, TrainableGaussianHead, TrainableHead,
-    TrainableLinear, TrainableMlp,
+    GaussianOutput, HeadActivations, MlpShape, SwiGluActivations, TrainableGaussianHead,
+    TrainableHead, TrainableLinear, TrainableMlp, TrainableSwiGlu,
 };
 
 /// Computes the next thought from a hidden state.
@@ -120,6 +120,13 @@ pub struct SwiGluNames {
     pub out: &'static str,
 }
 
+impl SwiGluNames {
+    /// Gate and value as one linear layer, hidden -> 2 hidden.
+    fn gates(&self, hidden: usize) -> LinearSpec {
+        stacked(hidden, [self.gate, self.value].map(|name| (name.to_owned(), hidden)))
+    }
+}
+
 impl LatentHead {
     /// Loads a [`LatentHead::Mlp`]; its hidden size is the number of rows of `names.up`.
     pub fn mlp(
@@ -163,13 +170,10 @@ impl LatentHead {
     ) -> Result<Self, ModelError> {
         let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
         let hidden = hidden_size(checkpoint, names.up);
-        let square = |name: &str| checkpoint.tensor(&format!("{name}.weight"), &[hidden, hidden]);
-        let mut gates = square(names.gate)?;
-        gates.extend(square(names.value)?);
         Ok(Self::SwiGlu {
             norm: modules.layer_norm(names.norm, width, 1e-6)?,
             up: modules.linear(names.up, width, hidden)?,
-            gates: Linear::from_output_major(device, hidden, 2 * hidden, &gates, None)?,
+            gates: names.gates(hidden).load(device, checkpoint)?,
             down: modules.linear(names.down, hidden, hidden)?,
             out: modules.linear(names.out, hidden, width)?,
         })

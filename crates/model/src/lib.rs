@@ -39,7 +39,8 @@ pub use decoder::{
 pub use error::ModelError;
 pub use head::{
     GaussianMeanNames, HeadActivations, LatentHead, MlpNames, MlpShape, RewardHead, RewardInputs,
-    SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear, TrainableMlp,
+    SwiGluActivations, SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear,
+    TrainableMlp, TrainableSwiGlu,
 };
 pub use model_files::{AdapterFiles, EmbeddedFiles, ModelFiles};
 pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};

@@ -293,7 +293,7 @@ fn conv1d(name: &str, inputs: usize, outputs: usize) -> LinearSpec {
 }
 
 /// Several (out, in) matrices over the same input as one linear layer, without biases.
-fn stacked<const N: usize>(inputs: usize, parts: [(String, usize); N]) -> LinearSpec {
+pub(crate) fn stacked<const N: usize>(inputs: usize, parts: [(String, usize); N]) -> LinearSpec {
     LinearSpec { parts: parts.into(), inputs, layout: WeightLayout::OutputMajor, has_bias: false }
 }
 

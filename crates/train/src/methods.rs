@@ -6,6 +6,8 @@
 //! | [`codi`] | a student with thoughts, a teacher with steps | tokens of both, distillation |
 //! | [`simcot`] | CODI's or COCONUT's | theirs, and the steps decoded from the thoughts |
 //! | [`colar`] | steps compressed into sums of embeddings | tokens, the next compressed embedding |
+//! | [`latent_sft`] | steps compressed into mixtures of embeddings | tokens, the next mixture |
+//! | [`rot`] | steps compressed into a fixed number of slots | tokens, the next slot |
 //!
 //! A method is an [`ExampleEncoder`] and a [`TrainStep`]; data, optimizer, log, checkpoints and
 //! evaluation are the same for all.
@@ -13,6 +15,10 @@
 pub mod coconut;
 pub mod codi;
 pub mod colar;
+pub mod compressed;
+pub mod latent_sft;
+pub mod layout;
+pub mod rot;
 pub mod simcot;
 
 use model::{ModelError, Parameter, Tokenizer, TrainableDecoder};

@@ -73,24 +73,42 @@ pub struct TuningSpec {
     pub dtype: SaveDtype,
 }
 
-/// Writes configuration and tokenizer to `out` and loads the initial weights. `usage` becomes
-/// config.json's `latent_tts`: the method and defaults that the engine applies.
+/// How a model will be used.
+#[derive(Clone, Debug, Default)]
+pub struct ModelUsage {
+    /// config.json's `latent_tts`: the method and defaults that the engine applies.
+    pub config: Value,
+    /// Tokens that the method adds to the vocabulary, beside the latent markers.
+    pub added_tokens: Vec<String>,
+}
+
+impl From<Value> for ModelUsage {
+    fn from(config: Value) -> Self {
+        Self { config, added_tokens: Vec::new() }
+    }
+}
+
+/// Writes configuration and tokenizer to `out` and loads the initial weights.
 pub fn init_model(
     device: &Device,
     init: &ModelInit,
     out: &Path,
-    usage: Value,
+    usage: impl Into<ModelUsage>,
     tuning: &TuningSpec,
 ) -> Result<TrainableModel, TrainError> {
+    let usage = usage.into();
     std::fs::create_dir_all(out)
         .map_err(|source| TrainError::Io { path: out.to_owned(), source })?;
     match init {
         ModelInit::Scratch(shape) => {
             vocabulary::write(out)?;
+            let added: Vec<&str> = usage.added_tokens.iter().map(String::as_str).collect();
+            let first = vocabulary::tokens().len();
+            add_tokens(&out.join("tokenizer.json"), &added, first)?;
             let tokenizer = Tokenizer::read(out)?;
             let markers = markers(&tokenizer)?;
             let mut config = scratch_config(shape, tokenizer.vocab_size(), &tokenizer);
-            config["latent_tts"] = usage;
+            config["latent_tts"] = usage.config;
             write_json(&out.join("config.json"), &config)?;
             let source = InitialWeights { seed: shape.seed, layers: shape.layers };
             let config = Config::read(out)?;
@@ -113,7 +131,7 @@ fn init_from_pretrained(
     device: &Device,
     files: &ModelFiles,
     out: &Path,
-    usage: Value,
+    usage: ModelUsage,
     tuning: &TuningSpec,
 ) -> Result<TrainableModel, TrainError> {
     let checkpoint = Checkpoint::open(files)?;
@@ -122,10 +140,9 @@ fn init_from_pretrained(
     // An embedding table may be padded beyond its vocabulary: new tokens take the padding first.
     let (old_vocab, first) = (checkpoint.config().vocab, before.vocab_size());
     let mut missing = vec![START_LATENT, END_LATENT, LATENT];
+    missing.extend(usage.added_tokens.iter().map(String::as_str));
     missing.retain(|marker| before.token_to_id(marker).is_none());
-    if !missing.is_empty() {
-        add_tokens(&out.join("tokenizer.json"), &missing, first)?;
-    }
+    add_tokens(&out.join("tokenizer.json"), &missing, first)?;
     let new_vocab = old_vocab.max(first + missing.len());
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
@@ -138,7 +155,7 @@ fn init_from_pretrained(
         Some(text) => text["vocab_size"] = vocab, // Qwen3-VL's text tower
         None => config["vocab_size"] = vocab,
     }
-    config["latent_tts"] = usage;
+    config["latent_tts"] = usage.config;
     // transformers loads a model in the dtype that its configuration names.
     for field in ["dtype", "torch_dtype"] {
         if let (Some(dtype), None) = (config.get_mut(field), &tuning.lora) {
@@ -275,14 +292,24 @@ fn scratch_config(shape: &ScratchShape, vocab: usize, tokenizer: &Tokenizer) -> 
 }
 
 fn markers(tokenizer: &Tokenizer) -> Result<LatentMarkers, TrainError> {
-    let find = |token: &str| {
+    let [begin_latent, end_latent] = token_ids(tokenizer, [START_LATENT, END_LATENT])?;
+    let end_of_text = || token_ids(tokenizer, [END_OF_TEXT]).map(|[id]| id);
+    let eos = tokenizer.eos().map_or_else(end_of_text, Ok)?;
+    Ok(LatentMarkers { begin_latent, end_latent, eos })
+}
+
+/// The ids of some tokens of a vocabulary.
+pub(crate) fn token_ids<const N: usize>(
+    tokenizer: &Tokenizer,
+    tokens: [&str; N],
+) -> Result<[u32; N], TrainError> {
+    let mut ids = [0; N];
+    for (id, token) in ids.iter_mut().zip(tokens) {
         let how = "give a directory whose tokenizer.json has it, or train from scratch";
-        tokenizer
-            .token_to_id(token)
-            .ok_or_else(|| TrainError::MissingToken { token: token.to_owned(), how })
-    };
-    let eos = tokenizer.eos().map_or_else(|| find(END_OF_TEXT), Ok)?;
-    Ok(LatentMarkers { begin_latent: find(START_LATENT)?, end_latent: find(END_LATENT)?, eos })
+        let missing = || TrainError::MissingToken { token: token.to_owned(), how };
+        *id = tokenizer.token_to_id(token).ok_or_else(missing)?;
+    }
+    Ok(ids)
 }
 
 /// Files that may belong to a tokenizer.
@@ -350,6 +377,9 @@ fn copy_existing(files: &ModelFiles, to: &Path, names: &[&str]) -> Result<(), Tr
 /// Adds tokens to tokenizer.json, with ids from `first` on. They are not special, as in COCONUT:
 /// decoded text contains them.
 fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
     let mut file = read_json(path)?;
     let Some(added) = file.get_mut("added_tokens").and_then(Value::as_array_mut) else {
         return Err(TrainError::BadFile {

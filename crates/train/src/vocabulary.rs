@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use model::Tokenizer;
 use record::write_document;
@@ -63,7 +64,10 @@ pub fn write(dir: &Path) -> Result<(), record::RecordError> {
 ///
 /// When a temporary file cannot be written.
 pub fn tokenizer() -> Result<Tokenizer, TrainError> {
-    let dir = std::env::temp_dir().join(format!("latent-tts-vocabulary-{}", std::process::id()));
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("latent-tts-vocabulary-{}-{call}", std::process::id());
+    let dir = std::env::temp_dir().join(name);
     let io = |source| TrainError::Io { path: dir.clone(), source };
     std::fs::create_dir_all(&dir).map_err(io)?;
     write(&dir)?;

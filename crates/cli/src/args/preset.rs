@@ -20,6 +20,10 @@ pub enum PresetKind {
     SimcotCoconut,
     /// CoLaR's supervised stage on Llama-3.2-1B, from a model that writes its steps (50 epochs)
     Colar,
+    /// Latent-SFT's second stage on Llama-3.2-1B (70 epochs); its first is not part of ours
+    LatentSft,
+    /// Render-of-Thought's on Qwen3-VL (2 epochs a stage, ours is one); its targets are others
+    Rot,
     /// A small model on the built-in corpus, for a processor of two cores; not published
     Tiny,
 }
@@ -117,6 +121,35 @@ const COLAR: &[FlagValue] = &[
     ("clip", "0"),
 ];
 
+/// Latent-SFT's second stage: LoRA, two tokens a thought.
+const LATENT_SFT: &[FlagValue] = &[
+    ("method", "latent-sft"),
+    ("mode", "latent"),
+    ("compression", "2"),
+    ("thoughts", "64"),
+    ("lora", "64"),
+    ("lora-alpha", "128"),
+    ("lora-dropout", "0.1"),
+    ("dropout", "0"),
+    ("batch", "64"),
+    ("lr", "3e-4"),
+];
+
+/// Render-of-Thought: both losses of its first stage, LoRA as in its second.
+const ROT: &[FlagValue] = &[
+    ("method", "rot"),
+    ("mode", "latent"),
+    ("thoughts", "32"),
+    ("latent-head", "2048"),
+    ("gamma", "10"),
+    ("lora", "16"),
+    ("lora-alpha", "32"),
+    ("lora-targets", "q_proj,k_proj,v_proj,o_proj"),
+    ("dropout", "0"),
+    ("batch", "64"),
+    ("lr", "2e-5"),
+];
+
 /// A model of under a million parameters that two cores train in minutes. It shows the whole way
 /// from nothing to a table; it is no good reasoner.
 const TINY: &[FlagValue] = &[
@@ -155,6 +188,8 @@ fn values(preset: PresetKind, path: &[&str]) -> &'static [FlagValue] {
         (PresetKind::SimcotCodiLlama, ["train", "reasoner"]) => SIMCOT_CODI_LLAMA,
         (PresetKind::SimcotCoconut, ["train", "reasoner"]) => SIMCOT_COCONUT,
         (PresetKind::Colar, ["train", "reasoner"]) => COLAR,
+        (PresetKind::LatentSft, ["train", "reasoner"]) => LATENT_SFT,
+        (PresetKind::Rot, ["train", "reasoner"]) => ROT,
         (PresetKind::Tiny, ["train", "reasoner"]) => TINY,
         (PresetKind::Paper, ["train", "reward"]) => REWARD,
         (PresetKind::Paper, ["annotate"]) => ANNOTATE,

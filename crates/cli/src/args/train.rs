@@ -30,8 +30,11 @@ pub enum TrainCommand {
     /// by one and puts thoughts in their place; start with --mode cot, then train --mode latent
     /// with --init on its output. codi learns both at once: the same model as a teacher that writes
     /// the steps and as a student that thinks, drawn to the teacher's hidden states. colar
-    /// compresses the steps into vectors and learns to predict the next one. --step-decoder adds
-    /// SIM-CoT's auxiliary loss to coconut and codi. docs/training.md says which to choose.
+    /// compresses the steps into vectors and learns to predict the next one. latent-sft does so
+    /// with mixtures of token embeddings, which the language-model head predicts, and rot with a
+    /// fixed number of vectors, which a projection head predicts; start both from --mode cot.
+    /// --step-decoder adds SIM-CoT's auxiliary loss to coconut and codi. docs/training.md says
+    /// which to choose.
     ///
     /// All weights are trained, or with --lora adapters on a frozen model. The result is a
     /// directory that eval, annotate, transformers and (an adapter) peft load.
@@ -43,6 +46,8 @@ Examples:
   latent-tts train reasoner --method codi --preset codi-llama --init smollm2.gguf \
     --data gsm8k_train.jsonl --held-out valid.json --eval-every 200 --out models/codi \
     --steps 20000
+  latent-tts train reasoner --method latent-sft --init models/cot --out models/latent-sft
+  latent-tts train reasoner --method rot --init models/cot --thoughts 24 --out models/rot
   latent-tts train reasoner --preset paper --init ./gpt2 --data gsm8k_train.jsonl \
     --out models/mine
   latent-tts train reasoner --mode cot --init ./gpt2 --out models/mix \
@@ -74,6 +79,11 @@ pub enum MethodKind {
     Codi,
     /// Compressed steps; a Gaussian head predicts the next one, the model decides when to end
     Colar,
+    /// Compressed steps as mixtures of token embeddings; the LM head mixes the next one, the model
+    /// decides when to end
+    LatentSft,
+    /// Compressed steps in a fixed number of slots; a SwiGLU head projects the next one
+    Rot,
 }
 
 /// What a reasoner generates before its answer.
@@ -147,15 +157,15 @@ pub struct ReasonerArgs {
     )]
     pub held_out_count: usize,
 
-    /// Thoughts of each example at the end of the curriculum
+    /// Thoughts of each example at the end of the curriculum; with latent-sft the most that are
+    /// generated [default: 6; latent-sft 64; rot 32]
     #[arg(
         long,
         value_name = "T",
         value_parser = values::up_to::<MAX_THOUGHTS>,
-        default_value = "6",
         help_heading = "Curriculum"
     )]
-    pub thoughts: NonZeroUsize,
+    pub thoughts: Option<NonZeroUsize>,
 
     /// The schedule by which thoughts replace steps
     #[arg(long, value_enum, default_value = "smooth", help_heading = "Curriculum")]
@@ -232,7 +242,7 @@ pub struct ReasonerArgs {
     )]
     pub step_decoder: f32,
 
-    /// CODI: the weight of the distillation loss
+    /// CODI: the weight of the distillation loss; Render-of-Thought: that of the regression
     #[arg(
         long,
         value_name = "WEIGHT",
@@ -276,12 +286,33 @@ pub struct ReasonerArgs {
     )]
     pub max_speed: NonZeroUsize,
 
-    /// CoLaR: a later token of a thought weighs less, so that their order can be told; the
-    /// published method has all alike
+    /// Latent-SFT, Render-of-Thought: the tokens that a thought stands for; with rot more where a
+    /// chain needs more than its thoughts [default: 2]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_parser = values::up_to::<MAX_THOUGHTS>,
+        help_heading = "Methods"
+    )]
+    pub compression: Option<NonZeroUsize>,
+
+    /// Latent-SFT, Render-of-Thought: the share of examples that are fed the model's own thoughts,
+    /// predicted in a first pass, in place of the steps'; 0 for none
+    #[arg(
+        long,
+        value_name = "SHARE",
+        value_parser = values::whole_share,
+        default_value = "0.5",
+        help_heading = "Methods"
+    )]
+    pub scheduled_sampling: f32,
+
+    /// CoLaR, Latent-SFT, Render-of-Thought: a later token of a thought weighs less, so that their
+    /// order can be told; CoLaR's published method has all alike
     #[arg(long, help_heading = "Methods")]
     pub ordered: bool,
 
-    /// CoLaR: the inner width of the latent head
+    /// CoLaR, Render-of-Thought: the inner width of the latent head
     #[arg(
         long,
         value_name = "WIDTH",

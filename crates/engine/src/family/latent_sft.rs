@@ -11,8 +11,16 @@ use crate::method::{LatentLength, Method, TokenLookup, non_zero};
 
 pub(super) struct LatentSft;
 
+/// The texts before and after the question.
+pub const LATENT_SFT_PROMPT: [&str; 2] = [
+    "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by step, and put your final \
+     answer within \\boxed{}.\n",
+    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+];
+/// The texts before and after the thoughts, each tokenized by itself.
+pub const LATENT_SFT_MARKERS: [&str; 2] = ["<think>", "</think>"];
 /// Tokens of a mixture.
-const MIXTURE_TOKENS: usize = 10;
+pub const LATENT_SFT_MIXTURE: usize = 10;
 
 impl FamilySpec for LatentSft {
     fn name(&self) -> &'static str {
@@ -25,13 +33,12 @@ impl FamilySpec for LatentSft {
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
+        let ([prefix, suffix], [begin, end]) = (LATENT_SFT_PROMPT, LATENT_SFT_MARKERS);
         Ok(Method {
-            prompt_prefix: "<|start_header_id|>user<|end_header_id|>\n\nPlease reason step by \
-                            step, and put your final answer within \\boxed{}.\n"
-                .into(),
-            prompt_suffix: "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n".into(),
-            begin_latent: tokens.encoded("<think>")?,
-            end_latent: tokens.encoded("</think>")?,
+            prompt_prefix: prefix.into(),
+            prompt_suffix: suffix.into(),
+            begin_latent: tokens.encoded(begin)?,
+            end_latent: tokens.encoded(end)?,
             length: LatentLength::AtMost(non_zero(64)),
             max_new_tokens: 128,
             answer_rule: AnswerRule::Boxed,
@@ -44,6 +51,6 @@ impl FamilySpec for LatentSft {
         _device: &Device,
         _checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        Ok(LatentHead::TopKMixture { k: MIXTURE_TOKENS })
+        Ok(LatentHead::TopKMixture { k: LATENT_SFT_MIXTURE })
     }
 }

@@ -13,7 +13,15 @@ use crate::method::{LatentLength, Method, TokenLookup, non_zero};
 
 pub(super) struct Rot;
 
-const PROJECTION_HEAD: SwiGluNames = SwiGluNames {
+/// The texts before and after the question.
+pub const ROT_PROMPT: [&str; 2] = [
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n",
+];
+/// The tokens before and after the thoughts.
+pub const ROT_MARKERS: [&str; 2] = ["<img_begin>", "<img_end>"];
+/// The module names of Render-of-Thought's projection head.
+pub const ROT_HEAD: SwiGluNames = SwiGluNames {
     norm: "projection_head.0",
     up: "projection_head.1",
     gate: "projection_head.2.w1",
@@ -32,13 +40,12 @@ impl FamilySpec for Rot {
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
+        let ([prefix, suffix], [begin, end]) = (ROT_PROMPT, ROT_MARKERS);
         Ok(Method {
-            prompt_prefix: "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n\
-                            <|im_start|>user\n"
-                .into(),
-            prompt_suffix: "<|im_end|>\n<|im_start|>assistant\n".into(),
-            begin_latent: vec![tokens.named("<img_begin>")?],
-            end_latent: vec![tokens.named("<img_end>")?],
+            prompt_prefix: prefix.into(),
+            prompt_suffix: suffix.into(),
+            begin_latent: vec![tokens.named(begin)?],
+            end_latent: vec![tokens.named(end)?],
             length: LatentLength::Exactly(non_zero(32)),
             answer_rule: AnswerRule::Cascade,
             ..tokens.base()?
@@ -50,7 +57,7 @@ impl FamilySpec for Rot {
         device: &Device,
         checkpoint: &Checkpoint,
     ) -> Result<LatentHead, EngineError> {
-        Ok(LatentHead::swiglu(device, checkpoint, &PROJECTION_HEAD)?)
+        Ok(LatentHead::swiglu(device, checkpoint, &ROT_HEAD)?)
     }
 
     /// The frozen embeddings of the image markers live beside the table.

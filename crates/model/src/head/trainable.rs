@@ -1,5 +1,7 @@
 //! Trainable heads: forward and backward with gradients.
 
+mod swiglu;
+
 use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -9,6 +11,8 @@ use crate::error::ModelError;
 use crate::parameters::{LinearParameters, NormParameters, Parameter, Tuning};
 use crate::source::TensorSource;
 use crate::weights::{LinearSpec, NormSpec};
+
+pub use swiglu::{SwiGluActivations, TrainableSwiGlu};
 
 /// A trainable linear layer: the kernels' copy and the master weights.
 #[derive(Debug)]
@@ -26,8 +30,15 @@ impl TrainableLinear {
         inputs: usize,
         outputs: usize,
     ) -> Result<Self, ModelError> {
-        let spec = LinearSpec::nn_linear(source, name, inputs, outputs);
-        let parameters = LinearParameters::load(device, &spec, source, Tuning::Full)?;
+        Self::new(device, source, &LinearSpec::nn_linear(source, name, inputs, outputs))
+    }
+
+    fn new(
+        device: &Device,
+        source: &impl TensorSource,
+        spec: &LinearSpec,
+    ) -> Result<Self, ModelError> {
+        let parameters = LinearParameters::load(device, spec, source, Tuning::Full)?;
         Ok(Self { linear: parameters.to_linear(device)?, parameters })
     }
 

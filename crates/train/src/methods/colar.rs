@@ -14,18 +14,19 @@
 
 use std::sync::Arc;
 
-use model::{
-    Cache, ModelError, Parameter, Sequence, Tokenizer, TrainableDecoder, TrainableGaussianHead,
-};
-use tensor::ops::{self, GaussianLoss, Indices, PerturbedRows, RowPerturbation, SiteSet};
+use model::{Cache, ModelError, Parameter, Tokenizer, TrainableDecoder, TrainableGaussianHead};
+use tensor::ops::{self, GaussianLoss, PerturbedRows, RowPerturbation, SiteSet};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
+use super::compressed::{
+    CompressedBatch, CompressedPass, CompressedSequence, FactorNorm, GroupFactors, mean,
+};
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
 use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
-use crate::rows::{PassRows, RowInput, assemble_rows, reuse_cache};
+use crate::rows::{assemble_rows, reuse_cache};
 
 /// The text around thoughts: the prompt ends with it, and so do the thoughts.
 pub const SEPARATOR: &str = "###";
@@ -49,14 +50,14 @@ pub struct ColarExample {
 }
 
 impl ColarExample {
-    fn positions(&self) -> usize {
-        self.prompt.len() + self.groups.len() + self.completion.len().saturating_sub(1)
+    fn sequence(&self) -> CompressedSequence<'_> {
+        let Self { id, prompt, groups, completion, .. } = self;
+        CompressedSequence { id: *id, prompt, groups, completion }
     }
 
     /// The rows that it takes.
     pub fn rows(&self) -> ExampleRows {
-        let logits = self.labels.len() + self.completion.len();
-        ExampleRows { fed: self.positions(), output: logits, logits }
+        self.sequence().rows(self.labels.len() + self.completion.len())
     }
 }
 
@@ -157,26 +158,6 @@ pub struct ColarLosses {
     pub latent: f64,
 }
 
-/// The groups of a batch as vectors.
-struct CompressedGroups {
-    vectors: Tensor, // (groups, width)
-    tokens: Vec<u32>,
-    /// Per token: its group, and the factor of its embedding.
-    group_of_token: Vec<usize>,
-    factors: Vec<f32>,
-}
-
-/// The rows of a batch's pass and the use of their hidden states, all of them outputs.
-struct ColarRows {
-    input: PassRows,
-    /// Rows that predict a token; the tokens.
-    predicting: Vec<usize>,
-    targets: Vec<u32>,
-    /// Rows that are fed a group, and the row after each.
-    group_rows: Vec<usize>,
-    next_rows: Vec<usize>,
-}
-
 impl ColarTrainStep {
     /// A step over these modules.
     pub fn new(model: TrainableDecoder, head: TrainableGaussianHead, embedding_std: f32) -> Self {
@@ -190,58 +171,53 @@ impl ColarTrainStep {
         dropout: Option<DropoutConfig>,
     ) -> Result<ColarLosses, DeviceError> {
         let device = self.model.decoder.device().clone();
-        let slots = examples.iter().map(|example| Cache::slots_for(example.positions())).sum();
-        let mut cache = reuse_cache(self.cache.take(), &self.model.decoder, slots)?;
-        let groups = CompressedGroups::new(&self.model, examples, self.ordered)?;
-        let rows = ColarRows::new(&mut cache, examples, dropout);
-        let x = rows.input.embed(&self.model.decoder, Some(groups.vectors.clone()))?;
-        let masks = dropout.map(|_| rows.input.dropout());
-        let inputs = x.clone();
-        let (hidden, segment) = self.model.forward(&mut cache, &rows.input.pass, x, masks)?;
-        let outputs = ColarOutputs::new(&rows);
-        let (tokens, dtokens) = self.token_losses(&hidden, &rows, &outputs)?;
+        let batch = CompressedBatch {
+            sequences: examples.iter().map(ColarExample::sequence).collect(),
+            factors: GroupFactors { norm: FactorNorm::Squares, ordered: self.ordered },
+            dropout,
+        };
+        let mut cache = reuse_cache(self.cache.take(), &self.model.decoder, batch.slots())?;
+        let pass = batch.forward(&self.model, &mut cache, None)?;
+        let (tokens, dtokens) = self.token_losses(&pass.hidden, examples)?;
         let noise = self.noise(&device, examples)?;
-        let (latent, dlatent) = self.latent_losses(&hidden, &inputs, noise, &rows, &outputs)?;
-        let parts = vec![(dtokens, outputs.predicting), (dlatent, outputs.groups)];
-        let dhidden = assemble_rows(&device, parts, &hidden)?;
-        let mut dkv = cache.gradients(&device)?;
-        let dx = self.model.backward(&cache, &mut dkv, segment, &dhidden)?;
-        let dgroups = rows.input.accumulate_embedding_gradients(&mut self.model, &dx)?;
-        groups.accumulate_gradients(&mut self.model, &dgroups)?;
-        self.model.collect_gradients()?;
+        let at_groups: Vec<usize> = pass.rows.before_groups.iter().map(|at| at + 1).collect();
+        let (latent, dlatent) = self.latent_losses(&pass, &at_groups, noise)?;
+        let all = (0..pass.hidden.rows()).collect();
+        let parts = vec![(dtokens, all), (dlatent, at_groups)];
+        let dhidden = assemble_rows(&device, parts, &pass.hidden)?;
+        pass.backward(&mut self.model, &cache, &dhidden)?;
         self.cache = Some(cache);
         Ok(ColarLosses { tokens: mean(tokens)?, latent: mean(latent)? })
     }
 
-    /// The losses of all predicted tokens, and the gradients of the hidden states.
+    /// The losses of all predicted tokens, and the gradients of the hidden states, every one of
+    /// which predicts a token.
     fn token_losses(
         &mut self,
         hidden: &Tensor,
-        rows: &ColarRows,
-        outputs: &ColarOutputs,
+        examples: &[ColarExample],
     ) -> Result<(Tensor, Tensor), DeviceError> {
-        let device = self.model.decoder.device().clone();
-        let predicting = ops::select(&device, [hidden], &outputs.predicting)?;
-        let weights = vec![1.0 / rows.targets.len() as f32; rows.targets.len()];
-        self.model.cross_entropy(&predicting, rows.targets.clone(), &weights)
+        let targets = examples.iter().flat_map(|of| of.labels.iter().chain(&of.completion));
+        let targets: Vec<u32> = targets.copied().collect();
+        let weights = vec![1.0 / targets.len() as f32; targets.len()];
+        self.model.cross_entropy(hidden, targets, &weights)
     }
 
-    /// The latent losses of all groups, and the gradients of the hidden states.
+    /// The latent losses of all groups, and the gradients of the hidden states at them.
     fn latent_losses(
         &mut self,
-        hidden: &Tensor,
-        inputs: &Tensor,
+        pass: &CompressedPass,
+        at_groups: &[usize],
         noise: Tensor,
-        rows: &ColarRows,
-        outputs: &ColarOutputs,
     ) -> Result<(Tensor, Tensor), DeviceError> {
         let device = self.model.decoder.device().clone();
-        let at_groups = ops::select(&device, [hidden], &outputs.groups)?;
+        let at_groups = ops::select(&device, [&pass.hidden], at_groups)?;
         let of = self.head.forward(&device, at_groups)?;
-        let mut target = ops::select(&device, [inputs], &rows.next_rows)?;
+        let next_rows: Vec<usize> = pass.rows.groups.iter().map(|row| row + 1).collect();
+        let mut target = ops::select(&device, [&pass.inputs], &next_rows)?;
         ops::scale(&device, &mut target, 1.0 / self.embedding_std)?;
         let (mut dmean, mut dlog_std) = (Tensor::default(), Tensor::default());
-        let weight = 1.0 / rows.group_rows.len() as f32;
+        let weight = 1.0 / next_rows.len() as f32;
         let loss = GaussianLoss {
             mean: &of.mean,
             log_std: &of.log_std,
@@ -280,117 +256,6 @@ impl ColarTrainStep {
     }
 }
 
-/// The sum of losses (rows, 1) over their number.
-fn mean(losses: Tensor) -> Result<f64, DeviceError> {
-    let losses = losses.to_host()?;
-    let sum: f64 = losses.data().iter().map(|&loss| f64::from(loss)).sum();
-    Ok(sum / losses.rows().max(1) as f64)
-}
-
-/// The factors of a group's embeddings in its vector: their squares sum to 1.
-fn group_factors(count: usize, ordered: bool) -> Vec<f32> {
-    if !ordered {
-        // The published code adds 1e-5 to the root.
-        return vec![1.0 / ((count as f32).sqrt() + 1e-5); count];
-    }
-    let weights: Vec<f32> = (0..count).map(|at| ORDER_DECAY.powi(at as i32)).collect();
-    let norm = weights.iter().map(|weight| weight * weight).sum::<f32>().sqrt();
-    weights.into_iter().map(|weight| weight / norm).collect()
-}
-
-/// What a token of an ordered group weighs beside the one before it: 0.8 and 0.6 for two.
-const ORDER_DECAY: f32 = 0.75;
-
-impl CompressedGroups {
-    /// A group's vector is the sum of its embeddings, each times its factor.
-    fn new(
-        model: &TrainableDecoder,
-        examples: &[ColarExample],
-        ordered: bool,
-    ) -> Result<Self, DeviceError> {
-        let (device, width) = (model.decoder.device(), model.decoder.config().width);
-        let groups: Vec<&Vec<u32>> = examples.iter().flat_map(|example| &example.groups).collect();
-        let tokens: Vec<u32> = groups.iter().flat_map(|group| group.iter().copied()).collect();
-        let each = |(at, group): (usize, &&Vec<u32>)| {
-            let factors = group_factors(group.len(), ordered);
-            factors.into_iter().map(move |factor| (at, factor))
-        };
-        let (group_of_token, factors): (Vec<usize>, Vec<f32>) =
-            groups.iter().enumerate().flat_map(each).unzip();
-        let mut embeddings = model.decoder.embed(&tokens)?;
-        ops::scale_rows(device, &mut embeddings, &factors)?;
-        let mut vectors = Tensor::zeros_on(device, groups.len(), width)?;
-        let rows = group_of_token.iter().map(|&group| group as u32).collect();
-        ops::scatter_add(device, &embeddings, &Indices::new(device, rows)?, &mut vectors)?;
-        Ok(Self { vectors, tokens, group_of_token, factors })
-    }
-
-    /// Adds the embeddings' gradients, given those of the vectors.
-    fn accumulate_gradients(
-        self,
-        model: &mut TrainableDecoder,
-        dvectors: &Tensor,
-    ) -> Result<(), DeviceError> {
-        let device = model.decoder.device().clone();
-        let mut dtokens = ops::select(&device, [dvectors], &self.group_of_token)?;
-        ops::scale_rows(&device, &mut dtokens, &self.factors)?;
-        model.accumulate_embedding_gradients(self.tokens, &dtokens)
-    }
-}
-
-impl ColarRows {
-    fn new(cache: &mut Cache, examples: &[ColarExample], dropout: Option<DropoutConfig>) -> Self {
-        let mut rows = Self {
-            input: PassRows::default(),
-            predicting: Vec::new(),
-            targets: Vec::new(),
-            group_rows: Vec::new(),
-            next_rows: Vec::new(),
-        };
-        for example in examples {
-            let mut sequence = Sequence::default();
-            let fed = &example.completion[..example.completion.len() - 1];
-            let tokens = |tokens: &[u32]| {
-                tokens.iter().map(|&token| RowInput::Token(token)).collect::<Vec<_>>()
-            };
-            let groups = vec![RowInput::Vector; example.groups.len()];
-            let inputs = [tokens(&example.prompt), groups, tokens(fed)].concat();
-            let first = example.prompt.len() - 1; // predicts the first group's label
-            for (at, input) in inputs.into_iter().enumerate() {
-                let row = rows.input.len();
-                if matches!(input, RowInput::Vector) {
-                    rows.group_rows.push(row);
-                    rows.next_rows.push(row + 1);
-                }
-                if at >= first {
-                    rows.predicting.push(row);
-                }
-                let dropout = dropout.map(|of| of.row(example.id, of.step, &sequence));
-                rows.input.push(cache, &mut sequence, input, dropout, at >= first);
-            }
-            rows.targets.extend(example.labels.iter().chain(&example.completion));
-        }
-        rows
-    }
-}
-
-/// The rows of [`ColarRows`] as indices among the output rows.
-struct ColarOutputs {
-    predicting: Vec<usize>,
-    groups: Vec<usize>,
-}
-
-impl ColarOutputs {
-    fn new(rows: &ColarRows) -> Self {
-        // Every output row predicts a token, so a group's output is its place among those.
-        let place = |row: &usize| rows.predicting.binary_search(row).unwrap_or(0);
-        Self {
-            predicting: (0..rows.predicting.len()).collect(),
-            groups: rows.group_rows.iter().map(place).collect(),
-        }
-    }
-}
-
 impl TrainStep for ColarTrainStep {
     type Example = ColarExample;
 
@@ -423,23 +288,5 @@ impl TrainStep for ColarTrainStep {
         let device = self.model.decoder.device().clone();
         self.model.sync_weights()?;
         self.head.sync_weights(&device)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::group_factors;
-
-    #[test]
-    fn factors_keep_the_length_of_unrelated_embeddings() {
-        for count in 1..6 {
-            for ordered in [false, true] {
-                let factors = group_factors(count, ordered);
-                let squares: f32 = factors.iter().map(|factor| factor * factor).sum();
-                assert!((squares - 1.0).abs() < 1e-4, "{count} tokens: {squares}");
-                assert_eq!(factors.is_sorted_by(|a, b| a > b), ordered || count == 1);
-            }
-        }
-        assert_eq!(group_factors(2, true), [0.8, 0.6]);
     }
 }

@@ -4,8 +4,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
-use model::{InitialWeights, MlpShape, TrainableGaussianHead, TrainableHead, TrainableMlp};
+use engine::family::{CODI_PROJECTOR, COLAR_HEAD, ROT_HEAD, ROT_MARKERS};
+use model::{
+    InitialWeights, MlpShape, TrainableGaussianHead, TrainableHead, TrainableMlp, TrainableSwiGlu,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tensor::Device;
@@ -20,9 +22,12 @@ use crate::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use crate::methods::coconut::CoconutEncoder;
 use crate::methods::codi::{CodiEncoder, Distillation};
 use crate::methods::colar::{self, ColarEncoder, ColarTrainStep};
+use crate::methods::latent_sft::{LatentSftEncoder, LatentSftTrainStep};
+use crate::methods::layout::FamilyLayout;
+use crate::methods::rot::{RotEncoder, RotTrainStep};
 use crate::methods::simcot::StepDecoder;
 use crate::methods::{ExampleEncoder, TrainStep};
-use crate::model_dir::{self, TrainableModel, WeightWriter};
+use crate::model_dir::{self, ModelUsage, TrainableModel, WeightWriter};
 use crate::trainer::TrainTask;
 
 /// A method with its settings.
@@ -64,6 +69,36 @@ pub enum MethodSpec {
         /// Inner width of the latent head.
         latent_head: usize,
     },
+    /// Like Latent-SFT.
+    LatentSft {
+        /// Tokens that a thought stands for.
+        compression: usize,
+        /// Whether a thought tells the order of its tokens.
+        ordered: bool,
+        /// The share of examples that are fed the model's own mixtures.
+        scheduled_sampling: f32,
+        /// The most thoughts of inference.
+        thoughts: usize,
+        /// Texts around question and thoughts.
+        layout: FamilyLayout,
+    },
+    /// Like Render-of-Thought.
+    Rot {
+        /// Thoughts of every example.
+        thoughts: usize,
+        /// Tokens that a thought stands for, more where the chain would not fit.
+        compression: usize,
+        /// Whether a thought tells the order of its tokens.
+        ordered: bool,
+        /// Weight of the regression.
+        gamma: f32,
+        /// The share of examples that are fed the head's own thoughts.
+        scheduled_sampling: f32,
+        /// Inner width of the projection head.
+        latent_head: usize,
+        /// Texts around question and thoughts.
+        layout: FamilyLayout,
+    },
 }
 
 /// SIM-CoT's auxiliary loss.
@@ -98,8 +133,31 @@ impl MethodSpec {
                 "prompt_prefix": prompt_prefix,
             }),
             Self::Colar { .. } => json!({ "family": "colar", "max_new_tokens": 24 }),
+            Self::LatentSft { thoughts, layout, .. } => {
+                layout_config("latent-sft", *thoughts, layout)
+            }
+            Self::Rot { thoughts, layout, .. } => layout_config("rot", *thoughts, layout),
         }
     }
+
+    /// How the trained model will be used.
+    pub fn usage(&self) -> ModelUsage {
+        let added_tokens = match self {
+            Self::LatentSft { layout, .. } | Self::Rot { layout, .. } => {
+                layout.added_tokens.clone()
+            }
+            _ => Vec::new(),
+        };
+        ModelUsage { config: self.family_config(), added_tokens }
+    }
+}
+
+/// The `latent_tts` section of a family whose texts depend on the vocabulary.
+fn layout_config(family: &str, thoughts: usize, layout: &FamilyLayout) -> Value {
+    json!({
+        "family": family, "thoughts": thoughts, "max_new_tokens": 24,
+        "prompt_prefix": layout.prompt_prefix, "prompt_suffix": layout.prompt_suffix,
+    })
 }
 
 /// The settings of a reasoner's training, the optimizer's aside.
@@ -209,6 +267,44 @@ impl ReasonerTraining {
                 let mut step = ColarTrainStep::new(model.decoder, head, std);
                 step.ordered = ordered;
                 step.seed = self.seed;
+                Ok(self.with(device, step, encoder, model.writer))
+            }
+            MethodSpec::LatentSft { compression, ordered, scheduled_sampling, layout, .. } => {
+                let encoder = LatentSftEncoder {
+                    tokenizer: Arc::new(model.tokenizer),
+                    layout,
+                    eos: model.markers.eos,
+                    compression,
+                    scheduled_sampling,
+                };
+                let step = LatentSftTrainStep::new(model.decoder, ordered);
+                Ok(self.with(device, step, encoder, model.writer))
+            }
+            MethodSpec::Rot {
+                thoughts,
+                compression,
+                ordered,
+                gamma,
+                scheduled_sampling,
+                latent_head,
+                layout,
+            } => {
+                let source = model.initial.head_source(self.seed, config.layers)?;
+                let hidden = source.rows(&format!("{}.weight", ROT_HEAD.up));
+                let shape = (config.width, hidden.unwrap_or(latent_head));
+                let head = TrainableSwiGlu::load(device, &source, &ROT_HEAD, shape)?;
+                let std = model.decoder.embedding_std()?;
+                let encoder = RotEncoder {
+                    markers: model_dir::token_ids(&model.tokenizer, ROT_MARKERS)?,
+                    tokenizer: Arc::new(model.tokenizer),
+                    layout,
+                    eos: model.markers.eos,
+                    thoughts,
+                    compression,
+                    scheduled_sampling,
+                };
+                let mut step = RotTrainStep::new(model.decoder, head, std);
+                (step.ordered, step.loss_weight) = (ordered, gamma);
                 Ok(self.with(device, step, encoder, model.writer))
             }
         }

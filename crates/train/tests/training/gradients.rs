@@ -1,10 +1,11 @@
 //! Gradients against finite differences of the loss along several directions.
 
-use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
+use engine::family::{CODI_PROJECTOR, COLAR_HEAD, ROT_HEAD};
 use model::testkit::{CheckpointFamily, write_checkpoint};
 use model::{
     Checkpoint, DecoderTuning, LmHead, LoraConfig, LoraTargets, ModelError, Parameter,
     RandomWeights, TensorSource, TrainableDecoder, TrainableGaussianHead, TrainableHead,
+    TrainableSwiGlu,
 };
 use train::dropout::DropoutConfig;
 use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
@@ -12,6 +13,9 @@ use train::loss::Objective;
 use train::methods::TrainStep;
 use train::methods::codi::Distillation;
 use train::methods::colar::{ColarExample, ColarTrainStep};
+use train::methods::compressed::CompressedExample;
+use train::methods::latent_sft::LatentSftTrainStep;
+use train::methods::rot::RotTrainStep;
 use train::methods::simcot::StepDecoder;
 use train::reward_step::{RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep};
 use train::tokenized_example::{DistillRole, TokenizedExample};
@@ -377,6 +381,74 @@ fn compressed_steps_and_gaussian_head() {
         train_step: ColarTrainStep::new(model, head, 0.5),
         examples: vec![example(1), example(2)],
     });
+}
+
+struct CompressedSubject<S> {
+    train_step: S,
+    examples: Vec<CompressedExample>,
+    /// Of each part of the loss.
+    weights: [f64; 2],
+}
+
+impl<S: TrainStep<Example = CompressedExample>> Differentiable for CompressedSubject<S> {
+    fn accumulate_gradients(&mut self) -> f64 {
+        let losses = self.train_step.accumulate_gradients(&self.examples, Some(dropout()));
+        losses.unwrap().iter().zip(self.weights).map(|((_, loss), weight)| loss * weight).sum()
+    }
+
+    fn parameters(&mut self) -> Vec<&mut Parameter> {
+        self.train_step.parameters_mut()
+    }
+
+    fn sync_weights(&mut self) {
+        self.train_step.sync_weights().unwrap();
+    }
+}
+
+/// Examples of several groups, one of which has a token twice; the second has none.
+fn compressed_examples(loss_start: usize) -> Vec<CompressedExample> {
+    let example = |id: u32, groups: Vec<Vec<u32>>| CompressedExample {
+        id,
+        prompt: (0..4 + id).map(|i| i * 29 + id).collect(),
+        groups,
+        completion: vec![5, 40, 41 + id, 2],
+        loss_start,
+        feeds_thoughts: false,
+    };
+    let groups = vec![vec![10, 11], vec![12, 13, 12], vec![15]];
+    vec![example(1, groups), example(2, Vec::new()), example(3, vec![vec![16, 17]])]
+}
+
+#[test]
+fn mixtures_of_embeddings() {
+    for ordered in [false, true] {
+        let model = latent_step(CheckpointFamily::LatentSft, false).model;
+        assert_gradients(&mut CompressedSubject {
+            train_step: LatentSftTrainStep::new(model, ordered),
+            examples: compressed_examples(0),
+            weights: [1.0, 1.0],
+        });
+    }
+}
+
+/// The regression's targets are constants, so the embedding is left out, as in CoLaR's test.
+#[test]
+fn slots_and_projection_head() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), &tiny(CheckpointFamily::Rot)).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let targets = LoraTargets::All;
+    let lora = LoraConfig { rank: 4, alpha: 4.0, targets, dropout: 0.0, seed: 1 };
+    let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 0 };
+    let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
+    let model =
+        TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
+    let head = RandomWeights { seed: 9 };
+    let head = TrainableSwiGlu::load(device(), &head, &ROT_HEAD, (16, 12)).unwrap();
+    let mut train_step = RotTrainStep::new(model, head, 0.5);
+    (train_step.loss_weight, train_step.ordered) = (0.7, true);
+    let examples = compressed_examples(1);
+    assert_gradients(&mut CompressedSubject { train_step, examples, weights: [1.0, 0.7] });
 }
 
 struct RewardSubject {

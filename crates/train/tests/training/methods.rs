@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use engine::Reasoner;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
-use model::{LoraConfig, LoraTargets};
+use model::{LoraConfig, LoraTargets, Tokenizer};
 use train::curriculum::{Curriculum, Removal};
 use train::dataset::TrainExample;
-use train::methods::colar;
+use train::methods::{colar, latent_sft, rot};
 use train::reasoner::{MethodSpec, StepDecoderSpec, greedy_accuracy};
 use train::trainer::{TrainEvent, TrainOutcome, TrainTask};
+use train::vocabulary;
 
 use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable};
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
@@ -38,6 +39,24 @@ pub fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
 
 pub fn colar_method() -> MethodSpec {
     MethodSpec::Colar { speeds: (1, 3), ordered: true, latent_head: 32 }
+}
+
+fn latent_sft_method(tokenizer: &Tokenizer) -> MethodSpec {
+    let layout = latent_sft::layout(tokenizer).unwrap();
+    let (ordered, scheduled_sampling) = (true, 0.5);
+    MethodSpec::LatentSft { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
+}
+
+fn rot_method(tokenizer: &Tokenizer) -> MethodSpec {
+    MethodSpec::Rot {
+        thoughts: 12,
+        compression: 2,
+        ordered: true,
+        gamma: 1.0,
+        scheduled_sampling: 0.5,
+        latent_head: 32,
+        layout: rot::layout(tokenizer).unwrap(),
+    }
 }
 
 fn lora() -> Option<LoraConfig> {
@@ -144,6 +163,36 @@ fn colar_needs_the_words_of_its_layout() {
     assert!(error.contains("###Answer:7") && error.contains("pretrained"), "{error}");
 }
 
+#[test]
+fn latent_sft_overfits() {
+    let method = latent_sft_method(&vocabulary::tokenizer().unwrap());
+    assert_overfits(method, None, 300);
+}
+
+#[test]
+fn rot_overfits() {
+    let method = rot_method(&vocabulary::tokenizer().unwrap());
+    assert_overfits(method, None, 600);
+}
+
+/// The texts of both families: a vocabulary of words gets tokens for what it cannot write, one of
+/// bytes writes the published prompt, and an end marker that begins as a step does is a token.
+#[test]
+fn layouts_follow_the_vocabulary() {
+    let words = vocabulary::tokenizer().unwrap();
+    let layout = latent_sft::layout(&words).unwrap();
+    assert_eq!(layout.added_tokens, ["<think>", "</think>", "\\boxed{", "}"]);
+    assert_eq!((&*layout.prompt_prefix, &*layout.prompt_suffix), ("", "\n"));
+    assert_eq!(rot::layout(&words).unwrap().added_tokens, ["<img_begin>", "<img_end>"]);
+    let dir = tempfile::tempdir().unwrap();
+    let spec = CheckpointSpec { family: CheckpointFamily::Llama, ..CheckpointSpec::default() };
+    write_checkpoint(dir.path(), &spec).unwrap();
+    let bytes = Tokenizer::read(dir.path()).unwrap();
+    let layout = latent_sft::layout(&bytes).unwrap();
+    assert!(layout.prompt_prefix.contains("Please reason step by step"), "{layout:?}");
+    assert_eq!(layout.added_tokens, ["</think>"]);
+}
+
 /// A small model, with all sources of randomness.
 pub const SMALL: ReasonerFixture = ReasonerFixture {
     width: 16,
@@ -171,6 +220,22 @@ fn codi_with_a_step_decoder_resumes() {
 #[test]
 fn codi_with_adapters_resumes() {
     assert_resumable(|out| small(out, codi(StepDecoderSpec::NONE), lora_with_dropout()));
+}
+
+#[test]
+fn latent_sft_resumes() {
+    assert_resumable(|out| {
+        let method = latent_sft_method(&vocabulary::tokenizer().unwrap());
+        small(out, method, None)
+    });
+}
+
+#[test]
+fn rot_with_adapters_resumes() {
+    assert_resumable(|out| {
+        let method = rot_method(&vocabulary::tokenizer().unwrap());
+        small(out, method, lora_with_dropout())
+    });
 }
 
 #[test]

@@ -21,7 +21,9 @@ use train::dropout::DropoutConfig;
 use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
 use train::methods::coconut::CoconutEncoder;
-use train::model_dir::{self, ModelInit, ScratchShape, TrainableModel, TuningSpec, WeightWriter};
+use train::model_dir::{
+    self, ModelInit, ModelUsage, ScratchShape, TrainableModel, TuningSpec, WeightWriter,
+};
 use train::reasoner::{MethodSpec, ReasonerTask, ReasonerTraining};
 use train::reward_step::{
     DigitHeads, OutcomeHead, RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
@@ -222,7 +224,7 @@ pub struct ReasonerFixture {
 
 impl ReasonerFixture {
     /// A new model.
-    pub fn scratch(&self, out: &Path, usage: serde_json::Value) -> TrainableModel {
+    pub fn scratch(&self, out: &Path, usage: impl Into<ModelUsage>) -> TrainableModel {
         let shape = ScratchShape {
             width: self.width,
             layers: self.layers,
@@ -254,7 +256,7 @@ impl ReasonerFixture {
         lora: Option<LoraConfig>,
     ) -> TrainableModel {
         if lora.is_none() {
-            return self.scratch(out, method.family_config());
+            return self.scratch(out, method.usage());
         }
         let base = out.join("base");
         if !base.join("model.safetensors").exists() {
@@ -346,7 +348,7 @@ pub fn pretrained(
 ) -> TrainableModel {
     let init = ModelInit::Pretrained((&base).into());
     let tuning = TuningSpec { lora: lora.map(Into::into), ..FULL_TUNING };
-    model_dir::init_model(device(), &init, out, method.family_config(), &tuning).unwrap()
+    model_dir::init_model(device(), &init, out, method.usage(), &tuning).unwrap()
 }
 
 /// Settings of a loop without evaluations and saves on the way.

@@ -5,7 +5,7 @@ use model::Tokenizer;
 use report::table::count;
 use train::data_loader::ExampleSource;
 use train::dataset::TrainExample;
-use train::vocabulary::{self, UNKNOWN};
+use train::vocabulary::UNKNOWN;
 
 use crate::args::{ReasonerArgs, ReasonerMode};
 use crate::printer::Printer;
@@ -36,10 +36,7 @@ pub(super) fn check(
         "--data: no example has steps such as <<12*3=36>>, and without them there is no chain of \
          thought to learn from; give data with steps, or pass --mode no-cot"
     );
-    let tokenizer = match super::reasoner::initial_files(args)? {
-        Some(files) => Tokenizer::read(files)?,
-        None => vocabulary::tokenizer()?,
-    };
+    let tokenizer = super::reasoner::tokenizer(args)?;
     let unknown = unknown_share(&tokenizer, &examples)?;
     let total: usize = lists.iter().map(|list| list.len()).sum();
     printer.note(&format!(

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use latent_tts::{data_file, file_fingerprint, files_over};
 use model::{ModelFiles, Tokenizer};
 use serde_json::{Value, json};
@@ -13,8 +14,10 @@ use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{ExampleMixture, ExampleSource};
 use train::dataset::{self, TrainExample};
+use train::methods::{latent_sft, rot};
 use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
+use train::vocabulary;
 
 use super::{
     Destination, data, lock_out, open_device, run_training, train_config, train_settings,
@@ -50,7 +53,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         lora: args.lora.spec(training.seed, AdapterStart::Continue),
         dtype: weight_dtype(training.save_dtype),
     };
-    let usage = method.family_config();
+    let usage = method.usage();
     let _lock = lock_out(&args.out)?;
     let mut model = model_dir::init_model(&device, &init, &args.out, usage, &tuning)?;
     model.decoder.set_recompute(training.recompute);
@@ -100,7 +103,7 @@ fn inputs(args: &ReasonerArgs) -> Result<String> {
 }
 
 /// The files of `--init`.
-pub(super) fn initial_files(args: &ReasonerArgs) -> Result<Option<ModelFiles>> {
+fn initial_files(args: &ReasonerArgs) -> Result<Option<ModelFiles>> {
     let files = args.init.as_ref().map(|init| files_over(init, args.lora.base.as_deref()));
     Ok(files.transpose()?)
 }
@@ -126,18 +129,36 @@ fn check(args: &ReasonerArgs) -> Result<()> {
     let explicit = args.mode != ReasonerMode::Latent;
     ensure!(
         !explicit || args.method == MethodKind::Coconut,
-        "--method {:?} learns latent thoughts; leave --mode out",
-        args.method
+        "--method {} learns latent thoughts; leave --mode out",
+        method_name(args.method)
     );
-    let has_steps = !explicit && args.method != MethodKind::Colar;
+    let has_steps = !explicit && matches!(args.method, MethodKind::Coconut | MethodKind::Codi);
     ensure!(
         has_steps || args.step_decoder == 0.0,
         "--step-decoder reads steps from the thoughts of coconut and codi; leave it out"
     );
+    let compresses = matches!(args.method, MethodKind::LatentSft | MethodKind::Rot);
+    ensure!(
+        compresses || args.compression.is_none(),
+        "--compression is of latent-sft and rot; leave it out, or give --min-speed and --max-speed \
+         to colar"
+    );
+    let orders = compresses || args.method == MethodKind::Colar;
+    ensure!(
+        orders || !args.ordered,
+        "--ordered is of thoughts that stand for several tokens, those of colar, latent-sft and \
+         rot; leave it out"
+    );
     Ok(())
 }
 
+/// A method as the command line names it.
+fn method_name(method: MethodKind) -> String {
+    method.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 fn method(args: &ReasonerArgs) -> Result<MethodSpec> {
+    let compression = args.compression.map_or(2, NonZeroUsize::get);
     let thoughts_per_step = thoughts_per_step(args);
     let step_decoder = StepDecoderSpec { loss_weight: args.step_decoder, thoughts_per_step };
     Ok(match args.method {
@@ -146,7 +167,7 @@ fn method(args: &ReasonerArgs) -> Result<MethodSpec> {
             MethodSpec::Coconut { curriculum, thoughts_per_step, digits, step_decoder }
         }
         MethodKind::Codi => MethodSpec::Codi {
-            thoughts: args.thoughts.get(),
+            thoughts: thoughts(args),
             gamma: args.gamma,
             projector: args.projector.map(NonZeroUsize::get),
             keeps_last_step: args.keep_last_step,
@@ -158,13 +179,46 @@ fn method(args: &ReasonerArgs) -> Result<MethodSpec> {
             ordered: args.ordered,
             latent_head: args.latent_head.get(),
         },
+        MethodKind::LatentSft => MethodSpec::LatentSft {
+            compression,
+            ordered: args.ordered,
+            scheduled_sampling: args.scheduled_sampling,
+            thoughts: thoughts(args),
+            layout: latent_sft::layout(&tokenizer(args)?)?,
+        },
+        MethodKind::Rot => MethodSpec::Rot {
+            thoughts: thoughts(args),
+            compression,
+            ordered: args.ordered,
+            gamma: args.gamma,
+            scheduled_sampling: args.scheduled_sampling,
+            latent_head: args.latent_head.get(),
+            layout: rot::layout(&tokenizer(args)?)?,
+        },
+    })
+}
+
+/// `--thoughts`, or what the method has.
+fn thoughts(args: &ReasonerArgs) -> usize {
+    let default = match args.method {
+        MethodKind::LatentSft => 64,
+        MethodKind::Rot => 32,
+        MethodKind::Coconut | MethodKind::Codi | MethodKind::Colar => 6,
+    };
+    args.thoughts.map_or(default, NonZeroUsize::get)
+}
+
+/// The tokenizer of `--init`, or of a new model.
+pub(super) fn tokenizer(args: &ReasonerArgs) -> Result<Tokenizer> {
+    Ok(match initial_files(args)? {
+        Some(files) => Tokenizer::read(files)?,
+        None => vocabulary::tokenizer()?,
     })
 }
 
 /// Text before the question: CODI's on Llama, if the vocabulary has it.
 fn prompt_prefix(args: &ReasonerArgs) -> Result<String> {
-    let tokenizer = initial_files(args)?.map(Tokenizer::read).transpose()?;
-    let has = tokenizer.is_some_and(|tokenizer| tokenizer.token_to_id(BEGIN_OF_TEXT).is_some());
+    let has = tokenizer(args)?.token_to_id(BEGIN_OF_TEXT).is_some();
     Ok(if has { BEGIN_OF_TEXT } else { "" }.to_owned())
 }
 
@@ -185,7 +239,7 @@ fn curriculum(args: &ReasonerArgs) -> Curriculum {
         ReasonerMode::Cot => Curriculum::Cot,
         ReasonerMode::NoCot => Curriculum::NoCot,
         ReasonerMode::Latent => Curriculum::Latent {
-            thoughts: args.thoughts.get(),
+            thoughts: thoughts(args),
             removal: match args.removal {
                 RemovalKind::Smooth => {
                     Removal::Smooth { rise, all: f64::from(args.ahead), random: mixed }
