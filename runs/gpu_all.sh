@@ -9,7 +9,7 @@
 #   check          100  CHECK: target/release/examples/cuda_check
 #   sanitizer      240  CHECK, compute-sanitizer
 #   engine          60  BINARY
-#   train          440  BINARY, PYTHON (with torch); SHAPES="gpt2" for one of three shapes: 120
+#   train          560  BINARY, PYTHON (with torch); SHAPES="gpt2" for one of three shapes: gpt2 130, smollm2 130, llama-1b 300
 #   peers          240  BINARY, PYTHON; SHAPES likewise: 60
 #   shapes         110  BINARY, PYTHON
 #   scaling        120  BINARY
@@ -53,9 +53,10 @@ tests() {
 }
 
 check() {
-  step check 40 "$CHECK" --check
-  step check 30 "$CHECK" --time
-  step check 30 "$CHECK" --training
+  local check=$CHECK
+  step check 40 "$check" --check
+  step check 30 "$check" --time
+  step check 30 "$check" --training
 }
 
 engine() {
@@ -74,7 +75,7 @@ for part in "${parts[@]}"; do
     check) needs CHECK && check ;;
     sanitizer) needs CHECK && step sanitizer 420 "$here/gpu_sanitizer.sh" "$CHECK" ;;
     engine) needs BINARY && engine ;;
-    train) needs BINARY PYTHON && step train 560 "$here/gpu_train.sh" "$BINARY" "$PYTHON" "${ROUNDS:-5}" ;;
+    train) needs BINARY PYTHON && step train 590 "$here/gpu_train.sh" "$BINARY" "$PYTHON" "${ROUNDS:-5}" ;;
     peers) needs BINARY PYTHON && step peers 420 "$here/gpu_peers.sh" "$BINARY" "$PYTHON" "${ROUNDS:-5}" ;;
     shapes) needs BINARY PYTHON && step shapes 150 "$here/gpu_shapes.sh" "$BINARY" "$PYTHON" 1 ;;
     scaling) needs BINARY && step scaling 240 "$here/scaling.sh" cuda ;;

@@ -5,7 +5,7 @@
 # rounds. Then the engine's step with recomputed activations, for its time and memory.
 # Usage: OUT=DIR runs/gpu_train.sh BINARY PYTHON [ROUNDS]     (PYTHON has torch; 5 rounds unless said otherwise)
 # By variable: SHAPES, WORKS, WAYS (PRECISION:RUN...), BATCH, LIMIT (240: the seconds of a shape and work).
-# Seconds, mostly of compilation: about 120 for a shape, at Llama's shape 200. Output: OUT/train_SHAPE_WORK.jsonl, and here the best
+# Seconds, mostly of compilation and of making weights: about 130 for a shape, at Llama's 300. Output: OUT/train_SHAPE_WORK.jsonl, and here the best
 # and the median of each.
 set -uo pipefail
 binary=${1:?give a latent-tts} python=${2:?give a python that has torch} rounds=${3:-5} out=${OUT:?say where the output goes}
