@@ -4,7 +4,8 @@
 //! One line per operation with its largest error; exit status 1 on a miss, 0 without a GPU. Checks
 //! run on a deterministic device, too, and on one of precision fp8 where the GPU has it.
 //! `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes alone,
-//! `--training` the parts of a training step; `--fp8` checks and times fp8 alone.
+//! `--training` the parts of a training step; `--fp8` checks and times fp8 alone, with `--small`
+//! checks it alone.
 //!
 //! For compute-sanitizer, which is slow (`runs/gpu_sanitizer.sh`): `--small` takes small shapes,
 //! runs what is timed once, and only deterministic devices, on which our kernels run at any size;
@@ -131,6 +132,7 @@ fn time(
         // Only the default precision is timed, on a deterministic device whole passes alone.
         _ if precision == Precision::F32 => Ok(()),
         Some("--check" | "--training") if precision == Precision::Fp8 => Ok(()),
+        _ if precision == Precision::Fp8 && small() => Ok(()),
         Some("--passes") if precision == Precision::Fp8 => timing::passes(cuda),
         _ if precision == Precision::Fp8 => timing::fp8(cuda),
         Some("--passes") if deterministic => timing::passes(cuda),

@@ -59,6 +59,7 @@ methods! { CudaDevice:
     fn name() -> &str;
     fn capability() -> (i32, i32);
     fn precision() -> Precision;
+    fn without_fp8() -> Option<Self>;
     fn is_deterministic() -> bool;
     fn peak_memory() -> CudaResult<usize>;
     fn reset_peak_memory() -> CudaResult<()>;
@@ -139,11 +140,11 @@ pub(crate) mod graph {
 }
 
 pub(crate) mod activation {
-    use super::{CudaDtype, CudaResult, CudaTensor};
+    use super::{CudaDevice, CudaDtype, CudaResult, CudaTensor};
     use crate::params::Activation;
 
     functions! {
-        fn swiglu(&CudaTensor) -> CudaResult<CudaTensor>;
+        fn swiglu(&CudaDevice, &CudaTensor) -> CudaResult<CudaTensor>;
         fn activate(&CudaTensor, Activation, CudaDtype) -> CudaResult<CudaTensor>;
         fn activate_backward(&CudaTensor, Activation, &CudaTensor, CudaDtype) -> CudaResult<CudaTensor>;
         fn swiglu_backward(&CudaTensor, &CudaTensor, CudaDtype) -> CudaResult<CudaTensor>;

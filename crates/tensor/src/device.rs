@@ -134,6 +134,16 @@ impl Device {
         Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision, deterministic)?))))
     }
 
+    /// The same device; of one of precision fp8, in bf16: for models whose results do not bear four
+    /// bits.
+    pub fn without_fp8(&self) -> Self {
+        let bf16 = match self.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => cuda.without_fp8(),
+        };
+        bf16.map_or_else(|| self.clone(), |cuda| Self(Arc::new(Backend::Cuda(cuda))))
+    }
+
     /// Whether there is a usable GPU; if not, why.
     pub fn cuda_availability() -> Result<(), String> {
         CudaDevice::availability()

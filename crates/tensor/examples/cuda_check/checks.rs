@@ -658,7 +658,8 @@ impl KernelCheck {
             );
 
             let gates = self.rounded(numbers(rows * 2 * width, 18));
-            let got = activation::swiglu(&self.operand(rows, 2 * width, &gates)?)?.to_host()?;
+            let x = self.operand(rows, 2 * width, &gates)?;
+            let got = activation::swiglu(&self.cuda, &x)?.to_host()?;
             let half = |i: usize| {
                 (
                     f64::from(gates[i / width * 2 * width + i % width]),

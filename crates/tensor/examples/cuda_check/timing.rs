@@ -136,7 +136,7 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
         }
     }
     let gates = random(cuda, ROWS, 16384)?.cast(CudaDtype::Bf16)?;
-    let t = time(cuda, || activation::swiglu(&gates))?;
+    let t = time(cuda, || activation::swiglu(cuda, &gates))?;
     report_bandwidth("fp8 swiglu 4096 x 16384", t, ROWS * 8192 * 5);
     let (width, vocab) = (768, 50257);
     let table: Vec<f32> =
@@ -230,7 +230,7 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
     let gates = random(cuda, ROWS, 6144)?.cast(operand)?;
     report_bandwidth(
         "swiglu 4096 x 6144",
-        time(cuda, || activation::swiglu(&gates))?,
+        time(cuda, || activation::swiglu(cuda, &gates))?,
         ROWS * 6144 * operand.size() * 3 / 2,
     );
     let picked = CudaIndices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;

@@ -1,15 +1,15 @@
 //! Element-wise activations.
 
 use super::context::{LaunchConfig, int, kernel_args};
-use super::{CudaDtype, CudaError, CudaTensor, fp8};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, fp8};
 use crate::params::Activation;
 
 /// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), the result (rows, n) of the same
-/// dtype; but of e4m3 where x is bf16 on a device of precision fp8.
-pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
+/// dtype; but of e4m3 where x is bf16 and the device of precision fp8.
+pub(crate) fn swiglu(cuda: &CudaDevice, x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     assert!(x.cols().is_multiple_of(2), "swiglu: {} columns are not two halves", x.cols());
     let n = x.cols() / 2;
-    let is_operand = x.cuda().operand_dtype() == CudaDtype::E4m3 && x.dtype() == CudaDtype::Bf16;
+    let is_operand = cuda.operand_dtype() == CudaDtype::E4m3 && x.dtype() == CudaDtype::Bf16;
     if is_operand && fp8::supports_swiglu(n) {
         return fp8::swiglu(x);
     }

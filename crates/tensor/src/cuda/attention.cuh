@@ -44,12 +44,6 @@ __device__ __forceinline__ void cp_async16(u16* to, const u16* from, bool inside
     cp_async16((u32)__cvta_generic_to_shared(to), from, inside);
 }
 
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Keys and values of a prefix are loaded in units of 16, the k of one mma.
 #define UNIT 16
 // As in attention.rs.

@@ -540,7 +540,7 @@ impl Fp8Checks<'_> {
         for (rows, n) in [(1, 16), (37, 208), (129, 3072), (65, 8192), (2, 16384)] {
             let gates: Vec<f32> = numbers(rows * 2 * n, 21);
             let x = self.upload(rows, 2 * n, &gates)?.cast(CudaDtype::Bf16)?;
-            let (rounded, got) = (x.to_host()?, activation::swiglu(&x)?);
+            let (rounded, got) = (x.to_host()?, activation::swiglu(self.cuda, &x)?);
             let name = format!("swiglu_fp8 {rows} x {n}");
             assert_eq!(got.dtype(), CudaDtype::E4m3, "{name} writes e4m3");
             let (_, scales) = got.codes_to_host()?;

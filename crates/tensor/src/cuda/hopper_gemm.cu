@@ -33,6 +33,7 @@
 #define WGMMA wgmma_m64n192k16
 #endif
 #define NO_INDEX 0xffffffffu
+#define LOG2_E 1.4426950409f
 
 // Results of 16 rows on their way from a warp's registers to memory, padded so that eight rows are
 // in different banks.
@@ -205,71 +206,77 @@ __device__ __forceinline__ float gelu_tanh_approx(float x) {
 }
 
 #ifdef E4M3
-// The scales of this thread's rows of x: [h][w] is of row 64 h + 8 w.
-struct RowFactors {
-    float scale[2][2];
+// What turns a sum of codes' products into a result: of an output its scale and bias; of a row its
+// scale and, for results that become codes, 1 / theirs.
+struct OutputTerms {
+    float scale, bias;
 };
-
-__device__ __forceinline__ RowFactors row_factors(const GemmParams& params, u32 row) {
-    RowFactors factors;
-    row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int w = 0; w < 2; w++) {
-            const u32 at = row + 64 * h + 8 * w;
-            factors.scale[h][w] = at < (u32)params.rows ? params.x_scales[at].scale : 0.0f;
-        }
-    }
-    return factors;
-}
+struct RowTerms {
+    float scale, result_inverse;
+};
+struct TileTerms {
+    OutputTerms outputs[OUTPUTS];
+    RowTerms rows[2][16];  // of a warp, of each half
+};
+static_assert(sizeof(TileTerms) <= WARP_BYTES, "they are in the staging memory");
 
 // The scale of a row of GELU's results, which the first outputs' tile writes: one that holds
 // whatever they are, since a row's largest one is known to no CTA. The norms are those before
 // rounding to e4m3, which adds at most a sixteenth to each. Returns 1 / the scale.
-__device__ __forceinline__ float result_inverse(const GemmParams& params, u32 at, u32 column) {
-    const bool inside = at < (u32)params.rows;
-    const float norm = inside ? params.x_scales[at].norm : 0.0f,
-                scale = e4m3_scale(fmaf(1.13f * norm, params.max_norm, params.max_bias));
-    if (column == 0 && threadIdx.x % 4 == 0 && inside) params.out_scales[at] = {scale, 0.0f};
+__device__ __forceinline__ float result_inverse(const GemmParams& params, u32 at, u32 column,
+                                                float norm) {
+    const float scale = e4m3_scale(fmaf(1.13f * norm, params.max_norm, params.max_bias));
+    if (column == 0 && at < (u32)params.rows) params.out_scales[at] = {scale, 0.0f};
     return e4m3_inverse(scale);
+}
+
+// Puts the terms of a warp's tile into its staging memory, before the product: after it they would
+// have to come from the L2 cache a few at a time, as accumulators leave few registers.
+__device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u32 column,
+                                            TileTerms& terms) {
+    const u32 lane = threadIdx.x % 32;
+    __syncwarp();  // the results of the tile before have left
+#pragma unroll
+    for (u32 i = 0; i < OUTPUTS / 32; i++) {
+        const u32 c = lane + 32 * i, at = column + c;
+        OutputTerms output = {0.0f, 0.0f};
+        if (at < (u32)params.outputs)
+            output = {params.weight_scales[at].scale, params.bias ? params.bias[at] : 0.0f};
+        terms.outputs[c] = output;
+    }
+    const u32 at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const RowScale x = at < (u32)params.rows ? params.x_scales[at] : RowScale{0.0f, 0.0f};
+    terms.rows[lane / 16][lane % 16] = {
+        x.scale, EPILOGUE == GELU ? result_inverse(params, at, column, x.norm) : 0.0f};
+    __syncwarp();
 }
 
 // Sums of codes' products become results. Scales are powers of two: one rounding. GELU's results
 // become codes, two in the low bits of the first one's element: as soon as they are there, to leave
 // registers for the others.
-__device__ __forceinline__ void scale_tile(const GemmParams& params, float (&d)[2][96],
-                                           const RowFactors& factors, u32 row, u32 column) {
-    const u32 first = column + 2 * (threadIdx.x % 4);
-    float inverse[2][2] = {};  // of the results' scales
-    if (EPILOGUE == GELU) {
-        row += threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+__device__ __forceinline__ void scale_tile(float (&d)[2][96], const TileTerms& terms) {
+    const u32 lane = threadIdx.x % 32;
+    RowTerms rows[2][2];
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
+    for (int h = 0; h < 2; h++) {
 #pragma unroll
-            for (int w = 0; w < 2; w++)
-                inverse[h][w] = result_inverse(params, row + 64 * h + 8 * w, column);
-        }
+        for (int w = 0; w < 2; w++) rows[h][w] = terms.rows[h][8 * w + lane / 4];
     }
 #pragma unroll
     for (int j = 0; j < 24; j++) {
-        const bool inside = first + 8 * j < (u32)params.outputs;
-        // Scale and norm of two outputs.
-        const float4 scales = inside ? *(const float4*)(params.weight_scales + first + 8 * j)
-                                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        const float2 bias = inside && params.bias ? *(const float2*)(params.bias + first + 8 * j)
-                                                  : make_float2(0.0f, 0.0f);
+        // Scale and bias of an output, then those of the next.
+        const float4 two = *(const float4*)&terms.outputs[8 * j + 2 * (lane % 4)];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int w = 0; w < 2; w++) {
-                const float by = factors.scale[h][w];
+                const float by = rows[h][w].scale, inverse = rows[h][w].result_inverse;
                 float &x = d[h][4 * j + 2 * w], &y = d[h][4 * j + 2 * w + 1];
-                x = fmaf(x, by * scales.x, bias.x);
-                y = fmaf(y, by * scales.z, bias.y);
+                x = fmaf(x, by * two.x, two.y);
+                y = fmaf(y, by * two.z, two.w);
                 if (EPILOGUE == GELU)
-                    x = __uint_as_float((u32)pack_e4m3(gelu_tanh_approx(x) * inverse[h][w],
-                                                       gelu_tanh_approx(y) * inverse[h][w]));
+                    x = __uint_as_float((u32)pack_e4m3(gelu_tanh_approx(x) * inverse,
+                                                       gelu_tanh_approx(y) * inverse));
             }
         }
     }
@@ -389,13 +396,14 @@ __device__ __forceinline__ uint4 reduce_row(const float (&d)[96], u32 first, u32
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
     top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
     // -inf - -inf would be NaN. A NaN logit makes the sum NaN, as it should.
-    const float shift = top == -INF ? 0.0f : top;
+    const float shift = top == -INF ? 0.0f : top * LOG2_E;
     float sums[4] = {};
     u32 at = NO_INDEX;
 #pragma unroll
     for (int j = 92; j >= 0; j -= 4) {
         const float v = d[j + 2 * WHICH], w = d[j + 2 * WHICH + 1];
-        sums[j / 4 % 4] += __expf(v - shift) + __expf(w - shift);
+        sums[j / 4 % 4] += exp2_approx(fmaf(v, LOG2_E, -shift)) +
+                           exp2_approx(fmaf(w, LOG2_E, -shift));
         // Descending, so that the lowest index among equals stays.
         at = w == top ? 2 * j + 1 : at;
         at = v == top ? 2 * j : at;
@@ -446,7 +454,8 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
     for (; tile < tiles.count; tile += 2 * TileScheduler::stride()) {
         float d[2][96];
 #ifdef E4M3
-        const RowFactors factors = row_factors(params, tiles.row(tile));
+        TileTerms& terms = *(TileTerms*)staging;
+        stage_terms(params, tiles.row(tile), tiles.column(tile), terms);
 #pragma unroll
         for (int i = 0; i < 96; i++) d[0][i] = d[1][i] = 0.0f;
 #else
@@ -459,7 +468,7 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         multiply_tile(d, ring, tiles.steps, smem, warpgroup ^ 1);
         ring.advance_by(tiles.steps);
 #ifdef E4M3
-        scale_tile(params, d, factors, tiles.row(tile), tiles.column(tile));
+        scale_tile(d, terms);
         if (EPILOGUE == GELU) {
             store_tile_e4m3(params, d, tiles.row(tile), tiles.column(tile), staging);
             continue;

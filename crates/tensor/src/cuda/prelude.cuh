@@ -180,3 +180,9 @@ __device__ __forceinline__ void add4(float* p, int left, float4 v) {
     if (left > 2) atomicAdd(p + 2, v.z);
     if (left > 3) atomicAdd(p + 3, v.w);
 }
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

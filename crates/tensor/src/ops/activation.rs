@@ -36,7 +36,7 @@ pub fn swiglu(device: &Device, x: &Tensor, out: &mut Tensor) -> Result<(), Devic
             out.reshape(x.rows(), x.cols() / 2);
             cpu::activation::swiglu(cpu.isa, x, out);
         }
-        Backend::Cuda(_) => *out = cuda::activation::swiglu(x.gpu())?.into(),
+        Backend::Cuda(cuda) => *out = cuda::activation::swiglu(cuda, x.gpu())?.into(),
     }
     Ok(())
 }
