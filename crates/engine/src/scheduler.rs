@@ -31,7 +31,7 @@ use crate::prompt::Prompt;
 use crate::reply::{Reply, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::score::Rewards;
-use batch::ContinuousBatch;
+use batch::{ContinuousBatch, Lookahead};
 use job::{CompletedRequest, Job};
 use rate::RowRate;
 
@@ -230,6 +230,16 @@ impl Work {
 impl Scheduler {
     /// Starts the engine's thread. At most `max_waiting_rows` rows wait beside those that run.
     pub fn start(engine: Engine, max_waiting_rows: usize) -> Self {
+        Self::start_with(engine, max_waiting_rows, Lookahead::WhileComputed)
+    }
+
+    /// The same, but on a processor, too, passes are queued before the tokens of the last one are
+    /// read, which otherwise only a GPU gains by. What requests get is the same.
+    pub fn start_looking_ahead(engine: Engine, max_waiting_rows: usize) -> Self {
+        Self::start_with(engine, max_waiting_rows, Lookahead::Always)
+    }
+
+    fn start_with(engine: Engine, max_waiting_rows: usize, lookahead: Lookahead) -> Self {
         let shared = Arc::new(Shared {
             engine,
             max_waiting_rows,
@@ -239,7 +249,7 @@ impl Scheduler {
         });
         let worker = std::thread::spawn({
             let shared = Arc::clone(&shared);
-            move || shared.run()
+            move || shared.run(lookahead)
         });
         Self { shared, worker: Some(worker) }
     }
@@ -362,12 +372,12 @@ impl Shared {
 
     /// The engine's thread: passes while there are rows, else it waits for requests. Replies are
     /// made beside it: decoding answers takes a core as long as it takes a GPU to compute them.
-    fn run(&self) {
+    fn run(&self, lookahead: Lookahead) {
         let _close = CloseOnExit(self);
         let (sender, receiver) = channel::<CompletedRequest>();
         std::thread::scope(|scope| {
             scope.spawn(|| receiver.into_iter().for_each(|done| done.reply(&self.engine)));
-            let mut batch = ContinuousBatch::new(&self.engine, sender);
+            let mut batch = ContinuousBatch::new(&self.engine, sender, lookahead);
             let mut passes = 0;
             while self.take_work(&mut batch, passes) {
                 let start = Instant::now();

@@ -4,6 +4,10 @@
 //! and one token of rows that answer. A row's slots are reserved when it joins, so that a pass
 //! never lacks memory; they are free again when it leaves. Rewards are read once a request's
 //! round of rows is complete, in one pass of the reward model for all requests that are.
+//!
+//! A GPU is not kept waiting for the host: the next pass is queued before the tokens of the last
+//! one are read, with these as they are on the device, and as if no answer ended with them. A row
+//! whose answer did end has then fed one token too many, which nothing reads.
 
 use std::sync::mpsc::{SendError, Sender};
 
@@ -15,7 +19,7 @@ use super::job::{
     AfterRound, CompletedRequest, Job, NextFeed, Prefix, RowProgress, RunningJob, ScoredLater,
 };
 use super::pass::{PassBuilder, ThoughtParts};
-use super::step::{BatchStep, HiddenStates, StartedRow};
+use super::step::{BatchStep, HiddenStates, PendingAnswers, StartedRow};
 use crate::batch::BatchItem;
 use crate::batch_plan::Footprint;
 use crate::decode::AnswerTokens;
@@ -49,11 +53,27 @@ pub(crate) struct ContinuousBatch<'a> {
     finished_rows: usize,
     /// Takes the requests that are complete.
     completed: Sender<CompletedRequest>,
+    /// The tokens of the last pass, where they are not read yet.
+    pending: Option<PendingAnswers>,
+    lookahead: Lookahead,
+}
+
+/// When the next pass is queued before the tokens of the last one are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookahead {
+    /// While a device still computes them.
+    WhileComputed,
+    /// Always: on a processor what a GPU does, for tests.
+    Always,
 }
 
 impl<'a> ContinuousBatch<'a> {
     /// Requests that are complete are sent to `completed`, to be replied to.
-    pub(crate) fn new(engine: &'a Engine, completed: Sender<CompletedRequest>) -> Self {
+    pub(crate) fn new(
+        engine: &'a Engine,
+        completed: Sender<CompletedRequest>,
+        lookahead: Lookahead,
+    ) -> Self {
         let decoder = &engine.reasoner().decoder;
         let bytes = Cache::bytes_per_position(decoder.device(), decoder.config());
         Self {
@@ -71,6 +91,8 @@ impl<'a> ContinuousBatch<'a> {
             max_rows: decoder.device().max_batch_rows(),
             finished_rows: 0,
             completed,
+            pending: None,
+            lookahead,
         }
     }
 
@@ -101,13 +123,16 @@ impl<'a> ContinuousBatch<'a> {
         (self.reserved, self.slots)
     }
 
-    /// Whether a request can join: every row before it has, and there is memory for one of its own.
+    /// Whether a request can join: beside all rows before it there is memory for one of its own.
     pub(crate) fn has_room(&self, job: &Job) -> bool {
+        let (mut rows, mut slots) = (self.rows.len(), self.reserved);
+        for before in &self.jobs {
+            rows += before.waiting_rows();
+            slots += before.waiting_rows() * before.footprint.own_slots();
+        }
         let footprint = Footprint::of(&self.engine.context(), &job.item());
         let need = footprint.shared_slots() + footprint.own_slots();
-        self.jobs.iter().all(|job| job.waiting_rows() == 0)
-            && self.rows.len() < self.max_rows
-            && self.reserved + need <= self.slots
+        rows < self.max_rows && slots + need <= self.slots
     }
 
     /// Lets a request join that has room. Its rows enter with the next pass.
@@ -144,6 +169,7 @@ impl<'a> ContinuousBatch<'a> {
         }
         self.release_caches();
         (self.reserved, self.rows, self.progress) = (0, Vec::new(), Vec::new());
+        self.pending = None;
         self.prefixes.clear();
         for job in self.jobs.drain(..) {
             job.job.fail(EngineError::PassFailed { why: error.to_string() });
@@ -152,7 +178,7 @@ impl<'a> ContinuousBatch<'a> {
 
     /// One pass: cancelled requests leave, rows join, all rows advance, finished ones leave.
     pub(crate) fn step(&mut self) -> Result<(), EngineError> {
-        self.remove_cancelled();
+        self.remove_cancelled()?;
         self.admit_rows();
         let device = self.engine.reasoner().decoder.device();
         device.run(|| {
@@ -203,8 +229,9 @@ impl<'a> ContinuousBatch<'a> {
             return Ok(());
         }
         self.cache()?;
-        let Self { engine, jobs, prefixes, rows, progress, cache, .. } = self;
+        let Self { engine, jobs, prefixes, rows, progress, cache, pending, .. } = self;
         let Some(cache) = cache else { return Ok(()) };
+        let model = &engine.reasoner().model;
         let items: Vec<BatchItem<'_>> = jobs.iter().map(|running| running.job.item()).collect();
         let step = BatchStep { engine, sampler: Sampler::new(&items) };
         let mut pass = PassBuilder::default();
@@ -222,8 +249,9 @@ impl<'a> ContinuousBatch<'a> {
                 _ => step.feed(cache, row, progress, &mut pass),
             });
         }
-        let hidden = pass.forward(&engine.reasoner().model, cache)?;
-        let device = engine.reasoner().decoder.device();
+        let embedded = pending.as_ref().and_then(PendingAnswers::embedded);
+        let hidden = pass.forward(model, cache, embedded)?;
+        let device = model.decoder.device();
         for (item, output) in outputs {
             if let (Some(prefix), Some(hidden)) = (&mut prefixes[item], &hidden) {
                 prefix.hidden = Some(ops::select(device, [hidden], &[output])?);
@@ -231,7 +259,22 @@ impl<'a> ContinuousBatch<'a> {
         }
         let hidden = HiddenStates::new(hidden, prefixes, rows, &places);
         step.think(&hidden, rows, progress)?;
-        step.answer(&hidden, &fed, rows, progress)
+        if let Some(before) = pending.take() {
+            before.read(&model.method, progress)?;
+        }
+        let Some(mut tokens) = step.answer(&hidden, &fed, rows, progress)? else { return Ok(()) };
+        let looks_ahead = !tokens.is_ready() || self.lookahead == Lookahead::Always;
+        if looks_ahead && tokens.embed(model)? {
+            *pending = Some(tokens);
+            return Ok(());
+        }
+        tokens.read(&model.method, progress)
+    }
+
+    /// Reads the tokens of the last pass, if they are not read yet.
+    fn read_pending(&mut self) -> Result<(), DeviceError> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        pending.read(&self.engine.reasoner().model.method, &mut self.progress)
     }
 
     /// Takes the rows whose answers are complete out of the batch.
@@ -240,6 +283,14 @@ impl<'a> ContinuousBatch<'a> {
         self.finished_rows = 0;
         if !self.progress.iter().any(is_done) {
             return Ok(());
+        }
+        if let Some(pending) = &mut self.pending {
+            let mut kept = 0..;
+            let place = |progress: &RowProgress| match is_done(progress) {
+                true => usize::MAX, // no token of it is pending
+                false => kept.next().unwrap_or_default(),
+            };
+            pending.move_rows(&self.progress.iter().map(place).collect::<Vec<usize>>());
         }
         let (mut done, mut parts, mut places) = (Vec::new(), ThoughtParts::default(), Vec::new());
         let rows = std::mem::take(&mut self.rows).into_iter();
@@ -386,10 +437,14 @@ impl<'a> ContinuousBatch<'a> {
     }
 
     /// Takes the rows of cancelled requests out of the batch, and the requests.
-    fn remove_cancelled(&mut self) {
+    fn remove_cancelled(&mut self) -> Result<(), DeviceError> {
         let cancelled: Vec<usize> =
             (0..self.jobs.len()).filter(|&i| self.jobs[i].job.is_cancelled()).collect();
+        if !cancelled.is_empty() {
+            self.read_pending()?; // it knows rows by their indices
+        }
         self.remove(&cancelled).into_iter().for_each(|running| running.job.cancelled());
+        Ok(())
     }
 
     /// Takes requests, by ascending index, out of the batch, with their rows and prefixes.

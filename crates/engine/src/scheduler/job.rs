@@ -250,6 +250,10 @@ pub(crate) enum NextFeed {
     /// The last thought, if it is pending, and the end tokens.
     End,
     Token(u32),
+    /// The token at this place among the pending ones, which the host has not read.
+    PendingToken(usize),
+    /// Nothing: its last token is pending.
+    AwaitLastToken,
     /// Nothing: the answer is complete.
     Done,
 }

@@ -20,6 +20,8 @@ pub(crate) struct ThoughtRef {
 #[derive(Clone)]
 pub(crate) enum Input {
     Token(u32),
+    /// At this place among the pending tokens.
+    PendingToken(usize),
     Thought(ThoughtRef),
 }
 
@@ -51,39 +53,46 @@ impl PassBuilder {
     }
 
     /// Runs the pass; `None` where it has no positions. Returns the outputs: (outputs, width).
+    /// `pending` are the input vectors of the pending tokens.
     pub(crate) fn forward(
         self,
         model: &LatentModel,
         cache: &mut Cache,
+        pending: Option<&Tensor>,
     ) -> Result<Option<Tensor>, DeviceError> {
         if self.inputs.is_empty() {
             return Ok(None);
         }
-        let x = self.input_vectors(model)?;
+        let x = self.input_vectors(model, pending)?;
         let is_perturbed = self.dropout.iter().any(Option::is_some);
         let dropout = is_perturbed.then_some(Dropout::Sampled(&self.dropout));
         model.decoder.forward(cache, &self.pass, x, dropout).map(Some)
     }
 
     /// (positions, width)
-    fn input_vectors(&self, model: &LatentModel) -> Result<Tensor, DeviceError> {
+    fn input_vectors(
+        &self,
+        model: &LatentModel,
+        pending: Option<&Tensor>,
+    ) -> Result<Tensor, DeviceError> {
         let token = |input: &Input| match input {
             Input::Token(token) => Some(*token),
-            Input::Thought(_) => None,
+            Input::PendingToken(_) | Input::Thought(_) => None,
         };
         let tokens: Vec<u32> = self.inputs.iter().filter_map(token).collect();
         let embedded = if tokens.is_empty() { None } else { Some(model.embed(&tokens)?) };
         if let (Some(x), true) = (&embedded, tokens.len() == self.inputs.len()) {
             return Ok(x.clone());
         }
-        let mut thoughts = ThoughtParts::after(tokens.len());
+        let mut thoughts = ThoughtParts::after(tokens.len() + pending.map_or(0, Tensor::rows));
         let mut next_token = 0..;
         let place = |input: &Input| match input {
             Input::Token(_) => next_token.next().unwrap_or_default(),
+            Input::PendingToken(place) => tokens.len() + place,
             Input::Thought(thought) => thoughts.place(thought),
         };
         let places: Vec<usize> = self.inputs.iter().map(place).collect();
-        let parts = embedded.iter().chain(thoughts.parts());
+        let parts = embedded.iter().chain(pending).chain(thoughts.parts());
         ops::select(model.decoder.device(), parts, &places)
     }
 }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use model::{Cache, Sequence};
 use smallvec::SmallVec;
-use tensor::{DeviceError, Tensor, ops};
+use tensor::ops::{self, PendingTokens};
+use tensor::{DeviceError, Tensor};
 
 use super::job::{NextFeed, Prefix, RowProgress};
 use super::pass::{Input, PassBuilder, ThoughtRef};
 use crate::engine::Engine;
+use crate::method::Method;
 use crate::perturb::PromptSharing;
 use crate::reasoner::LatentModel;
 use crate::sampler::{PassStage, Sampler};
@@ -137,7 +139,12 @@ impl BatchStep<'_> {
                 (pending.into_iter().chain(tokens(end)).collect(), PassStage::Answer)
             }
             NextFeed::Token(token) => (tokens(&[token]), PassStage::Answer),
-            NextFeed::Prompt | NextFeed::Done => (SmallVec::new(), PassStage::Answer),
+            NextFeed::PendingToken(place) => {
+                (SmallVec::from_iter([Input::PendingToken(place)]), PassStage::Answer)
+            }
+            NextFeed::Prompt | NextFeed::AwaitLastToken | NextFeed::Done => {
+                (SmallVec::new(), PassStage::Answer)
+            }
         };
         row.pending = false;
         let (mut place, count) = (HiddenPlace::Nowhere, inputs.len());
@@ -183,19 +190,21 @@ impl BatchStep<'_> {
         Ok(())
     }
 
-    /// Reads the next token of every row that answers, after what the rows fed.
+    /// Asks for the next token of every row that answers, after what the rows fed.
     pub(super) fn answer(
         &self,
         hidden: &HiddenStates,
         fed: &[NextFeed],
         rows: &[Row],
         progress: &mut [RowProgress],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Option<PendingAnswers>, DeviceError> {
         let LatentModel { decoder, method, .. } = &self.engine.reasoner().model;
         let mut live = Vec::with_capacity(rows.len());
         for (r, fed) in fed.iter().enumerate() {
             match fed {
-                NextFeed::End | NextFeed::Token(_) => live.push(r),
+                // One that fed a pending token may turn out to have ended with it.
+                _ if progress[r].next == NextFeed::Done => {}
+                NextFeed::End | NextFeed::Token(_) | NextFeed::PendingToken(_) => live.push(r),
                 NextFeed::Prompt if !has_thoughts(self.sampler, &rows[r]) => {
                     // Without end tokens the answer begins at the prompt's last position.
                     if method.end_latent.is_empty() {
@@ -207,17 +216,64 @@ impl BatchStep<'_> {
             }
         }
         if live.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let at = hidden.select(self.engine, &live)?;
         let tokens = self.sampler.next_tokens(decoder, &at, live.iter().map(|&r| &rows[r]))?;
-        for (&r, token) in live.iter().zip(tokens.read()?) {
+        for (place, &r) in live.iter().enumerate() {
+            let ends = progress[r].tokens.len() + 1
+                >= self.sampler.params(&rows[r]).max_new_tokens.get()
+                || rows[r].sequence.len() >= decoder.config().context;
+            progress[r].next =
+                if ends { NextFeed::AwaitLastToken } else { NextFeed::PendingToken(place) };
+        }
+        Ok(Some(PendingAnswers { rows: live, tokens, embedded: None }))
+    }
+}
+
+/// The next tokens of rows that answer. A GPU may still compute them.
+pub(super) struct PendingAnswers {
+    /// The rows, by index.
+    rows: Vec<usize>,
+    tokens: PendingTokens,
+    /// Their input vectors, once the tokens are to be fed before they are read.
+    embedded: Option<Tensor>,
+}
+
+impl PendingAnswers {
+    /// Whether the tokens can be read without waiting.
+    pub(super) fn is_ready(&self) -> bool {
+        self.tokens.is_ready()
+    }
+
+    /// Makes the tokens' input vectors, so that the next pass can feed them before they are read.
+    /// False where they have to be read first.
+    pub(super) fn embed(&mut self, model: &LatentModel) -> Result<bool, DeviceError> {
+        self.embedded = model.embed_pending(&self.tokens)?;
+        Ok(self.embedded.is_some())
+    }
+
+    pub(super) fn embedded(&self) -> Option<&Tensor> {
+        self.embedded.as_ref()
+    }
+
+    /// The rows have other indices now: `places` has that of each former one.
+    pub(super) fn move_rows(&mut self, places: &[usize]) {
+        self.rows.iter_mut().for_each(|r| *r = places[*r]);
+    }
+
+    /// Reads the tokens into the rows' answers; rows that end with theirs are done.
+    pub(super) fn read(
+        self,
+        method: &Method,
+        progress: &mut [RowProgress],
+    ) -> Result<(), DeviceError> {
+        for (r, token) in self.rows.into_iter().zip(self.tokens.read()?) {
             let progress = &mut progress[r];
             progress.tokens.push(token.token);
             progress.logprob += token.logprob;
-            let ends = method.eos.contains(&token.token)
-                || progress.tokens.len() >= self.sampler.params(&rows[r]).max_new_tokens.get()
-                || rows[r].sequence.len() >= decoder.config().context;
+            let ends = progress.next == NextFeed::AwaitLastToken
+                || method.eos.contains(&token.token);
             progress.next = if ends { NextFeed::Done } else { NextFeed::Token(token.token) };
         }
         Ok(())

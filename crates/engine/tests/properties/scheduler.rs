@@ -54,7 +54,10 @@ fn wait(events: &Receiver<Event>) -> Told {
 
 /// Submits `at_once` requests at a time, the next ones when the first of these replies.
 pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Reply> {
-    let scheduler = Scheduler::start(engine.clone(), ROOM);
+    replies_of(&Scheduler::start(engine.clone(), ROOM), requests, at_once)
+}
+
+fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Vec<Reply> {
     let (mut pending, mut replies) = (Vec::new(), Vec::new());
     let mut reply = |events: Receiver<Event>| {
         let Told { trajectories, result } = wait(&events);
@@ -65,7 +68,7 @@ pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Rep
         replies.push(reply);
     };
     for group in requests.chunks(at_once) {
-        let mut events: Vec<_> = group.iter().map(|r| submit(&scheduler, r)).collect();
+        let mut events: Vec<_> = group.iter().map(|r| submit(scheduler, r)).collect();
         pending.push(events.split_off(1));
         reply(events.remove(0));
     }
@@ -88,6 +91,9 @@ fn assert_as_alone(engine: &Engine, requests: &[Request], what: &str) {
         let engine = engine.clone().with_memory(memory);
         let what = format!("{what}, {memory} bytes, {at_once} at once");
         assert_all_same(&replies(&engine, requests, at_once), &alone, &what);
+        let ahead = Scheduler::start_looking_ahead(engine, ROOM);
+        let what = format!("{what}, looking ahead");
+        assert_all_same(&replies_of(&ahead, requests, at_once), &alone, &what);
     }
 }
 

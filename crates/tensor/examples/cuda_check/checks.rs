@@ -80,7 +80,7 @@ impl KernelCheck {
 
     /// The kernels that only a device of precision fp8 has, and greedy tokens with them.
     pub(crate) fn fp8(&mut self) -> CheckResult {
-        for line in crate::fp8_checks::all(&self.cuda)? {
+        for line in crate::fp8_checks::all(&self.cuda, crate::small())? {
             self.line(&line.name, line.good, &line.what);
         }
         self.greedy_tokens()?;

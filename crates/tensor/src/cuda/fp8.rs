@@ -156,7 +156,7 @@ mod tests {
             }
             opened => opened.unwrap(),
         };
-        let lines = fp8_checks::all(&cuda).unwrap();
+        let lines = fp8_checks::all(&cuda, false).unwrap();
         let verdict = |good| if good { "ok  " } else { "MISS" };
         lines.iter().for_each(|l| println!("{}  {}: {}", verdict(l.good), l.name, l.what));
         let missed: Vec<&str> = lines.iter().filter(|l| !l.good).map(|l| l.name.as_str()).collect();

@@ -33,9 +33,10 @@ pub(crate) struct Fp8CheckLine {
     pub(crate) what: String,
 }
 
-/// The lines of all checks on a device of precision fp8.
-pub(crate) fn all(cuda: &CudaDevice) -> Result<Vec<Fp8CheckLine>, CudaError> {
-    let mut checks = Fp8Checks { cuda, lines: Vec::new() };
+/// The lines of all checks on a device of precision fp8, or of those of small shapes.
+pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, CudaError> {
+    let max_work = if small { SMALL_WORK } else { usize::MAX };
+    let mut checks = Fp8Checks { cuda, max_work, lines: Vec::new() };
     checks.rounding()?;
     checks.scales()?;
     checks.exact_products()?;
@@ -50,8 +51,13 @@ pub(crate) fn all(cuda: &CudaDevice) -> Result<Vec<Fp8CheckLine>, CudaError> {
     Ok(checks.lines)
 }
 
+/// Elements of a small shape, or multiply-adds.
+const SMALL_WORK: usize = 1 << 24;
+
 struct Fp8Checks<'a> {
     cuda: &'a CudaDevice,
+    /// Shapes of more elements or multiply-adds are left out.
+    max_work: usize,
     lines: Vec<Fp8CheckLine>,
 }
 
@@ -273,6 +279,9 @@ impl Fp8Checks<'_> {
             (4096, 3072, 768),
             (17_000, 128, 192),
         ] {
+            if rows * depth * outputs > self.max_work {
+                continue;
+            }
             let (x, w) = (whole(rows, depth, 2), whole(outputs, depth, 3));
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 13) as f32 - 6.0).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
@@ -302,6 +311,9 @@ impl Fp8Checks<'_> {
         for (rows, depth, outputs, tolerance) in
             [(129, 768, 2304, 3e-3), (129, 3072, 768, 5e-3), (129, 8192, 2048, 8e-3)]
         {
+            if rows * depth * outputs > self.max_work {
+                continue;
+            }
             let (x, w) = (numbers(rows * depth, 4), numbers(outputs * depth, 5));
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
             let x = self.operand(rows, depth, &x)?;
@@ -323,6 +335,9 @@ impl Fp8Checks<'_> {
         for (rows, depth, outputs) in
             [(1, 768, 3072), (37, 144, 208), (129, 768, 3072), (4090, 768, 3072)]
         {
+            if rows * depth * outputs > self.max_work {
+                continue;
+            }
             let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 16.0).collect();
             let w: Vec<f32> = whole(outputs, depth, 7).iter().map(|x| x / 64.0).collect();
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 5) as f32 / 4.0 - 0.5).collect();
@@ -359,6 +374,9 @@ impl Fp8Checks<'_> {
             (129, 272, 6, 2, 40),
             (4090, 768, 12, 12, 64),
         ] {
+            if rows * depth * (heads + 2 * kv_heads) * dim > self.max_work {
+                continue;
+            }
             let outputs = (heads + 2 * kv_heads) * dim;
             let (x, w) = (whole(rows, depth, 8), whole(outputs, depth, 9));
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 9) as f32 - 4.0).collect();
@@ -392,6 +410,9 @@ impl Fp8Checks<'_> {
     /// The argmax of logits with many ties, to the token; its log-probability.
     fn greedy_tokens(&mut self) -> Result<(), CudaError> {
         for (rows, depth, vocab) in [(1, 768, 50257), (37, 144, 1003), (300, 768, 5003)] {
+            if rows * depth * vocab > self.max_work {
+                continue;
+            }
             // Without the rows' powers of two, so that logits are whole numbers.
             let plain = |n: usize, salt: u64| -> Vec<f32> {
                 numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect()
@@ -577,6 +598,9 @@ impl Fp8Checks<'_> {
             (129, 3072, 768, true),
             (1, 8192, 2048, true),
         ] {
+            if rows * depth * width > self.max_work {
+                continue;
+            }
             let (x, w) = (whole(rows, depth, 22), whole(width, depth, 23));
             let bias: Vec<f32> = (0..width).map(|c| (c % 3) as f32).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, width, &w, Some(&bias))?;

@@ -198,8 +198,10 @@ __device__ __forceinline__ void init_from_bias(const GemmParams& params, float (
     }
 }
 
-__device__ __forceinline__ float gelu_tanh_approx(float x) {
-    const float half = 0.5f * x, u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
+// GELU of x times twice `half_scale`.
+__device__ __forceinline__ float gelu_tanh_approx(float x, float half_scale = 0.5f) {
+    const float half = half_scale * x,
+                u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
     float t;
     asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u));  // 11 bits, and more where 1 + t is small
     return fmaf(half, t, half);
@@ -207,12 +209,12 @@ __device__ __forceinline__ float gelu_tanh_approx(float x) {
 
 #ifdef E4M3
 // What turns a sum of codes' products into a result: of an output its scale and bias; of a row its
-// scale and, for results that become codes, 1 / theirs.
+// scale and, for results that become codes, half of 1 / theirs.
 struct OutputTerms {
     float scale, bias;
 };
 struct RowTerms {
-    float scale, result_inverse;
+    float scale, half_inverse;
 };
 struct TileTerms {
     OutputTerms outputs[OUTPUTS];
@@ -247,7 +249,7 @@ __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u
     const u32 at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
     const RowScale x = at < (u32)params.rows ? params.x_scales[at] : RowScale{0.0f, 0.0f};
     terms.rows[lane / 16][lane % 16] = {
-        x.scale, EPILOGUE == GELU ? result_inverse(params, at, column, x.norm) : 0.0f};
+        x.scale, EPILOGUE == GELU ? 0.5f * result_inverse(params, at, column, x.norm) : 0.0f};
     __syncwarp();
 }
 
@@ -270,13 +272,13 @@ __device__ __forceinline__ void scale_tile(float (&d)[2][96], const TileTerms& t
         for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int w = 0; w < 2; w++) {
-                const float by = rows[h][w].scale, inverse = rows[h][w].result_inverse;
+                const float by = rows[h][w].scale, half = rows[h][w].half_inverse;
                 float &x = d[h][4 * j + 2 * w], &y = d[h][4 * j + 2 * w + 1];
                 x = fmaf(x, by * two.x, two.y);
                 y = fmaf(y, by * two.z, two.w);
                 if (EPILOGUE == GELU)
-                    x = __uint_as_float((u32)pack_e4m3(gelu_tanh_approx(x) * inverse,
-                                                       gelu_tanh_approx(y) * inverse));
+                    x = __uint_as_float(
+                        (u32)pack_e4m3(gelu_tanh_approx(x, half), gelu_tanh_approx(y, half)));
             }
         }
     }
