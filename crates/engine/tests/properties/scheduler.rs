@@ -1,6 +1,7 @@
 //! Requests that arrive while others run join their passes, and each gets what it gets alone, to
 //! the bit; requests that are cancelled leave nothing behind.
 
+use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -143,6 +144,34 @@ fn rows_without_thoughts_and_end_tokens_get_what_they_get_alone() {
         }
     }
     assert_as_alone(&engine, &requests, "cot");
+}
+
+/// Answers of unlike lengths, which end where the model says so: a row that ends has then fed a
+/// token too many, which must not show.
+#[test]
+fn answers_that_end_early_are_the_same_looking_ahead() {
+    for family in FAMILIES {
+        let mut pair = RewardedReasoner::of(family);
+        pair.reasoner_mut().model.method.eos.clear();
+        let long = SamplingParams {
+            max_new_tokens: nonzero(12),
+            ..short_params(&pair.reasoner, 6, thought_dropout(0.3))
+        };
+        let requests: Vec<Request> = questions().iter().map(|q| q.request(long)).collect();
+        // What is said third becomes what ends an answer, wherever it is said.
+        let said = solve_alone(&pair.unrewarded_engine(), &requests);
+        let third = said[0].trajectories.iter().map(|t| t.tokens[2]).collect();
+        pair.reasoner_mut().model.method.eos = third;
+        let engine = pair.unrewarded_engine();
+        let alone = solve_alone(&engine, &requests);
+        let lengths: HashSet<usize> =
+            alone.iter().flat_map(|r| &r.trajectories).map(|t| t.tokens.len()).collect();
+        assert!(lengths.iter().any(|&n| n < 12), "{family:?}: no answer ends early");
+        let ahead = Scheduler::start_looking_ahead(engine, ROOM);
+        let what = format!("{family:?}, looking ahead");
+        assert_all_same(&replies_of(&ahead, &requests, 3), &alone, &what);
+        assert_empty(&ahead);
+    }
 }
 
 /// Fails unless the batch and the queue are empty. The last event is sent before the row's leaving
