@@ -89,7 +89,6 @@ impl DeviceArgs {
         let tell = |why: &str| {
             printer.note(&format!("note: no GPU is used ({why}); the processor computes"));
         };
-        printer.warnings(options.warning());
         Ok(options.open_telling(tell)?)
     }
 }

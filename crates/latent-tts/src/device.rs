@@ -5,11 +5,6 @@ use std::num::NonZeroUsize;
 use engine::Engine;
 use tensor::{Device, DeviceError, Isa, Precision};
 
-/// What is told to whoever opens a device of precision fp8, while nobody has run it on a GPU. Make
-/// this `None` once `runs/gpu_fp8.sh` has; docs/numerics.md and docs/kernels.md say the same.
-const FP8_UNVERIFIED: Option<&str> =
-    Some("fp8 has not been verified on a GPU yet: compare with --dtype bf16");
-
 /// A device by what it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceKind {
@@ -40,11 +35,6 @@ pub struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// What to tell before the device is opened.
-    pub fn warning(&self) -> Option<&'static str> {
-        FP8_UNVERIFIED.filter(|_| self.precision == Some(Precision::Fp8))
-    }
-
     /// Opens the device.
     pub fn open(&self) -> Result<Device, DeviceError> {
         self.open_telling(|_| ())

@@ -1,14 +1,11 @@
 //! A loaded reasoner: sampling, log-likelihoods, and the pieces of work of a cluster's workers.
 
-use std::ffi::CString;
-
 use latent_tts::record::QuestionRecord;
 use latent_tts::{
     self as library, CancelToken, DataSource, Model, ModelSelection, Request, RewardModelChoice,
     default_memory, loglikelihood,
 };
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
-use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -52,9 +49,6 @@ impl PyEngine {
             name => RewardModelChoice::Named(name),
         };
         let options = options::device_options(device, dtype, threads, deterministic)?;
-        if let Some(warning) = options.warning().and_then(|text| CString::new(text).ok()) {
-            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &warning, 1)?;
-        }
         let family = family.map(options::family).transpose()?;
         let memory = memory.map(|bytes| positive("memory", bytes)).transpose()?;
         let load = |_: &_| -> PyResult<Self> {

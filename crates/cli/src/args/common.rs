@@ -166,8 +166,8 @@ pub enum DtypeKind {
     Bf16,
     /// Weights and matrix operands in int8, exact sums, the rest in f32; a processor's
     Int8,
-    /// Weights and matrix operands in e4m3, the rest as in bf16; a GPU's of compute capability
-    /// 9.0; not verified on one yet
+    /// The reasoner's weights and matrix operands in e4m3, the rest as in bf16, the reward model,
+    /// too; a GPU's of compute capability 9.0
     Fp8,
 }
 

@@ -272,8 +272,8 @@ impl PendingAnswers {
             let progress = &mut progress[r];
             progress.tokens.push(token.token);
             progress.logprob += token.logprob;
-            let ends = progress.next == NextFeed::AwaitLastToken
-                || method.eos.contains(&token.token);
+            let ends =
+                progress.next == NextFeed::AwaitLastToken || method.eos.contains(&token.token);
             progress.next = if ends { NextFeed::Done } else { NextFeed::Token(token.token) };
         }
         Ok(())

@@ -12,7 +12,11 @@ use super::{CudaDtype, CudaError, Precision, graph};
 
 /// A handle on a GPU; cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct CudaDevice {
+pub(crate) struct CudaDevice(Arc<CudaHandle>);
+
+/// Of one GPU there may be handles of several precisions.
+#[derive(Debug)]
+struct CudaHandle {
     gpu: Arc<OpenGpu>,
     precision: Precision,
 }
@@ -177,24 +181,25 @@ impl CudaDevice {
             name,
             capability,
         };
-        Ok(Self { gpu: Arc::new(gpu), precision })
+        Ok(Self(Arc::new(CudaHandle { gpu: Arc::new(gpu), precision })))
     }
 
     /// Of a handle of precision fp8, one on the same GPU in bf16.
     pub(crate) fn without_fp8(&self) -> Option<Self> {
-        let gpu = self.gpu.clone();
-        (self.precision == Precision::Fp8).then_some(Self { gpu, precision: Precision::Bf16 })
+        let bf16 = || CudaHandle { gpu: self.0.gpu.clone(), precision: Precision::Bf16 };
+        (self.0.precision == Precision::Fp8).then(|| Self(Arc::new(bf16())))
     }
 
     /// The GPU's name.
     pub(crate) fn name(&self) -> &str {
-        &self.gpu.name
+        &self.0.gpu.name
     }
 
     /// The number of streaming multiprocessors.
     pub(crate) fn sm_count(&self) -> Result<usize, CudaError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = self
+            .0
             .gpu
             .context
             .attribute(attribute)
@@ -204,22 +209,22 @@ impl CudaDevice {
 
     /// Its compute capability, major and minor.
     pub(crate) fn capability(&self) -> (i32, i32) {
-        self.gpu.capability
+        self.0.gpu.capability
     }
 
     pub(crate) fn precision(&self) -> Precision {
-        self.precision
+        self.0.precision
     }
 
     /// Whether kernels are chosen by the shape of a map alone, so that a row's result does not
     /// depend on the number of rows.
     pub(crate) fn is_deterministic(&self) -> bool {
-        self.gpu.deterministic
+        self.0.gpu.deterministic
     }
 
     /// The dtype of weights, keys, values and of activations that are multiplied.
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
-        match self.precision {
+        match self.0.precision {
             Precision::Bf16 | Precision::Fp8 => CudaDtype::Bf16,
             // `Device::cuda` has refused int8.
             Precision::F32 | Precision::Int8 => CudaDtype::F32,
@@ -228,7 +233,7 @@ impl CudaDevice {
 
     /// The dtype of activations that nothing but a linear map reads.
     pub(crate) fn operand_dtype(&self) -> CudaDtype {
-        match self.precision {
+        match self.0.precision {
             Precision::Fp8 => CudaDtype::E4m3,
             _ => self.compute_dtype(),
         }
@@ -239,7 +244,7 @@ impl CudaDevice {
         let mut value = 0u64;
         // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
         unsafe {
-            let pool = driver::device::get_default_mem_pool(self.gpu.context.cu_device())?;
+            let pool = driver::device::get_default_mem_pool(self.0.gpu.context.cu_device())?;
             driver::mem_pool::get_attribute(pool, attribute, (&raw mut value).cast())?;
         }
         Ok(value as usize)
@@ -248,14 +253,14 @@ impl CudaDevice {
     /// Bytes of memory: free, including what is cached for reuse, and total.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
         let failed = || CudaError::driver("query its free memory");
-        let (free, total) = self.gpu.context.mem_get_info().map_err(failed())?;
+        let (free, total) = self.0.gpu.context.mem_get_info().map_err(failed())?;
         let read = |attribute| self.mem_pool_bytes(attribute).map_err(failed());
         let reserved = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         let used = read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         let cached: usize = self
             .extra_streams()
             .iter()
-            .chain([&self.gpu.main_stream])
+            .chain([&self.0.gpu.main_stream])
             .map(|stream| stream.cached_bytes())
             .sum();
         Ok((free + reserved.saturating_sub(used) + cached, total))
@@ -274,7 +279,7 @@ impl CudaDevice {
         let mut zero = 0u64;
         // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
         unsafe {
-            driver::device::get_default_mem_pool(self.gpu.context.cu_device()).and_then(|pool| {
+            driver::device::get_default_mem_pool(self.0.gpu.context.cu_device()).and_then(|pool| {
                 driver::mem_pool::set_attribute(pool, attribute, (&raw mut zero).cast())
             })
         }
@@ -288,7 +293,7 @@ impl CudaDevice {
 
     /// The stream that this thread works on.
     pub(crate) fn current_stream(&self) -> Arc<Stream> {
-        stream::current(&self.gpu.context).unwrap_or_else(|| self.gpu.main_stream.clone())
+        stream::current(&self.0.gpu.context).unwrap_or_else(|| self.0.gpu.main_stream.clone())
     }
 
     /// Names the stream that this thread works on.
@@ -314,11 +319,11 @@ impl CudaDevice {
         work: impl FnOnce() -> T,
     ) -> Result<T, CudaError> {
         let Some(index) = index.checked_sub(1) else {
-            return Ok(stream::with_stream(self.gpu.main_stream.clone(), work));
+            return Ok(stream::with_stream(self.0.gpu.main_stream.clone(), work));
         };
         let mut streams = self.extra_streams();
         while streams.len() <= index {
-            streams.push(Stream::open(&self.gpu.context)?);
+            streams.push(Stream::open(&self.0.gpu.context)?);
         }
         let stream = streams[index].clone();
         drop(streams);
@@ -326,7 +331,7 @@ impl CudaDevice {
     }
 
     fn extra_streams(&self) -> MutexGuard<'_, Vec<Arc<Stream>>> {
-        self.gpu.extra_streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.gpu.extra_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stream that this thread's operations are queued on: its current stream, or the one that
@@ -337,18 +342,18 @@ impl CudaDevice {
 
     /// Whether both are handles on the same open GPU.
     pub(crate) fn same_device(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.gpu, &other.gpu)
+        Arc::ptr_eq(&self.0.gpu, &other.0.gpu)
     }
 
     /// The kernels that were launched so far, in the order of their names.
     #[allow(dead_code, reason = "the example cuda_check asks for them")]
     pub(crate) fn launched_kernels(&self) -> Vec<&'static str> {
-        self.gpu.kernels.launched()
+        self.0.gpu.kernels.launched()
     }
 
     /// Binds the context to the current thread.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
-        self.gpu.context.bind_to_thread().map_err(CudaError::driver("bind its context"))
+        self.0.gpu.context.bind_to_thread().map_err(CudaError::driver("bind its context"))
     }
 
     /// Launches a kernel; does nothing if the grid is empty.
@@ -367,7 +372,7 @@ impl CudaDevice {
             return Ok(());
         }
         self.bind()?;
-        let Kernel { function, pdl } = self.gpu.kernels.launch(kernel);
+        let Kernel { function, pdl } = self.0.gpu.kernels.launch(kernel);
         // A kernel reads the low bytes of each, which come first: every host with CUDA is
         // little-endian.
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_KERNEL_ARGS];
@@ -407,7 +412,7 @@ impl CudaDevice {
     /// Returns the free lists of all streams to the driver and waits until queued frees are done.
     pub(crate) fn release_cached(&self) -> Result<(), CudaError> {
         let streams: Vec<Arc<Stream>> =
-            self.extra_streams().iter().chain([&self.gpu.main_stream]).cloned().collect();
+            self.extra_streams().iter().chain([&self.0.gpu.main_stream]).cloned().collect();
         streams.iter().try_for_each(|stream| stream.release_cached())
     }
 

@@ -24,9 +24,9 @@ pub(super) const F32_TOLERANCE: f64 = 2e-4;
 const BF16_TOLERANCE: f64 = 1e-1;
 /// For fp8, whose operands have four bits where bf16's have eight, sixteen times the rounding, the
 /// largest allowed root mean square of a row's errors, relative to the reference's: results that
-/// have nothing to do with it are off by 1 and more. Single numbers of these models are off by up
-/// to their own size.
-const FP8_TOLERANCE: f64 = 5e-1;
+/// have nothing to do with it are off by 1 and more (measured: at most 5.8e-1). Single numbers of
+/// these models are off by up to their own size.
+const FP8_TOLERANCE: f64 = 7e-1;
 
 /// The outcome of a check. The serialized names are part of the JSON that `verify` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -52,8 +52,7 @@ enum ErrorMeasure {
 impl ErrorMeasure {
     /// The error of numbers; of those that are zero up to rounding, relative to `scale`.
     fn of(self, found: &[f32], expected: &[f32], scale: f64) -> f64 {
-        let differences =
-            || found.iter().zip(expected).map(|(&a, &b)| f64::from(a) - f64::from(b));
+        let differences = || found.iter().zip(expected).map(|(&a, &b)| f64::from(a) - f64::from(b));
         match self {
             Self::Largest => {
                 let scale = expected.iter().fold(scale, |m, x| m.max(f64::from(x.abs())));
