@@ -33,7 +33,7 @@ pub(crate) struct Fp8CheckLine {
     pub(crate) what: String,
 }
 
-/// The lines of all checks on a device of precision fp8, or of those of small shapes.
+/// The lines of all checks on a device of precision fp8; if `small`, without large products.
 pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, CudaError> {
     let max_work = if small { SMALL_WORK } else { usize::MAX };
     let mut checks = Fp8Checks { cuda, max_work, lines: Vec::new() };
@@ -51,12 +51,12 @@ pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, C
     Ok(checks.lines)
 }
 
-/// Elements of a small shape, or multiply-adds.
+/// Multiply-adds of a small product, at most.
 const SMALL_WORK: usize = 1 << 24;
 
 struct Fp8Checks<'a> {
     cuda: &'a CudaDevice,
-    /// Shapes of more elements or multiply-adds are left out.
+    /// Products of more multiply-adds are left out.
     max_work: usize,
     lines: Vec<Fp8CheckLine>,
 }

@@ -428,3 +428,22 @@ fn process_rewards(
     check.expect_close("all questions", &found, &expected.values);
     Ok(check)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::ErrorMeasure::{Largest, RootMeanSquare};
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_to_the_reference() {
+        let (found, expected) = ([3.0, 4.5, 0.0], [3.0, 4.0, 0.0]);
+        assert_eq!(Largest.of(&found, &expected, f64::MIN_POSITIVE), 0.125);
+        assert_eq!(RootMeanSquare.of(&found, &expected, f64::MIN_POSITIVE), 0.1);
+        // What has nothing to do with the reference is beyond the tolerance of fp8.
+        assert_eq!(RootMeanSquare.of(&[0.0; 3], &expected, f64::MIN_POSITIVE), 1.0);
+        assert!(RootMeanSquare.of(&[-3.0, 4.0, 5.0], &expected, f64::MIN_POSITIVE) > FP8_TOLERANCE);
+        for measure in [Largest, RootMeanSquare] {
+            assert!(measure.of(&[f32::NAN, 4.0, 0.0], &expected, f64::MIN_POSITIVE).is_nan());
+        }
+    }
+}
