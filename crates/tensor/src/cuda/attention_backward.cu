@@ -237,9 +237,13 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
         const u32 r = first + lane / LANES;
         const uint4 own_info =
             r < count ? rows[tile.x + (first_row + r) / group] : make_uint4(0, 0, 0, 0);
-        const u32 most = __reduce_max_sync(FULL_MASK, own_info.w), at = r < count ? r : 0;
-        float query[8], score_max = row_max[at], sum = row_sum[at];
-        to_float8(*(const uint4*)(sq + at * STRIDE + part), query);
+        const u32 most = __reduce_max_sync(FULL_MASK, own_info.w);
+        float query[8], score_max = -INF, sum = 0.0f;
+        if (r < count) {
+            score_max = row_max[r];
+            sum = row_sum[r];
+        }
+        to_float8(*(const uint4*)(sq + (r < count ? r : 0) * STRIDE + part), query);
         SpanIterator own_slots(spans, make_uint2(0, 0), own_info.y);
         for (u32 j = 0; j < most; j += IN_FLIGHT) {
             uint4 k[IN_FLIGHT];
@@ -263,6 +267,7 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
                 }
             }
         }
+        __syncwarp();  // all lanes of the row have read what one of them replaces
         if (lane % LANES == 0 && r < count) {
             row_max[r] = score_max;
             row_sum[r] = sum;
