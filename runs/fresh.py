@@ -5,7 +5,7 @@ weighted, best of N and beam search, and the vote of the first and the last run 
 its differences to the first run's greedy and to the last run's (the reference alone), paired by question: 2,000 bootstrap resamples over
 questions, with one won and one lost question imagined among them, as the program's own intervals have it.
 
---between RULE (majority, weighted, best_of) prints the paired difference of every two runs under that rule instead.
+--between RULE (greedy, majority, weighted, best_of, beam) prints the paired difference of every two runs under that rule instead.
 """
 
 import collections
@@ -123,7 +123,8 @@ def lines_of(runs):
 
 
 def between(rule, runs):
-    chosen = {name: run.right({"majority": majority, "weighted": weighted, "best_of": best_of}[rule]) for name, run in runs.items()}
+    rules = {"majority": majority, "weighted": weighted, "best_of": best_of}
+    chosen = {name: run.right(rules[rule]) if rule in rules else getattr(run, rule)() for name, run in runs.items()}
     for ours, theirs in itertools.combinations(chosen, 2):
         print(f"{rule}: {ours} less {theirs}: {paired(chosen[ours], chosen[theirs])}")
 

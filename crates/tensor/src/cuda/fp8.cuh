@@ -43,3 +43,37 @@ __device__ __forceinline__ float largest4(float4 v) {
 __device__ __forceinline__ float square4(float4 v) {
     return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
+
+// Two f16 in 32 bits, the first in the low half.
+__device__ __forceinline__ u32 pack_f16(float low, float high) {
+    u32 out;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+__device__ __forceinline__ u32 mul_f16x2(u32 a, u32 b) {
+    u32 out;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+
+__device__ __forceinline__ u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 out;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
+__device__ __forceinline__ u32 tanh_f16x2(u32 x) {  // 11 bits
+    u32 out;
+    asm("tanh.approx.f16x2 %0, %1;" : "=r"(out) : "r"(x));
+    return out;
+}
+
+// Two f16 as e4m3, as pack_e4m3 rounds.
+__device__ __forceinline__ u16 e4m3_from_f16(u32 x) {
+    u16 out = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(out) : "r"(x));
+#endif
+    return out;
+}

@@ -58,7 +58,11 @@ struct __align__(128) GemmParams {
                         // largest logit, the sum of exponentials relative to it, its index
     // QKV: the first `queries` outputs go to `out`; those of `kv_heads` heads of `dim` go to each
     // of these, (kv_heads, slots, dim), to the slots of `slot_of` (rows).
-    u16 *keys, *values;
+    union {
+        u16* keys;
+        u32* tops;  // ARGMAX of e4m3: each row's largest logit so far, ordered (below); zeros first
+    };
+    u16* values;
     const u32* slot_of;
     u64 slots, dim, kv_heads, queries;
 #ifdef E4M3
@@ -198,38 +202,51 @@ __device__ __forceinline__ void init_from_bias(const GemmParams& params, float (
     }
 }
 
-// GELU of x times twice `half_scale`.
-__device__ __forceinline__ float gelu_tanh_approx(float x, float half_scale = 0.5f) {
-    const float half = half_scale * x,
-                u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
+__device__ __forceinline__ float gelu_tanh_approx(float x) {
+    const float half = 0.5f * x, u = x * fmaf(0.044715f * 0.7978845608f, x * x, 0.7978845608f);
     float t;
     asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(u));  // 11 bits, and more where 1 + t is small
     return fmaf(half, t, half);
 }
 
 #ifdef E4M3
-// What turns a sum of codes' products into a result: of an output its scale and bias; of a row its
-// scale and, for results that become codes, half of 1 / theirs.
-struct OutputTerms {
-    float scale, bias;
+// What turns sums of codes' products into results. In GELU's tiles pairs of numbers are f16x2: the
+// biases in the first one's bits, and of a row `by`, twice, and half of 1 / its results' scale,
+// twice; the outputs' scales are there divided by GELU_SCALE and the rows' multiplied, to keep
+// products with the first alone within f16's range.
+struct __align__(16) PairTerms {
+    float scales[2], biases[2];
 };
 struct RowTerms {
-    float scale, half_inverse;
+    float by;  // the row's scale
+    float of_results;  // GELU: see above; ARGMAX: the row's largest logit so far
 };
 struct TileTerms {
-    OutputTerms outputs[OUTPUTS];
+    PairTerms pairs[OUTPUTS / 2];
     RowTerms rows[2][16];  // of a warp, of each half
 };
-static_assert(sizeof(TileTerms) <= WARP_BYTES, "they are in the staging memory");
+#define GELU_SCALE 256.0f
+static_assert(sizeof(TileTerms) + 16 * ROW_BYTES_E4M3 <= WARP_BYTES, "before codes to be stored");
 
 // The scale of a row of GELU's results, which the first outputs' tile writes: one that holds
 // whatever they are, since a row's largest one is known to no CTA. The norms are those before
 // rounding to e4m3, which adds at most a sixteenth to each. Returns 1 / the scale.
 __device__ __forceinline__ float result_inverse(const GemmParams& params, u32 at, u32 column,
                                                 float norm) {
-    const float scale = e4m3_scale(fmaf(1.13f * norm, params.max_norm, params.max_bias));
+    // 1 / the least scale is within f16's range.
+    const float bound = fmaxf(fmaf(1.13f * norm, params.max_norm, params.max_bias), 0.01f);
+    const float scale = e4m3_scale(bound);
     if (column == 0 && at < (u32)params.rows) params.out_scales[at] = {scale, 0.0f};
     return e4m3_inverse(scale);
+}
+
+// Floats that keep their order as integers, of which all are above 0.
+__device__ __forceinline__ u32 ordered(float x) {
+    const u32 bits = __float_as_uint(x);
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+__device__ __forceinline__ float from_ordered(u32 key) {  // of 0 it is NaN
+    return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
 // Puts the terms of a warp's tile into its staging memory, before the product: after it they would
@@ -239,47 +256,127 @@ __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u
     const u32 lane = threadIdx.x % 32;
     __syncwarp();  // the results of the tile before have left
 #pragma unroll
-    for (u32 i = 0; i < OUTPUTS / 32; i++) {
-        const u32 c = lane + 32 * i, at = column + c;
-        OutputTerms output = {0.0f, 0.0f};
-        if (at < (u32)params.outputs)
-            output = {params.weight_scales[at].scale, params.bias ? params.bias[at] : 0.0f};
-        terms.outputs[c] = output;
+    for (u32 i = 0; i < OUTPUTS / 64; i++) {
+        const u32 pair = lane + 32 * i;
+        PairTerms out = {};
+#pragma unroll
+        for (u32 e = 0; e < 2; e++) {
+            const u32 at = column + 2 * pair + e;
+            if (at >= (u32)params.outputs) continue;
+            out.scales[e] = params.weight_scales[at].scale;
+            if (params.bias) out.biases[e] = params.bias[at];
+        }
+        if (EPILOGUE == GELU) {
+            out.biases[0] = __uint_as_float(pack_f16(out.biases[0], out.biases[1]));
+#pragma unroll
+            for (u32 e = 0; e < 2; e++) out.scales[e] *= 1.0f / GELU_SCALE;
+        }
+        terms.pairs[pair] = out;
     }
     const u32 at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-    const RowScale x = at < (u32)params.rows ? params.x_scales[at] : RowScale{0.0f, 0.0f};
-    terms.rows[lane / 16][lane % 16] = {
-        x.scale, EPILOGUE == GELU ? 0.5f * result_inverse(params, at, column, x.norm) : 0.0f};
+    const bool is_row = at < (u32)params.rows;
+    const RowScale x = is_row ? params.x_scales[at] : RowScale{0.0f, 0.0f};
+    RowTerms out = {x.scale, 0.0f};
+    if (EPILOGUE == GELU) {
+        const float by = fminf(GELU_SCALE * x.scale, 65504.0f),
+                    half = 0.5f * result_inverse(params, at, column, x.norm);
+        out = {__uint_as_float(pack_f16(by, by)), __uint_as_float(pack_f16(half, half))};
+    }
+    if (EPILOGUE == ARGMAX && is_row) out.of_results = from_ordered(params.tops[at]);
+    terms.rows[lane / 16][lane % 16] = out;
     __syncwarp();
 }
 
-// Sums of codes' products become results. Scales are powers of two: one rounding. GELU's results
-// become codes, two in the low bits of the first one's element: as soon as they are there, to leave
-// registers for the others.
+// Sums of codes' products become results. Scales are powers of two: one rounding.
 __device__ __forceinline__ void scale_tile(float (&d)[2][96], const TileTerms& terms) {
     const u32 lane = threadIdx.x % 32;
-    RowTerms rows[2][2];
+    float by[2][2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
-        for (int w = 0; w < 2; w++) rows[h][w] = terms.rows[h][8 * w + lane / 4];
+        for (int w = 0; w < 2; w++) by[h][w] = terms.rows[h][8 * w + lane / 4].by;
     }
 #pragma unroll
     for (int j = 0; j < 24; j++) {
-        // Scale and bias of an output, then those of the next.
-        const float4 two = *(const float4*)&terms.outputs[8 * j + 2 * (lane % 4)];
+        const PairTerms pair = terms.pairs[4 * j + lane % 4];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int w = 0; w < 2; w++) {
-                const float by = rows[h][w].scale, half = rows[h][w].half_inverse;
-                float &x = d[h][4 * j + 2 * w], &y = d[h][4 * j + 2 * w + 1];
-                x = fmaf(x, by * two.x, two.y);
-                y = fmaf(y, by * two.z, two.w);
-                if (EPILOGUE == GELU)
-                    x = __uint_as_float(
-                        (u32)pack_e4m3(gelu_tanh_approx(x, half), gelu_tanh_approx(y, half)));
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float& x = d[h][4 * j + 2 * w + e];
+                    x = fmaf(x, by[h][w] * pair.scales[e], pair.biases[e]);
+                }
             }
+        }
+    }
+}
+
+// Sums of codes' products become logits but for their rows' scales.
+__device__ __forceinline__ void scale_outputs(float (&d)[2][96], const TileTerms& terms) {
+#pragma unroll
+    for (int j = 0; j < 24; j++) {
+        const PairTerms pair = terms.pairs[4 * j + threadIdx.x % 4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            d[0][4 * j + i] *= pair.scales[i % 2];
+            d[1][4 * j + i] *= pair.scales[i % 2];
+        }
+    }
+}
+
+// GELU of two numbers (f16x2) as codes. In f16, of which e4m3 keeps four bits of eleven: beside the
+// other warpgroup's products every instruction takes several times as long.
+__device__ __forceinline__ u16 gelu_codes(u32 x, u32 half_inverse) {
+    // 0.7978845608 and 0.044715 times that. Squares may be infinite: then so is u, and tanh is 1.
+    const u32 u = mul_f16x2(x, fma_f16x2(mul_f16x2(x, x), 0x28912891, 0x3a623a62)),
+              half = mul_f16x2(x, half_inverse);
+    return e4m3_from_f16(fma_f16x2(half, tanh_f16x2(u), half));
+}
+
+// Stores a tile of GELU's results as codes: each warp its 16 rows of a half through shared memory,
+// so that twelve lanes write the 192 bytes of a row. First all results become f16, which halves the
+// registers and so lets many of them be in flight.
+__device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const float (&d)[2][96],
+                                                 u32 row, u32 column, const TileTerms& terms) {
+    const u32 lane = threadIdx.x % 32;
+    u32 x[2][48], by[2][2], half_inverse[2][2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const RowTerms of = terms.rows[i / 2][i % 2 * 8 + lane / 4];
+        by[i / 2][i % 2] = __float_as_uint(of.by);
+        half_inverse[i / 2][i % 2] = __float_as_uint(of.of_results);
+    }
+#pragma unroll
+    for (int j = 0; j < 24; j++) {
+        const PairTerms pair = terms.pairs[4 * j + lane % 4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float* sums = &d[i / 2][4 * j + 2 * (i % 2)];
+            x[i / 2][2 * j + i % 2] =
+                fma_f16x2(pack_f16(sums[0] * pair.scales[0], sums[1] * pair.scales[1]),
+                          by[i / 2][i % 2], __float_as_uint(pair.biases[0]));
+        }
+    }
+    u8* codes = (u8*)(&terms + 1);
+    u8* store_at = codes + lane / 4 * ROW_BYTES_E4M3 + lane % 4 * 2;
+    row += threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 48; i++)
+            *(u16*)(store_at + i % 2 * 8 * ROW_BYTES_E4M3 + i / 2 * 8) =
+                gelu_codes(x[h][i], half_inverse[h][i % 2]);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16,
+                      at = row + 64 * h + r;
+            const uint4 some = *(const uint4*)(codes + r * ROW_BYTES_E4M3 + c);
+            if (at < (u32)params.rows && column + c < (u32)params.outputs)
+                *(uint4*)((u8*)params.out + (u64)at * params.outputs + column + c) = some;
         }
     }
 }
@@ -356,72 +453,38 @@ __device__ __forceinline__ void store_tile(const GemmParams& params, const float
     }
 }
 
-#ifdef E4M3
-// Stores a tile of codes: each warp its 16 rows of a half through shared memory,
-// so that twelve lanes write the 192 bytes of a row.
-__device__ __forceinline__ void store_tile_e4m3(const GemmParams& params, const float (&d)[2][96],
-                                                u32 row, u32 column, u8* staging) {
-    const u32 lane = threadIdx.x % 32;
-    u8* store_at = staging + lane / 4 * ROW_BYTES_E4M3 + lane % 4 * 2;
-    row += threadIdx.x / 32 % 4 * 16;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 24; j++) {
-#pragma unroll
-            for (int w = 0; w < 2; w++)
-                *(u16*)(store_at + w * 8 * ROW_BYTES_E4M3 + 8 * j) =
-                    (u16)__float_as_uint(d[h][4 * j + 2 * w]);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 6; i++) {
-            const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16,
-                      at = row + 64 * h + r;
-            const uint4 codes = *(const uint4*)(staging + r * ROW_BYTES_E4M3 + c);
-            if (at < (u32)params.rows && column + c < (u32)params.outputs)
-                *(uint4*)((u8*)params.out + (u64)at * params.outputs + column + c) = codes;
-        }
-    }
-}
-#endif
+// What a thread has of the four rows of a tile that it shares with three others: row 64 h + 8 w.
+template <typename T>
+struct OfRows {
+    T of[2][2];
+};
 
-// Reduces a row's 48 results of this thread and those of the three others that have the row:
-// elements 4 j + 2 WHICH and the next.
-template <int WHICH>
-__device__ __forceinline__ uint4 reduce_row(const float (&d)[96], u32 first, u32 outputs) {
-    float top = -INF;
-#pragma unroll
-    for (int j = 0; j < 96; j += 4)
-        top = fmaxf(top, fmaxf(d[j + 2 * WHICH], d[j + 2 * WHICH + 1]));  // ignores NaN
-    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(FULL_MASK, top, 2));
-    // -inf - -inf would be NaN. A NaN logit makes the sum NaN, as it should.
-    const float shift = top == -INF ? 0.0f : top * LOG2_E;
-    float sums[4] = {};
-    u32 at = NO_INDEX;
-#pragma unroll
-    for (int j = 92; j >= 0; j -= 4) {
-        const float v = d[j + 2 * WHICH], w = d[j + 2 * WHICH + 1];
-        sums[j / 4 % 4] += exp2_approx(fmaf(v, LOG2_E, -shift)) +
-                           exp2_approx(fmaf(w, LOG2_E, -shift));
-        // Descending, so that the lowest index among equals stays.
-        at = w == top ? 2 * j + 1 : at;
-        at = v == top ? 2 * j : at;
-    }
-    if (at != NO_INDEX) at += first;
-    at = min(at, __shfl_xor_sync(FULL_MASK, at, 1));
-    at = min(at, __shfl_xor_sync(FULL_MASK, at, 2));
-    if (at >= outputs) at = NO_INDEX;  // nothing but NaN before the end
-    float sum = sums[0] + sums[1] + (sums[2] + sums[3]);
-    sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-    sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-    return make_uint4(__float_as_uint(top), __float_as_uint(sum), at, 0);
+// The largest of a row's four threads.
+__device__ __forceinline__ float largest_of_row(float x) {
+    x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, 1));
+    return fmaxf(x, __shfl_xor_sync(FULL_MASK, x, 2));
 }
 
+// The lowest index of the largest result of each row, for which equal ones are looked for: 0 to
+// OUTPUTS, or NO_INDEX.
+__device__ __forceinline__ OfRows<u32> indices_of(const float (&d)[2][96], const float (&top)[2][2]) {
+    OfRows<u32> at = {{{NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}}};
+#pragma unroll
+    for (int i = 95; i >= 0; i--) {  // descending, so that the lowest stays
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            u32& found = at.of[h][i / 2 % 2];
+            found = d[h][i] == top[h][i / 2 % 2] ? 2 * (i & ~3) + (i & 1) : found;
+        }
+    }
+    return at;
+}
+
+// Reduces a tile: each row to its largest logit, the sum of exponentials relative to it and its
+// index. All four rows of a thread at once, as one row's steps wait for each other. Of e4m3 the
+// columns are scaled and the rows are not.
 __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)[2][96], u32 row,
-                                            u32 column) {
+                                            u32 column, const u8* staging) {
     const u32 lane = threadIdx.x % 32, rows = (u32)params.rows, outputs = (u32)params.outputs,
               first = column + 2 * (lane % 4);
     if (column >= outputs) return;  // beyond the last tile
@@ -430,16 +493,71 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
         for (int i = 0; i < 96; i++)
             if (first + 2 * (i & ~3) + (i & 1) >= outputs) d[0][i] = d[1][i] = -INF;
     }
+    float top[2][2] = {{-INF, -INF}, {-INF, -INF}};
+#pragma unroll
+    for (int j = 0; j < 96; j += 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            top[h][j / 2 % 2] = fmaxf(top[h][j / 2 % 2], fmaxf(d[h][j], d[h][j + 1]));  // no NaN
+    }
+    float base2[2][2], shift[2][2], sums[2][2] = {}, by[2][2];
+    bool is_above = true;  // whether a row may have its largest logit here
+#ifdef E4M3
+    const TileTerms& terms = *(const TileTerms*)staging;
+    is_above = false;
+#endif
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            top[h][w] = largest_of_row(top[h][w]);
+            by[h][w] = 1.0f;
+#ifdef E4M3
+            const RowTerms of = terms.rows[h][8 * w + lane / 4];
+            by[h][w] = of.by;
+            is_above |= !(top[h][w] * of.by < of.of_results);
+#endif
+            // -inf - -inf would be NaN. A NaN logit makes the sum NaN, as it should.
+            base2[h][w] = by[h][w] * LOG2_E;
+            shift[h][w] = top[h][w] == -INF ? 0.0f : top[h][w] * base2[h][w];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 96; j += 2) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int w = j / 2 % 2;
+            sums[h][w] += exp2_approx(fmaf(d[h][j], base2[h][w], -shift[h][w])) +
+                          exp2_approx(fmaf(d[h][j + 1], base2[h][w], -shift[h][w]));
+        }
+    }
+    OfRows<u32> found = {{{NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}}};
+    if (__any_sync(FULL_MASK, is_above)) found = indices_of(d, top);
     row += threadIdx.x / 32 % 4 * 16 + lane / 4;
     const u32 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
     uint4* partials = (uint4*)params.out + column / OUTPUTS;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const u32 at = row + 64 * h;
-        const uint4 partial0 = reduce_row<0>(d[h], first, outputs),
-                    partial1 = reduce_row<1>(d[h], first, outputs);
-        if (lane % 4 == 0 && at < rows) partials[(u64)at * blocks] = partial0;
-        if (lane % 4 == 0 && at + 8 < rows) partials[(u64)(at + 8) * blocks] = partial1;
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            float sum = sums[h][w];
+            sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+            sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+            u32 at = found.of[h][w];
+            if (at != NO_INDEX) at += first;
+            at = min(at, __shfl_xor_sync(FULL_MASK, at, 1));
+            at = min(at, __shfl_xor_sync(FULL_MASK, at, 2));
+            if (at >= outputs) at = NO_INDEX;  // nothing but NaN before the end
+            const u32 index = row + 64 * h + 8 * w;
+            if (lane % 4 != 0 || index >= rows) continue;
+            const float logit = top[h][w] * by[h][w];
+            partials[(u64)index * blocks] =
+                make_uint4(__float_as_uint(logit), __float_as_uint(sum), at, 0);
+#ifdef E4M3
+            if (!(logit <= terms.rows[h][8 * w + lane / 4].of_results))
+                atomicMax(params.tops + index, ordered(logit));
+#endif
+        }
     }
 }
 
@@ -470,13 +588,15 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         multiply_tile(d, ring, tiles.steps, smem, warpgroup ^ 1);
         ring.advance_by(tiles.steps);
 #ifdef E4M3
-        scale_tile(d, terms);
         if (EPILOGUE == GELU) {
-            store_tile_e4m3(params, d, tiles.row(tile), tiles.column(tile), staging);
+            store_gelu_codes(params, d, tiles.row(tile), tiles.column(tile), terms);
             continue;
         }
+        if (EPILOGUE == ARGMAX) scale_outputs(d, terms);
+        else scale_tile(d, terms);
 #endif
-        if (EPILOGUE == ARGMAX) reduce_tile(params, d, tiles.row(tile), tiles.column(tile));
+        if (EPILOGUE == ARGMAX)
+            reduce_tile(params, d, tiles.row(tile), tiles.column(tile), staging);
         else store_tile(params, d, tiles.row(tile), tiles.column(tile), staging, slot);
     }
 }

@@ -7,7 +7,7 @@ use super::context::LaunchConfig;
 use super::linear::CudaLinear;
 use super::memory::{DeviceBuffer, E4M3_GROUP};
 use super::tma::{TENSOR_MAP_WORDS, tensor_map};
-use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
+use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor};
 
 /// Fewer rows were not measured.
 const MIN_ROWS: usize = 1024;
@@ -72,7 +72,7 @@ pub(crate) struct QkvDestination<'a> {
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
     if x.dtype() == CudaDtype::E4m3 {
         let aligned = match dtype {
-            CudaDtype::E4m3 => map.outputs().is_multiple_of(E4M3_GROUP),
+            CudaDtype::E4m3 => map.outputs().is_multiple_of(E4M3_GROUP) && fits_f16(map),
             CudaDtype::Bf16 => map.outputs().is_multiple_of(8),
             CudaDtype::F32 => false,
         };
@@ -82,6 +82,14 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
         && map.outputs().is_multiple_of(8)
         && is_supported(x, map)
         && (x.cuda().is_deterministic() || is_wide(x, map) && fills_waves(x, map))
+}
+
+/// Whether the sums of codes' products, times the outputs' scales and divided by GELU_SCALE of
+/// hopper_gemm.cu, are within f16's range whatever the rows are: a code is at most 448, and a sum
+/// at most the product of both norms (Cauchy and Schwarz), which rounding may raise.
+fn fits_f16(map: &CudaLinear) -> bool {
+    let largest_row_norm = 448.0 * (map.inputs() as f32).sqrt();
+    map.fp8().is_some_and(|w| 1.13 * largest_row_norm * w.max_norm / 256.0 < 65504.0)
 }
 
 /// Whether [`store_qkv`] can write keys and values to such a store, and is faster than a GEMM and
@@ -196,13 +204,40 @@ pub(crate) fn store_qkv(
 
 /// Each row's logits, reduced by [`TILE_OUTPUTS`] to 16 bytes: the largest, the sum of exponentials
 /// relative to it, and its index. (rows, outputs / TILE_OUTPUTS rounded up)
-pub(crate) fn logit_partials(x: &CudaTensor, map: &CudaLinear) -> Result<DeviceBuffer, CudaError> {
+///
+/// `tops`, for x of e4m3, is where a row's tiles tell each other their largest logits, to leave out
+/// indices that cannot be the row's.
+pub(crate) fn logit_partials(
+    x: &CudaTensor,
+    map: &CudaLinear,
+    tops: Option<RowTops>,
+) -> Result<DeviceBuffer, CudaError> {
     let tiles = map.outputs().div_ceil(TILE_OUTPUTS);
     let partials = DeviceBuffer::new(x.cuda(), x.rows() * tiles * 16)?;
+    let told = tops.as_ref().map_or(0, |tops| tops.buffer.pointer());
+    assert!(
+        x.dtype() != CudaDtype::E4m3 || tops.is_some_and(|tops| tops.rows == x.rows()),
+        "gemm: no place for a largest logit of each row"
+    );
     let scales = fp8_words(x, map, 0);
-    // SAFETY: there is room for every row's tiles.
-    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer()], scales) }?;
+    // SAFETY: there is room for every row's tiles, and for its largest logit where that is used.
+    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer(), told], scales) }?;
     Ok(partials)
+}
+
+/// The largest logit so far of each row, for one [`logit_partials`].
+#[derive(Debug)]
+pub(crate) struct RowTops {
+    rows: usize,
+    buffer: DeviceBuffer,
+}
+
+impl RowTops {
+    /// None so far. A memset, before which and after which kernels do not overlap: before those
+    /// that are to.
+    pub(crate) fn new(cuda: &CudaDevice, rows: usize) -> Result<Self, CudaError> {
+        Ok(Self { rows, buffer: DeviceBuffer::zeros(cuda, rows * 4)? })
+    }
 }
 
 /// The last words of `GemmParams`: the scales of e4m3 operands and of the result.

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# What a narrower number format costs in accuracy: the embedded models on 1,000 problems of three splits, every rule, in both formats.
+# Usage: runs/dtype_tables.sh BIN OUT DEVICE WIDE NARROW
+#   runs/dtype_tables.sh BIN runs/int8_tables cpu f32 int8      (about half an hour a seed on two cores)
+#   runs/dtype_tables.sh BIN runs/fp8_tables cuda bf16 fp8      (on one H200 a minute)
+# SEEDS (3), COUNT (1000), and SIDE=1 to run all six side by side with THREADS (2) each.
+# OUT/FORMAT-SPLIT.json are the results.json of every run; OUT/SPLIT.txt has the narrow format less the wide one under every rule, paired
+# by question (runs/fresh.py).
+set -euo pipefail
+bin=$1 out=$2 device=$3 formats=("$4" "$5")
+threads=()
+[[ $device != cpu ]] || threads=(--threads "${THREADS:-2}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$out"
+measure() { # FORMAT SPLIT
+    "$bin" eval --device "$device" --dtype "$1" --data "$work/$2.json" --out "$work/$1-$2" --max-new-tokens 12 --samples 64 --seeds "${SEEDS:-3}" \
+        ${threads[@]+"${threads[@]}"} --no-report -q --json >/dev/null
+    cp "$work/$1-$2/results.json" "$out/$1-$2.json"
+    echo "$1 $2 done after $SECONDS s"
+}
+jobs=()
+for split in test hard ood; do
+    "$bin" corpus --split $split --count "${COUNT:-1000}" --out "$work/$split.json" 2>/dev/null
+    for format in "${formats[@]}"; do
+        measure "$format" $split & jobs+=($!)
+        [[ -n ${SIDE:-} ]] || wait "${jobs[-1]}"
+    done
+done
+for job in "${jobs[@]}"; do wait "$job"; done
+for split in test hard ood; do
+    for rule in greedy majority weighted best_of beam; do
+        python3 "$(dirname "$0")/fresh.py" --between $rule "$5=$work/$5-$split" "$4=$work/$4-$split"
+    done >"$out/$split.txt"
+done
