@@ -1,23 +1,25 @@
 #!/bin/bash
-# Thinking in vectors against thinking in words and answering at once, models of one shape: accuracy, votes, coverage, decoding steps, FLOPs, seconds.
-# Usage: runs/baselines.sh BIN COT NO_COT OUT [PROBLEMS] [N]   (COT and NO_COT: what runs/train_embedded.sh wrote; the reasoner is the embedded one)
+# Answering at once, thinking in vectors and thinking in words, models of one shape, each alone and with N trajectories (the paper's
+# table of explicit and latent reasoning): accuracy, coverage, votes, best of N, decoding steps, FLOPs.
+# Usage: runs/baselines.sh BIN COT NO_COT OUT     (COT and NO_COT: what runs/train_embedded.sh wrote; the reasoner is the embedded
+# one; OUT is runs/baselines for what is published; on one H200 about a minute)
+# Problems from 2000 on of each split, which nothing was chosen on. PROBLEMS (1000), N (16) and SEEDS (3) make it smaller.
+# OUT/MODEL-SPLIT.json is the results.json of each run; runs/tables.py baselines prints the table.
 set -euo pipefail
-bin=$1 cot=$2 nocot=$3 out=$4 problems=${5:-200} n=${6:-16}
+bin=$1 cot=$2 nocot=$3 out=$4
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$out"
+measure() { # NAME SPLIT flags...
+    "$bin" eval --data "$work/$2.json" --samples "${N:-16}" --seeds "${SEEDS:-3}" --max-new-tokens 128 --memory 8GiB --no-report -q --json \
+        --out "$work/$1-$2" "${@:3}" >/dev/null
+    cp "$work/$1-$2/results.json" "$out/$1-$2.json"
+}
+jobs=()
 for split in test hard ood; do
-    data=(--data "embedded:$split" --limit "$problems" --samples "$n" --aggregate majority --no-report -q --overwrite)
-    "$bin" eval --reward-model none "${data[@]}" --out "$out/latent-$split" >/dev/null
-    "$bin" eval --model "$cot" "${data[@]}" --sampler tokens --temperature 0.7 --out "$out/cot-$split" >/dev/null
-    "$bin" eval --model "$nocot" "${data[@]}" --sampler tokens --temperature 0.7 --out "$out/no-cot-$split" >/dev/null
+    "$bin" corpus --split "$split" --offset 2000 --count "${PROBLEMS:-1000}" --out "$work/$split.json"
+    measure latent "$split" --aggregate majority,weighted,best_of & jobs+=($!)
+    measure cot "$split" --model "$cot" --reward-model none --sampler tokens --temperature 0.7 --aggregate majority & jobs+=($!)
+    measure no-cot "$split" --model "$nocot" --reward-model none --sampler tokens --temperature 0.7 --aggregate majority & jobs+=($!)
 done
-python3 - "$out" "$n" <<'PY'
-import json, sys
-out, n = sys.argv[1], int(sys.argv[2])
-print(f"| model, split | greedy | majority@{n} | coverage@{n} | decoding steps | GFLOP a question | seconds |\n|---|---|---|---|---|---|---|")
-for model in ("no-cot", "latent", "cot"):
-    for split in ("test", "hard", "ood"):
-        d = json.load(open(f"{out}/{model}-{split}/results.json"))
-        of = {(m["name"], m["k"]): m for m in d["metrics"]}
-        show = lambda m: f'{100*m["value"]:.1f} ({100*m["low"]:.1f}-{100*m["high"]:.1f})'
-        c = d["cost"]
-        print(f'| {model}, {split} | {show(of["greedy", 1])} | {show(of["majority", n])} | {show(of["coverage", n])} | {c["steps"]:.0f} | {c["flops"]/1e9:.1f} | {c["seconds"]["total"]:.1f} |')
-PY
+for job in "${jobs[@]}"; do wait "$job"; done

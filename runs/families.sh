@@ -5,7 +5,7 @@
 #   cot, latent-sft, rot   the trainings, the first of which the others start from; one that was interrupted goes on
 #   strengths              p and sigma of each model, by the largest coverage@16 on valid: OUT/NAME-SAMPLER-valid.json
 #   measure                OUT/NAME-SAMPLER-SPLIT.json: problems from 2000 on of test, hard and ood, which nothing was chosen on
-# By variable: SIZE (embedded: the embedded models' shape, for one H200, about a minute and a half a model; tiny: for two cores, a model of
+# By variable: SIZE (embedded: the embedded models' shape, for one H200, two to three minutes a model; tiny: for two cores, a model of
 # a fifth of a million parameters on the problems of at most two steps and numbers below 100), MODELS (where the models are kept; a temporary
 # directory), PROBLEMS (of a split; of tiny those among which the easy ones are taken), SEEDS, LIMIT (seconds after which a training stops, to
 # go on with the next call).
@@ -57,6 +57,7 @@ PY
     fi
 }
 
+limited=(timeout --foreground -s INT "${LIMIT:-0}")
 train() { # NAME flags...
     local dir=$MODELS/$1 more=()
     if [[ -e $dir/training/state.safetensors ]]; then more=(--resume); fi
@@ -65,7 +66,7 @@ train() { # NAME flags...
         data valid 0 "$problems"
         more+=(--data "$MODELS/train.json" --held-out "$MODELS/valid.json")
     fi
-    timeout -f -s INT "${LIMIT:-0}" "$binary" train reasoner --out "$dir" "${common[@]}" "${@:2}" "${more[@]}"
+    "${limited[@]}" "$binary" train reasoner --out "$dir" "${common[@]}" "${@:2}" "${more[@]}"
     cp "$dir/training/evals.jsonl" "$out/training-$1.jsonl"
 }
 

@@ -1,4 +1,5 @@
 """The figures of docs/findings.md: findings.py SWEEP RESULTS.json...
+findings.py --pair SWEEP RUN RUN: two runs of a sweep against each other. findings.py --steps RUN...: diversity by thought.
 
 SWEEP is a sweep of runs/fresh.sh or runs/gallery.sh (one seed); RESULTS are results.json files. Coverage@k of a question with c right answers
 among n is 1 - C(n-c, k) / C(n, k), as the program has it. Differences are paired over questions: 4,000 bootstrap resamples, 95%.
@@ -55,7 +56,9 @@ def against_best(folder, points):
 
 
 def dropout_less_noise(folder, dropout, noise):
-    for k in (1, 4, 16, 64):
+    with (folder / dropout / "samples.jsonl").open() as lines:
+        most = len(json.loads(next(lines))["trajectories"])
+    for k in (k for k in (1, 4, 16, 64) if k <= most):
         print(f"{dropout} less {noise}, coverage@{k}: {paired(coverages(folder / dropout, k), coverages(folder / noise, k))}")
 
 
@@ -70,9 +73,10 @@ def by_step(run, field):
 def easy_and_hard(folder, dropout, noise):
     """Coverage of two runs where the greedy trajectory is right, and where it is wrong."""
     lines = [json.loads(line) for line in (folder / dropout / "samples.jsonl").open()]
+    most = len(lines[0]["trajectories"])
     for right, kind in ((True, "easy"), (False, "hard")):
         chosen = [i for i, line in enumerate(lines) if line["greedy"] and line["greedy"]["correct"] == right]
-        for k in (4, 64):
+        for k in (4, most):
             ours, theirs = (coverages(folder / run, k) for run in (dropout, noise))
             if chosen:
                 difference = paired([ours[i] for i in chosen], [theirs[i] for i in chosen])
@@ -96,4 +100,20 @@ def main(sweep, *results):
             by_step(folder / point["run"], field)
 
 
-main(*sys.argv[1:])
+def pair(sweep, ours, theirs):
+    dropout_less_noise(pathlib.Path(sweep), ours, theirs)
+    easy_and_hard(pathlib.Path(sweep), ours, theirs)
+
+
+def steps(*runs):
+    for run in map(pathlib.Path, runs):
+        for field in ("diversity", "fed_diversity"):
+            by_step(run, field)
+
+
+if sys.argv[1] == "--pair":
+    pair(*sys.argv[2:])
+elif sys.argv[1] == "--steps":
+    steps(*sys.argv[2:])
+else:
+    main(*sys.argv[1:])

@@ -9,6 +9,11 @@
 #   valid    on valid: baselines, ablated thoughts, one mask for a whole trajectory, temperature
 #   tests    each test set with the chosen settings, dropout and noise; baselines; ablated thoughts
 #   heads    the published head's ablation on GSM8K test
+#   scaled   four chains of thought, sampled tokens, on each test set
+#   strengths  both samplers at several strengths on each test set, 16 trajectories (whether one strength does for all; nothing is chosen
+#            by it): OUT/strengths-*.json, and OUT/findings.txt (runs/findings.py)
+#   geometry drift and dimensions of twelve thoughts on valid: OUT/geometry.txt (runs/geometry.py)
+# The last three came later, and are run when named.
 # What is kept is small: results.json of every run.
 set -euo pipefail
 binary=${1:?give a latent-tts} base=${2:?give the GGUF file} models=${3:?give the models} rewards=${4:?give the reward models}
@@ -94,6 +99,34 @@ heads() {
     measure "gsm_test-$head" ordered "$rewards/$head" gsm_test --samples "$samples" --p "$(chosen p)" --aggregate majority,weighted,best_of &
   done
   wait
+}
+
+scaled() {
+  for test in "${tests[@]}"; do
+    measure "$test-cot-4" cot none "$test" --samples 4 --seeds "$seeds" --sampler tokens --temperature 0.7 --aggregate majority &
+  done
+  wait
+}
+
+strengths() {
+  for test in "${tests[@]}"; do
+    "$binary" sweep --model "$models/ordered" --base "$base" --reward-model none --data "$data/$test.json" --samples 16 --p 0.1,0.2,0.3,0.4 \
+      --sigma 0.04,0.08,0.1,0.15 --memory 16GiB --no-report --quiet --out "$work/strengths-$test" >/dev/null &&
+      cp "$work/strengths-$test/sweep.json" "$out/strengths-$test.json" &
+  done
+  wait
+  python3 "$(dirname "$0")/findings.py" --pair "$work/strengths-gsm_test" dropout-0.3 noise-0.1 >"$out/findings.txt"
+}
+
+geometry() {
+  local of=(--model "$models/ordered" --base "$base" --reward-model none --data "$data/gsm_valid.json" --limit 200 --samples "$samples" --thoughts 12)
+  for strength in "p 0.3" "sigma 0.1"; do
+    "$binary" eval "${of[@]}" "--${strength% *}" "${strength#* }" --aggregate majority --latents --memory 16GiB --no-report --quiet --json \
+      --out "$work/geometry-${strength/ /-}" >/dev/null &
+  done
+  wait
+  python3 "$(dirname "$0")/geometry.py" "$work"/geometry-* >"$out/geometry.txt"
+  python3 "$(dirname "$0")/findings.py" --steps "$work"/geometry-* >>"$out/geometry.txt"
 }
 
 for part in $parts; do "$part"; done

@@ -1,4 +1,4 @@
-"""The tables of the documents that are made of files below runs/: tables.py NAME [JUDGE].
+"""The tables of the documents that are made of files below runs/: tables.py NAME [ARGUMENT...].
 
 `.ci/figures` compares what this prints with what the documents show.
 """
@@ -260,6 +260,52 @@ def families():
                     r.with_interval("coverage", 16), r.with_interval("majority", 16), r.gain("majority", "greedy"))
 
 
+def baselines():
+    """Answering at once, thinking in vectors and thinking in words, alone and with several trajectories."""
+    head("model", "split", "greedy", "coverage@4", "best of 4", "majority@16", "coverage@16", "decoding steps of 16 rows", "of no-cot's",
+         "GFLOP a question")
+    for model in ("no-cot", "latent", "cot"):
+        for split in SPLITS:
+            r, least = Results(f"baselines/{model}-{split}"), Results(f"baselines/no-cot-{split}")
+            best = r.with_interval("best_of", 4) if ("best_of", 4) in r.metrics else ""
+            row(model, split, r.with_interval("greedy", 1), r.with_interval("coverage", 4), best, r.with_interval("majority", 16),
+                r.with_interval("coverage", 16), f"{r.cost['steps']:.0f}", f"{r.cost['steps'] / least.cost['steps']:.1f}",
+                f"{r.cost['flops'] / 1e9:.1f}")
+
+
+def rollouts():
+    """Reward models of the published head by the rollouts behind their labels."""
+    head("labels and training", "split", "majority@64", "best of 8", "best of 64", "weighted@64")
+    for name, label in (("m128", "M = 128"), ("m4", "M = 4, the same problems"), ("m4-eightfold", "M = 4, eight times the problems"),
+                        ("published", "M = 128, the published training")):
+        for split in SPLITS:
+            r = Results(f"rollouts/{name}-{split}")
+            row(label, split, r.with_interval("majority", 64), *(r.with_interval("best_of", k) for k in (8, 64)), r.with_interval("weighted", 64))
+
+
+def retrained():
+    """A run of train_embedded.sh as a whole beside what is embedded."""
+    head("accuracy in %", *SPLITS)
+    for name, label in (("embedded", "embedded"), ("trained", "this run")):
+        prefix = f"train_embedded/{name}"
+        row(f"{label}, greedy", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
+        for rule in ("majority", "weighted", "best_of", "coverage"):
+            row(f"{label}, {rule.replace('_', ' ')} at 64", *by_split(prefix, lambda r: r.with_interval(rule, 64)))
+
+
+def formats(folder, wide, narrow):
+    """Every rule in two number formats, and their paired difference: folder below runs/, formats."""
+    head("rule", *(f"{split}: {wide}, {narrow}, difference" for split in SPLITS))
+    paired = {}
+    for split in SPLITS:
+        for line in (RUNS / folder / f"{split}.txt").read_text().splitlines():
+            rule, _, difference = line.split(": ")
+            paired[rule, split] = difference
+    for rule, k in (("greedy", 1), ("majority", 64), ("weighted", 64), ("best_of", 64), ("beam", 64)):
+        cells = ([Results(f"{folder}/{name}-{split}").share(rule, k) for name in (wide, narrow)] + [paired[rule, split]] for split in SPLITS)
+        row(rule.replace("_", " ") + (" 64" if k > 1 else ""), *(", ".join(cell) for cell in cells))
+
+
 def thoughts():
     """Accuracy with replaced thoughts, of runs/ablation.json."""
     content = json.loads((RUNS / "ablation.json").read_text())
@@ -273,8 +319,8 @@ def thoughts():
 
 
 TABLES = {f.__name__: f for f in (rules, judges, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
-                                  smollm2_sweep, thoughts, families)}
+                                  smollm2_sweep, thoughts, families, baselines, rollouts, retrained, formats)}
 
 if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
-    sys.exit(f"usage: tables.py {'|'.join(TABLES)} [JUDGE]")
+    sys.exit(f"usage: tables.py {'|'.join(TABLES)} [ARGUMENT...]")
 TABLES[sys.argv[1]](*sys.argv[2:])
