@@ -57,7 +57,6 @@ PY
     fi
 }
 
-limited=(timeout --foreground -s INT "${LIMIT:-0}")
 train() { # NAME flags...
     local dir=$MODELS/$1 more=()
     if [[ -e $dir/training/state.safetensors ]]; then more=(--resume); fi
@@ -66,7 +65,7 @@ train() { # NAME flags...
         data valid 0 "$problems"
         more+=(--data "$MODELS/train.json" --held-out "$MODELS/valid.json")
     fi
-    "${limited[@]}" "$binary" train reasoner --out "$dir" "${common[@]}" "${@:2}" "${more[@]}"
+    timeout -s INT "${LIMIT:-0}" "$binary" train reasoner --out "$dir" "${common[@]}" "${@:2}" "${more[@]}"
     cp "$dir/training/evals.jsonl" "$out/training-$1.jsonl"
 }
 
