@@ -12,6 +12,8 @@
 //! `--only NAME...` takes the checks of these names ([`checks::CHECKS`]). A line at the end of a
 //! device names the kernels that were launched on it.
 
+#[path = "cuda_check/attention_checks.rs"]
+mod attention_checks;
 #[path = "cuda_check/checks.rs"]
 mod checks;
 #[path = "../src/cuda/mod.rs"]
@@ -23,6 +25,8 @@ mod checks;
 mod cuda;
 #[path = "../src/cuda/fp8_checks.rs"]
 mod fp8_checks;
+#[path = "cuda_check/logit_checks.rs"]
+mod logit_checks;
 #[path = "../src/params.rs"]
 #[allow(dead_code, reason = "what the backend depends on, included whole")]
 mod params;
@@ -31,6 +35,8 @@ mod reference;
 #[path = "../src/rng.rs"]
 #[allow(dead_code, reason = "what the backend depends on, included whole")]
 mod rng;
+#[path = "cuda_check/row_checks.rs"]
+mod row_checks;
 #[path = "cuda_check/timing.rs"]
 mod timing;
 #[path = "cuda_check/training.rs"]
