@@ -210,16 +210,18 @@ __device__ __forceinline__ float gelu_tanh_approx(float x) {
 }
 
 #ifdef E4M3
-// What turns sums of codes' products into results. In GELU's tiles pairs of numbers are f16x2: the
-// biases in the first one's bits, and of a row `by`, twice, and half of 1 / its results' scale,
-// twice; the outputs' scales are there divided by GELU_SCALE and the rows' multiplied, to keep
-// products with the first alone within f16's range.
+// What turns sums of codes' products into results: of two outputs, and of a row.
+//
+// GELU computes in f16x2, and so these fields hold the bits of two f16: the first of `biases` both
+// biases, `by` the row's scale twice, `of_results` half of 1 / the scale of the row's results
+// twice. There the outputs' scales are divided by GELU_SCALE and the rows' multiplied by it, so
+// that sums times an output's scale are within f16's range (fits_f16 in hopper_gemm.rs).
 struct __align__(16) PairTerms {
     float scales[2], biases[2];
 };
 struct RowTerms {
-    float by;  // the row's scale
-    float of_results;  // GELU: see above; ARGMAX: the row's largest logit so far
+    float by;          // the row's scale
+    float of_results;  // ARGMAX: the row's largest logit so far
 };
 struct TileTerms {
     PairTerms pairs[OUTPUTS / 2];
