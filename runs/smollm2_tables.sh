@@ -119,7 +119,7 @@ strengths() {
 }
 
 geometry() {
-  local of=(--model "$models/ordered" --base "$base" --reward-model none --data "$data/gsm_valid.json" --limit 200 --samples "$samples" --thoughts 12)
+  local of=(--model "$models/ordered" --base "$base" --reward-model none --data "$data/gsm_valid.json" --limit "${PROBLEMS:-200}" --samples "$samples" --thoughts 12)
   for strength in "p 0.3" "sigma 0.1"; do
     "$binary" eval "${of[@]}" "--${strength% *}" "${strength#* }" --aggregate majority --latents --memory 16GiB --no-report --quiet --json \
       --out "$work/geometry-${strength/ /-}" >/dev/null &
