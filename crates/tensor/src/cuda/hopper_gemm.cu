@@ -455,31 +455,24 @@ __device__ __forceinline__ void store_tile(const GemmParams& params, const float
     }
 }
 
-// What a thread has of the four rows of a tile that it shares with three others: row 64 h + 8 w.
-template <typename T>
-struct OfRows {
-    T of[2][2];
-};
-
 // The largest of a row's four threads.
 __device__ __forceinline__ float largest_of_row(float x) {
     x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, 1));
     return fmaxf(x, __shfl_xor_sync(FULL_MASK, x, 2));
 }
 
-// The lowest index of the largest result of each row, for which equal ones are looked for: 0 to
-// OUTPUTS, or NO_INDEX.
-__device__ __forceinline__ OfRows<u32> indices_of(const float (&d)[2][96], const float (&top)[2][2]) {
-    OfRows<u32> at = {{{NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}}};
+// The lowest index in the tile, less the thread's first column, of a result that equals the largest
+// of its row, if this thread has one.
+__device__ __forceinline__ void find_indices(u32 (&at)[2][2], const float (&d)[2][96],
+                                             const float (&top)[2][2]) {
 #pragma unroll
     for (int i = 95; i >= 0; i--) {  // descending, so that the lowest stays
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            u32& found = at.of[h][i / 2 % 2];
+            u32& found = at[h][i / 2 % 2];
             found = d[h][i] == top[h][i / 2 % 2] ? 2 * (i & ~3) + (i & 1) : found;
         }
     }
-    return at;
 }
 
 // Reduces a tile: each row to its largest logit, the sum of exponentials relative to it and its
@@ -495,12 +488,12 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
         for (int i = 0; i < 96; i++)
             if (first + 2 * (i & ~3) + (i & 1) >= outputs) d[0][i] = d[1][i] = -INF;
     }
-    float top[2][2] = {{-INF, -INF}, {-INF, -INF}};
+    float top[2][2] = {{-INF, -INF}, {-INF, -INF}};  // of what is not NaN
 #pragma unroll
     for (int j = 0; j < 96; j += 2) {
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            top[h][j / 2 % 2] = fmaxf(top[h][j / 2 % 2], fmaxf(d[h][j], d[h][j + 1]));  // no NaN
+            top[h][j / 2 % 2] = fmaxf(top[h][j / 2 % 2], fmaxf(d[h][j], d[h][j + 1]));
     }
     float base2[2][2], shift[2][2], sums[2][2] = {}, by[2][2];
     bool is_above = true;  // whether a row may have its largest logit here
@@ -533,8 +526,8 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
                           exp2_approx(fmaf(d[h][j + 1], base2[h][w], -shift[h][w]));
         }
     }
-    OfRows<u32> found = {{{NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}}};
-    if (__any_sync(FULL_MASK, is_above)) found = indices_of(d, top);
+    u32 found[2][2] = {{NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}};
+    if (__any_sync(FULL_MASK, is_above)) find_indices(found, d, top);
     row += threadIdx.x / 32 % 4 * 16 + lane / 4;
     const u32 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
     uint4* partials = (uint4*)params.out + column / OUTPUTS;
@@ -545,7 +538,7 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
             float sum = sums[h][w];
             sum += __shfl_xor_sync(FULL_MASK, sum, 1);
             sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-            u32 at = found.of[h][w];
+            u32 at = found[h][w];
             if (at != NO_INDEX) at += first;
             at = min(at, __shfl_xor_sync(FULL_MASK, at, 1));
             at = min(at, __shfl_xor_sync(FULL_MASK, at, 2));

@@ -28,6 +28,7 @@ const STAGES: usize = 4;
 const STAGE_BYTES: usize = DEPTH_BYTES * (TILE_ROWS + TILE_OUTPUTS);
 const WARP_BYTES: usize = 16 * (TILE_OUTPUTS * 2 + 16);
 const WARPS: usize = 8;
+const GELU_SCALE: f32 = 256.0;
 const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
@@ -84,12 +85,14 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
         && (x.cuda().is_deterministic() || is_wide(x, map) && fills_waves(x, map))
 }
 
-/// Whether the sums of codes' products, times the outputs' scales and divided by GELU_SCALE of
-/// hopper_gemm.cu, are within f16's range whatever the rows are: a code is at most 448, and a sum
+/// The largest finite f16.
+const F16_MAX: f32 = 65504.0;
+
+/// Whether the sums of codes' products, times the outputs' scales and divided by GELU_SCALE, are within f16's range whatever the rows are: a code is at most 448, and a sum
 /// at most the product of both norms (Cauchy and Schwarz), which rounding may raise.
 fn fits_f16(map: &CudaLinear) -> bool {
     let largest_row_norm = 448.0 * (map.inputs() as f32).sqrt();
-    map.fp8().is_some_and(|w| 1.13 * largest_row_norm * w.max_norm / 256.0 < 65504.0)
+    map.fp8().is_some_and(|w| 1.13 * largest_row_norm * w.max_norm / GELU_SCALE < F16_MAX)
 }
 
 /// Whether [`store_qkv`] can write keys and values to such a store, and is faster than a GEMM and
@@ -210,11 +213,11 @@ pub(crate) fn store_qkv(
 pub(crate) fn logit_partials(
     x: &CudaTensor,
     map: &CudaLinear,
-    tops: Option<RowTops>,
+    tops: Option<&RowTops>,
 ) -> Result<DeviceBuffer, CudaError> {
     let tiles = map.outputs().div_ceil(TILE_OUTPUTS);
     let partials = DeviceBuffer::new(x.cuda(), x.rows() * tiles * 16)?;
-    let told = tops.as_ref().map_or(0, |tops| tops.buffer.pointer());
+    let told = tops.map_or(0, |tops| tops.buffer.pointer());
     assert!(
         x.dtype() != CudaDtype::E4m3 || tops.is_some_and(|tops| tops.rows == x.rows()),
         "gemm: no place for a largest logit of each row"
@@ -233,8 +236,8 @@ pub(crate) struct RowTops {
 }
 
 impl RowTops {
-    /// None so far. A memset, before which and after which kernels do not overlap: before those
-    /// that are to.
+    /// None so far. It is zeroed by a memset, across which kernels cannot overlap; so make it
+    /// before the kernel that the GEMM should overlap with.
     pub(crate) fn new(cuda: &CudaDevice, rows: usize) -> Result<Self, CudaError> {
         Ok(Self { rows, buffer: DeviceBuffer::zeros(cuda, rows * 4)? })
     }

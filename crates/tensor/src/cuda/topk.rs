@@ -71,7 +71,7 @@ fn argmax_rows(
     let quantized = is_fp8.then(|| fp8::quantize_rows(x)).transpose()?;
     let x = quantized.as_ref().unwrap_or(x);
     if hopper_gemm::supports_argmax(x, map) {
-        let partials = hopper_gemm::logit_partials(x, map, tops)?;
+        let partials = hopper_gemm::logit_partials(x, map, tops.as_ref())?;
         let config = LaunchConfig::new(x.rows().div_ceil(8), 256);
         let arguments = kernel_args![
             partials.pointer(),
