@@ -87,9 +87,9 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
         && (x.cuda().is_deterministic() || is_wide(x, map) && fills_waves(x, map))
 }
 
-/// Whether the sums of codes' products, times the outputs' scales and divided by [`GELU_SCALE`], are
-/// within f16's range whatever the rows are: a code is at most 448, and a sum at most the product
-/// of both norms (Cauchy and Schwarz), which rounding may raise.
+/// Whether the sums of codes' products, times the outputs' scales and divided by [`GELU_SCALE`],
+/// are within f16's range whatever the rows are: a code is at most 448, and a sum at most the
+/// product of both norms (Cauchy and Schwarz), which rounding may raise.
 fn fits_f16(map: &CudaLinear) -> bool {
     let largest_row_norm = 448.0 * (map.inputs() as f32).sqrt();
     map.fp8().is_some_and(|w| 1.13 * largest_row_norm * w.max_norm / GELU_SCALE < F16_MAX)
