@@ -158,12 +158,11 @@ impl Footprint {
         let paths = size.extensions() + size.width.get() * thoughts + finalists + 1;
         let answer = row_positions(context.model, 0, item.params.max_new_tokens.get());
         // Chunks of slots start at whole blocks.
-        let answer = finalists * Cache::slots_for(answer) + Cache::slots_for(1);
+        let answers = |positions| finalists * Cache::slots_for(positions) + Cache::slots_for(1);
         let prompts = if self.private_prompt { size.extensions() } else { 1 };
         let slots = CacheSlots {
-            reasoner: prompts * self.prompt_slots + paths + answer,
-            // The reward model reads answers when the search is over and its cache is empty again.
-            reward: self.reward_prompt_slots + paths.max(finalists * self.reward_row_slots),
+            reasoner: prompts * self.prompt_slots + paths + answers(answer),
+            reward: self.reward_prompt_slots + paths + answers(reward.positions_read(0, answer)),
         };
         Some(BeamFootprint { extensions: size.extensions(), slots })
     }

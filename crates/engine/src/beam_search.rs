@@ -44,7 +44,7 @@ use crate::reference_trace::ReferenceTrace;
 use crate::reply::ComputeCost;
 use crate::sampler::{PassStage, RowId, Sampler};
 use crate::sampling_params::{BeamSize, SamplingParams};
-use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScorerState, score};
+use crate::score::{AnswerBatch, Rewards, ScoredPath, ScorerState};
 use crate::think::{Row, ThoughtBatch};
 
 /// The best path of a question, and its answer.
@@ -71,8 +71,10 @@ struct BeamPath {
     row: Row,
     max_thoughts: usize,
     process_rewards: Vec<f32>,
-    /// Its path, or that of the beam it extends, in the scorer's state.
-    scorer_row: usize,
+    /// What the reward model has read of it.
+    scored: ScoredPath,
+    /// Whether its last position there is its own; else it is that of the beam it extends.
+    owns_scored: bool,
 }
 
 impl BeamPath {
@@ -143,8 +145,10 @@ impl<'a> BeamSearch<'a> {
         let start = prefill(self.context.model, cache, &self.row_specs(), self.sampler)?;
         let extensions = self.size.extensions();
         let costs = (0..prompts.len()).map(|i| self.cost_model(i).search_prompt(extensions));
+        let (scorer, prefixes) =
+            ScorerState::prefill(self.reward_model, reward_cache, prompts, trace)?;
         let mut state = BeamState {
-            scorer: ScorerState::prefill(self.reward_model, reward_cache, prompts, trace)?,
+            scorer,
             cache,
             reward_cache,
             finished: vec![Vec::new(); prompts.len()],
@@ -154,7 +158,8 @@ impl<'a> BeamSearch<'a> {
         };
         let path = |row: Row| BeamPath {
             max_thoughts: self.sampler.max_thoughts(&row),
-            scorer_row: row.spec.item,
+            scored: prefixes[row.spec.item].fork(),
+            owns_scored: false,
             process_rewards: Vec::new(),
             row,
         };
@@ -171,7 +176,7 @@ impl<'a> BeamSearch<'a> {
             open = self.extend(kept, &thoughts, &mut state)?;
             state.steps.push(thoughts);
         }
-        self.answer(prompts, trace, state)
+        self.answer(state)
     }
 
     /// The items' parameters, which are equal.
@@ -245,17 +250,16 @@ impl<'a> BeamSearch<'a> {
         if paths.is_empty() {
             return Ok(paths);
         }
-        let extended: Vec<usize> = paths.iter().map(|path| path.scorer_row).collect();
-        let (scorer, rewards) = state.scorer.score_thoughts(
+        let rewards = state.scorer.score_thoughts(
             self.reward_model,
             state.reward_cache,
-            &extended,
+            paths.iter_mut().map(|path| &mut path.scored),
             thoughts,
         )?;
-        for (i, (path, reward)) in paths.iter_mut().zip(rewards).enumerate() {
+        for (path, reward) in paths.iter_mut().zip(rewards) {
             let cost = self.cost_model(path.question()).process_reward(path.row.sequence.len());
             state.costs[path.question()] += cost;
-            path.scorer_row = i;
+            path.owns_scored = true;
             path.row.pending = path.row.thoughts.len() == path.max_thoughts;
             path.process_rewards.push(reward);
         }
@@ -271,9 +275,6 @@ impl<'a> BeamSearch<'a> {
             if *taken <= self.size.width.get() { kept.push(path) } else { dropped.push(path) }
         }
         dropped.into_iter().for_each(|path| self.discard(path, state));
-        let scored: Vec<usize> = kept.iter().map(|path| path.scorer_row).collect();
-        state.scorer = scorer.retain(self.reward_model, state.reward_cache, &scored)?;
-        kept.iter_mut().enumerate().for_each(|(i, path)| path.scorer_row = i);
         Ok(kept)
     }
 
@@ -325,6 +326,7 @@ impl<'a> BeamSearch<'a> {
             for _ in 0..self.size.candidates.get() {
                 let mut path = beam.clone();
                 path.row.sequence = beam.row.sequence.fork();
+                (path.scored, path.owns_scored) = (beam.scored.fork(), false);
                 path.row.spec.id.trajectory = numbers[beam.question()];
                 numbers[beam.question()] += 1;
                 paths.push(path);
@@ -348,8 +350,11 @@ impl<'a> BeamSearch<'a> {
         worst.into_iter().for_each(|path| self.discard(path, state));
     }
 
-    /// Releases the last position of a path that is not continued, where it has one of its own.
+    /// Releases the last positions of a path that is not continued, where they are its own.
     fn discard(&self, path: BeamPath, state: &mut BeamState<'_>) {
+        if path.owns_scored {
+            state.reward_cache.release_last(path.scored.sequence);
+        }
         if self.extensions_differ() {
             state.cache.release_last(path.row.sequence);
         }
@@ -360,47 +365,38 @@ impl<'a> BeamSearch<'a> {
     }
 
     /// Decodes the finalists of every question and chooses among them.
-    fn answer(
-        &self,
-        prompts: &[&Prompt],
-        trace: Option<&ReferenceTrace>,
-        state: BeamState<'_>,
-    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    fn answer(&self, state: BeamState<'_>) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
         let model = self.context.model;
         state.cache.set_slot_granularity(SlotGranularity::Chunk);
-        let (mut rows, mut process_rewards) = (Vec::new(), Vec::new());
+        state.reward_cache.set_slot_granularity(SlotGranularity::Chunk);
+        let mut found: Vec<Option<BeamOutput>> = state.finished.iter().map(|_| None).collect();
+        let (mut rows, mut scored, mut process_rewards) = (Vec::new(), Vec::new(), Vec::new());
         let finalists = state.finished.into_iter().flatten();
         for mut path in finalists.filter(|path| !self.sampler.is_cancelled(&path.row)) {
             path.row.sequence = path.row.sequence.fork();
             rows.push(path.row);
+            scored.push(path.scored);
             process_rewards.push(path.process_rewards);
         }
-        let mut found: Vec<Option<BeamOutput>> = prompts.iter().map(|_| None).collect();
         if rows.is_empty() {
             return Ok(found);
         }
         let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
         let mut thoughts = ThoughtBatch { rows, steps: state.steps, ..ThoughtBatch::default() };
         let answers = decode(model, state.cache, &mut thoughts, self.sampler)?;
-        let outcomes = match self.reward_model.outcome_head {
-            Some(_) => {
-                state.reward_cache.clear();
-                let end_latent = &model.method.end_latent;
-                let answers = Some(AnswerBatch { end_latent, answers: &answers.tokens });
-                let batch = ScoreBatch { prompts, trace, thoughts: &thoughts, answers };
-                score(self.reward_model, state.reward_cache, batch)?
-            }
-            None => vec![Rewards::default(); thoughts.rows.len()],
-        };
+        let read = AnswerBatch { end_latent: &model.method.end_latent, answers: &answers.tokens };
+        let outcomes =
+            state.scorer.score_answers(self.reward_model, state.reward_cache, &mut scored, read)?;
+        let mut outcomes = outcomes.into_iter();
         let mut costs = state.costs;
         let rows = thoughts.rows.iter().zip(process_rewards).zip(answers.tokens);
-        for (((row, process), tokens), (outcome, fed)) in rows.zip(outcomes.into_iter().zip(fed)) {
+        for (((row, process), tokens), fed) in rows.zip(fed) {
             let item = row.spec.item;
             let (cost_model, best) = (self.cost_model(item), &mut found[item]);
             costs[item] += cost_model.answer(fed..row.sequence.len(), tokens.len());
-            let (thoughts, outcome) = (row.thoughts.len(), outcome.outcome);
+            let (thoughts, outcome) = (row.thoughts.len(), outcomes.next());
             if outcome.is_some() {
-                costs[item] += cost_model.outcome_reward(best.is_none(), thoughts, tokens.len());
+                costs[item] += cost_model.outcome_reward(thoughts, tokens.len());
             }
             if best.as_ref().is_none_or(|best| outcome > best.rewards.outcome) {
                 let rewards = Rewards { process, outcome };

@@ -101,19 +101,14 @@ impl CostModel<'_> {
         ComputeCost { steps: 0, flops }
     }
 
-    /// The outcome reward of a path; the question's first path also pays for the prompt.
-    pub(crate) fn outcome_reward(
-        &self,
-        is_first: bool,
-        thoughts: usize,
-        answer: usize,
-    ) -> ComputeCost {
+    /// The outcome reward of a path: its answer, after the thoughts that were read in the search.
+    pub(crate) fn outcome_reward(&self, thoughts: usize, answer: usize) -> ComputeCost {
         let BatchContext { model, reward_model, .. } = self.context;
         let flops = reward_model.map_or(0.0, |reward| {
             let start = self.item.prompt_len() + reward.reference_thoughts();
             let answer = model.method.end_latent.len() + answer;
             let read = reward.positions_read(thoughts, answer);
-            reward.decoder.flops_for(if is_first { 0 } else { start }..start + read)
+            reward.decoder.flops_for(start + thoughts..start + read)
         });
         ComputeCost { steps: 0, flops }
     }

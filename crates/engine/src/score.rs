@@ -6,8 +6,8 @@
 //! give the same rewards. The reference trace, where the reward model has a reference reasoner,
 //! stands between the prompt and the thoughts.
 
-use model::{Cache, Pass, RewardInputs, Sequence};
-use tensor::{DeviceError, Tensor, ops};
+use model::{Cache, Pass, RewardHead, RewardInputs, Sequence};
+use tensor::{Device, DeviceError, Tensor, ops};
 
 use crate::decode::AnswerTokens;
 use crate::prompt::Prompt;
@@ -65,7 +65,7 @@ pub(crate) fn score(
             pass.push(cache, &mut sequence, true);
             inputs.push(thought);
         }
-        rows.push(ScoredRow { sequence, last_thought: last });
+        rows.push(ScoredPath { sequence, last_thought: last });
     }
     let outputs = prompts.len() + inputs.len();
     let answers = answers.filter(|_| reward_model.outcome_head.is_some()).map(|answers| {
@@ -99,9 +99,7 @@ pub(crate) fn score(
     };
     let outcome = match (&reward_model.outcome_head, answers) {
         (Some(head), Some(answers)) => {
-            let last: Vec<usize> = rows.iter().map(|row| row.last_thought).collect();
-            let (before, end, last) = (at(&answers.before)?, at(&answers.at)?, at(&last)?);
-            head.rewards(device, RewardInputs { before: &before, at: &end, thoughts: &last })?
+            answers.rewards(device, head, std::slice::from_ref(&hidden), &rows)?
         }
         _ => Vec::new(),
     };
@@ -113,11 +111,19 @@ pub(crate) fn score(
     Ok(thoughts.rows.iter().map(|row| row.thoughts.len()).map(rewards).collect())
 }
 
-/// A row whose thoughts are in the pass.
-struct ScoredRow {
-    sequence: Sequence,
+/// A prompt and thoughts that the reward model has read, or reads in the pass that is made.
+#[derive(Clone)]
+pub(crate) struct ScoredPath {
+    pub(crate) sequence: Sequence,
     /// The output at its last thought, or at its prefix without any.
     last_thought: usize,
+}
+
+impl ScoredPath {
+    /// A path that shares all positions so far.
+    pub(crate) fn fork(&self) -> Self {
+        Self { sequence: self.sequence.fork(), ..*self }
+    }
 }
 
 /// Answers at the end of a pass.
@@ -138,7 +144,7 @@ impl AnswerLayout {
         context: usize,
         cache: &mut Cache,
         pass: &mut Pass,
-        rows: &mut [ScoredRow],
+        rows: &mut [ScoredPath],
         batch: AnswerBatch<'_>,
     ) -> Self {
         for (row, answer) in rows.iter_mut().zip(batch.answers) {
@@ -159,6 +165,21 @@ impl AnswerLayout {
             }
         }
         self
+    }
+
+    /// The rows' outcome rewards from the outputs of all passes: (outputs, width) when
+    /// concatenated.
+    fn rewards(
+        &self,
+        device: &Device,
+        head: &RewardHead,
+        hidden: &[Tensor],
+        rows: &[ScoredPath],
+    ) -> Result<Vec<f32>, DeviceError> {
+        let last: Vec<usize> = rows.iter().map(|row| row.last_thought).collect();
+        let at = |outputs: &[usize]| ops::select(device, hidden, outputs);
+        let (before, end, last) = (at(&self.before)?, at(&self.at)?, at(&last)?);
+        head.rewards(device, RewardInputs { before: &before, at: &end, thoughts: &last })
     }
 }
 
@@ -199,11 +220,12 @@ impl ScorerPrefix {
     }
 }
 
-/// The reward model's state after some paths.
+/// The reward model's state after the paths of a beam search.
 pub(crate) struct ScorerState {
-    sequences: Vec<Sequence>,
-    /// At each path's last position: (paths, width).
-    hidden: Tensor,
+    /// At the last position of every path that was read, pass after pass: (paths, width) when
+    /// concatenated.
+    hidden: Vec<Tensor>,
+    outputs: usize,
 }
 
 impl ScorerState {
@@ -213,46 +235,59 @@ impl ScorerState {
         cache: &mut Cache,
         prompts: &[&Prompt],
         trace: Option<&ReferenceTrace>,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<(Self, Vec<ScoredPath>), DeviceError> {
         let ScorerPrefix { pass, x, sequences } =
             ScorerPrefix::new(reward_model, cache, prompts, trace)?;
         let hidden = reward_model.decoder.forward(cache, &pass, x, None)?;
-        Ok(Self { sequences, hidden })
+        let paths = sequences.into_iter().enumerate();
+        let paths = paths.map(|(i, sequence)| ScoredPath { sequence, last_thought: i }).collect();
+        Ok((Self { outputs: hidden.rows(), hidden: vec![hidden] }, paths))
     }
 
-    /// Scores one more thought on a fork of each path of `paths`: thoughts (forks, width). Returns
-    /// the forks and the thoughts' process rewards.
-    pub(crate) fn score_thoughts(
-        &self,
+    /// Reads one more thought of each path, thoughts (paths, width), and returns their process
+    /// rewards.
+    pub(crate) fn score_thoughts<'p>(
+        &mut self,
         reward_model: &RewardModel,
         cache: &mut Cache,
-        paths: &[usize],
+        paths: impl Iterator<Item = &'p mut ScoredPath>,
         thoughts: &Tensor,
-    ) -> Result<(Self, Vec<f32>), DeviceError> {
+    ) -> Result<Vec<f32>, DeviceError> {
         let device = reward_model.decoder.device();
-        let mut sequences: Vec<Sequence> =
-            paths.iter().map(|&path| self.sequences[path].fork()).collect();
-        let mut pass = Pass::default();
-        sequences.iter_mut().for_each(|sequence| pass.push(cache, sequence, true));
+        let (mut pass, mut before) = (Pass::default(), Vec::new());
+        for (path, output) in paths.zip(self.outputs..) {
+            pass.push(cache, &mut path.sequence, true);
+            before.push(std::mem::replace(&mut path.last_thought, output));
+        }
         let hidden = reward_model.decoder.forward(cache, &pass, thoughts.clone(), None)?;
-        let before = ops::select(device, [&self.hidden], paths)?;
+        let before = ops::select(device, &self.hidden, &before)?;
         let inputs = RewardInputs { before: &before, at: &hidden, thoughts };
         let rewards = reward_model.head.rewards(device, inputs)?;
-        Ok((Self { sequences, hidden }, rewards))
+        self.outputs += hidden.rows();
+        self.hidden.push(hidden);
+        Ok(rewards)
     }
 
-    /// Keeps only the paths `kept`, in that order; the slots of the others' last thoughts are
-    /// released.
-    pub(crate) fn retain(
-        self,
+    /// Reads the answers of some paths in one pass and returns their outcome rewards; none where
+    /// the reward model does not read answers.
+    pub(crate) fn score_answers(
+        mut self,
         reward_model: &RewardModel,
         cache: &mut Cache,
-        kept: &[usize],
-    ) -> Result<Self, DeviceError> {
-        let hidden = ops::select(reward_model.decoder.device(), [&self.hidden], kept)?;
-        let mut others: Vec<Option<Sequence>> = self.sequences.into_iter().map(Some).collect();
-        let sequences = kept.iter().filter_map(|&path| others[path].take()).collect();
-        others.into_iter().flatten().for_each(|sequence| cache.release_last(sequence));
-        Ok(Self { sequences, hidden })
+        paths: &mut [ScoredPath],
+        answers: AnswerBatch<'_>,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let Some(head) = &reward_model.outcome_head else { return Ok(Vec::new()) };
+        let (decoder, mut pass) = (&reward_model.decoder, Pass::default());
+        let answers = AnswerLayout { outputs: self.outputs, ..AnswerLayout::default() }.extend(
+            decoder.config().context,
+            cache,
+            &mut pass,
+            paths,
+            answers,
+        );
+        let x = decoder.embed(&answers.tokens)?;
+        self.hidden.push(decoder.forward(cache, &pass, x, None)?);
+        answers.rewards(decoder.device(), head, &self.hidden, paths)
     }
 }

@@ -58,12 +58,13 @@ struct NaiveSearch<'a> {
     prompt: &'a Prompt,
 }
 
-/// The best path: its thoughts, their rewards, and the answer's tokens.
+/// The best path: its thoughts, their rewards, the answer's tokens and its reward.
 #[derive(Debug, PartialEq)]
 struct NaiveResult {
     thoughts: usize,
     process_rewards: Vec<f32>,
     tokens: Vec<u32>,
+    outcome: Option<f32>,
 }
 
 impl<'a> NaiveSearch<'a> {
@@ -87,7 +88,7 @@ impl<'a> NaiveSearch<'a> {
         finished.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
         finished.truncate(if self.pair.reward_model.outcome_head.is_some() { width } else { 1 });
         let answered = finished.into_iter().map(|path| self.answer(path));
-        answered.reduce(|best, path| if path.0 > best.0 { path } else { best }).unwrap().1
+        answered.reduce(|best, path| if path.outcome > best.outcome { path } else { best }).unwrap()
     }
 
     /// A path without thoughts, with the random numbers of trajectory `c`.
@@ -134,8 +135,8 @@ impl<'a> NaiveSearch<'a> {
         reference::rewards_with_answers(model, self.prompt, rows, answers).unwrap().remove(0)
     }
 
-    /// Decodes a finished path: its outcome reward, if there is one, and what it found.
-    fn answer(self, mut path: NaivePath<'a>) -> (Option<f32>, NaiveResult) {
+    /// Decodes a finished path.
+    fn answer(self, mut path: NaivePath<'a>) -> NaiveResult {
         if !path.ended_itself {
             path.feed_last_thought();
         }
@@ -145,7 +146,7 @@ impl<'a> NaiveSearch<'a> {
         let answers = AnswerBatch { end_latent, answers: &answers };
         let outcome = self.rewards(&path.thoughts, Some(answers)).outcome;
         let process_rewards = path.process_rewards;
-        (outcome, NaiveResult { thoughts: path.thoughts.rows(), process_rewards, tokens })
+        NaiveResult { thoughts: path.thoughts.rows(), process_rewards, tokens, outcome }
     }
 }
 
@@ -164,6 +165,7 @@ pub fn assert_naive(pair: &RewardedReasoner, params: SamplingParams, what: &str)
             thoughts: best.thoughts,
             process_rewards: best.process_rewards.unwrap(),
             tokens: best.tokens.to_vec(),
+            outcome: best.outcome_reward,
         };
         assert_eq!(found, expected, "{what}");
     }
