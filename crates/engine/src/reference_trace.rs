@@ -5,7 +5,7 @@
 //! candidate's thoughts.
 
 use model::Cache;
-use tensor::{DeviceError, Tensor, ops};
+use tensor::{Device, DeviceError, Tensor, ops};
 
 use crate::batch::BatchItem;
 use crate::perturb::Perturbation;
@@ -25,6 +25,22 @@ pub struct ReferenceTrace {
     pub thoughts: Tensor,
     /// How many each prompt has.
     pub lengths: Vec<usize>,
+}
+
+impl ReferenceTrace {
+    /// The thoughts about some of the prompts, in that order.
+    pub(crate) fn select(&self, device: &Device, prompts: &[usize]) -> Result<Self, DeviceError> {
+        let ends: Vec<usize> = self.lengths.iter().scan(0, running_sum).collect();
+        let rows = |&prompt: &usize| ends[prompt] - self.lengths[prompt]..ends[prompt];
+        let rows: Vec<usize> = prompts.iter().flat_map(rows).collect();
+        let lengths = prompts.iter().map(|&prompt| self.lengths[prompt]).collect();
+        Ok(Self { thoughts: ops::select(device, [&self.thoughts], &rows)?, lengths })
+    }
+}
+
+fn running_sum(sum: &mut usize, length: &usize) -> Option<usize> {
+    *sum += length;
+    Some(*sum)
 }
 
 /// Makes reference traces; keeps its KV cache between calls.

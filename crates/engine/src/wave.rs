@@ -117,7 +117,8 @@ impl BatchContext<'_> {
         let item_of = |&i: &usize| plan.items()[wave[i].question];
         let active: Vec<usize> =
             (0..wave.len()).filter(|i| !item_of(i).cancel.is_cancelled()).collect();
-        let WaveCaches { model: Some(cache), reward_model: reward_cache, tracer } = caches else {
+        let WaveCaches { model: Some(cache), reward_model: reward_cache, tracer, traced } = caches
+        else {
             return Ok(done);
         };
         if active.is_empty() {
@@ -157,7 +158,10 @@ impl BatchContext<'_> {
                     thoughts: &thoughts,
                     answers: Some(AnswerBatch { end_latent, answers: &answers.tokens }),
                 };
-                Some(score(reward_model, cache, batch)?)
+                let scores = score(reward_model, cache, batch)?;
+                let questions = active.iter().map(|&i| wave[i].question).collect();
+                *traced = trace.map(|trace| TracedQuestions { questions, trace });
+                Some(scores)
             }
             None => None,
         };
@@ -194,10 +198,10 @@ impl BatchContext<'_> {
         caches: &mut WaveCaches,
         seconds: &mut StageSeconds,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        let items: Vec<BatchItem<'_>> = questions.iter().map(|&q| plan.items()[q]).collect();
         let (device, start) = (self.model.decoder.device(), Instant::now());
         let ready = caches.ensure(self, plan, plan.search_slots(questions));
-        let found = ready.and_then(|caches| device.run(|| self.try_search(&items, caches)));
+        let found =
+            ready.and_then(|caches| device.run(|| self.try_search(plan, questions, caches)));
         let elapsed = start.elapsed().as_secs_f64();
         (seconds.beam, seconds.total) = (seconds.beam + elapsed, seconds.total + elapsed);
         match found {
@@ -214,19 +218,27 @@ impl BatchContext<'_> {
 
     fn try_search(
         &self,
-        items: &[BatchItem<'_>],
+        plan: &BatchPlan<'_>,
+        questions: &[usize],
         caches: &mut WaveCaches,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+        let items: Vec<BatchItem<'_>> = questions.iter().map(|&q| plan.items()[q]).collect();
         let nothing = || Ok(items.iter().map(|_| None).collect());
         let size = items.first().and_then(|item| item.params.beam);
         let (Some(reward_model), Some(size)) = (self.reward_model, size) else { return nothing() };
-        let WaveCaches { model: Some(cache), reward_model: Some(reward_cache), tracer } = caches
+        let device = self.model.decoder.device();
+        let WaveCaches { model: Some(cache), reward_model: Some(reward_cache), tracer, traced } =
+            caches
         else {
             return nothing();
         };
         let prompts: Vec<&Prompt> = items.iter().map(|item| item.prompt).collect();
-        let trace = reference_trace(reward_model, tracer, &prompts)?;
-        let sampler = Sampler::new(items);
+        let places = traced.as_ref().and_then(|traced| traced.places(questions));
+        let trace = match traced.as_ref().zip(places) {
+            Some((traced, places)) => Some(traced.trace.select(device, &places)?),
+            None => reference_trace(reward_model, tracer, &prompts)?,
+        };
+        let sampler = Sampler::new(&items);
         let search = BeamSearch { context: *self, reward_model, size, sampler };
         search.run(&prompts, trace.as_ref(), cache, reward_cache)
     }
@@ -277,6 +289,23 @@ pub(crate) struct WaveCaches {
     model: Option<Cache>,
     reward_model: Option<Cache>,
     tracer: ReferenceTracer,
+    /// What the searches that follow a wave would trace again.
+    traced: Option<TracedQuestions>,
+}
+
+/// The reference traces of a wave's questions.
+struct TracedQuestions {
+    /// Indices of the plan's items.
+    questions: Vec<usize>,
+    trace: ReferenceTrace,
+}
+
+impl TracedQuestions {
+    /// The places of some questions; `None` unless all are there.
+    fn places(&self, questions: &[usize]) -> Option<Vec<usize>> {
+        let place = |question| self.questions.iter().position(|traced| traced == question);
+        questions.iter().map(place).collect()
+    }
 }
 
 impl WaveCaches {
@@ -297,7 +326,7 @@ impl WaveCaches {
         let reward = context.reward_model.map(|model| &model.decoder);
         let reward_bytes = reward.map_or(0, |d| kept(&self.reward_model, slots.reward, d));
         if kept(&self.model, slots.reasoner, decoder) + reward_bytes > plan.budget() {
-            *self = Self::default();
+            *self = Self { traced: self.traced.take(), ..Self::default() };
         }
         ensure_slots(&mut self.model, slots.reasoner, decoder)?;
         if let Some(decoder) = reward {
