@@ -52,7 +52,19 @@ pub(crate) struct Footprint {
 #[derive(Clone, Copy, Debug, Default)]
 struct BeamFootprint {
     extensions: usize,
-    slots: CacheSlots,
+    prompts: CacheSlots,
+    /// Beside the prompts, in whole chunks: what it takes after a wave that holds these.
+    own: CacheSlots,
+}
+
+impl BeamFootprint {
+    /// What it takes by itself.
+    fn slots(&self) -> CacheSlots {
+        CacheSlots {
+            reasoner: self.prompts.reasoner + self.own.reasoner,
+            reward: self.prompts.reward + self.own.reward,
+        }
+    }
 }
 
 /// The batch: its items, how many rows run at once, and the bytes they may take.
@@ -160,11 +172,18 @@ impl Footprint {
         // Chunks of slots start at whole blocks.
         let answers = |positions| finalists * Cache::slots_for(positions) + Cache::slots_for(1);
         let prompts = if self.private_prompt { size.extensions() } else { 1 };
-        let slots = CacheSlots {
-            reasoner: prompts * self.prompt_slots + paths + answers(answer),
-            reward: self.reward_prompt_slots + paths + answers(reward.positions_read(0, answer)),
+        let own = CacheSlots {
+            reasoner: paths + answers(answer),
+            reward: paths + answers(reward.positions_read(0, answer)),
         };
-        Some(BeamFootprint { extensions: size.extensions(), slots })
+        Some(BeamFootprint {
+            extensions: size.extensions(),
+            prompts: CacheSlots {
+                reasoner: prompts * self.prompt_slots,
+                reward: self.reward_prompt_slots,
+            },
+            own: round_up(own),
+        })
     }
 }
 
@@ -198,7 +217,7 @@ impl<'a> BatchPlan<'a> {
             let (need, budget) = (mebibytes(need), budget >> 20);
             return Err(EngineError::Memory { id, need, budget });
         }
-        let search = footprint.beam.map_or(0, |beam| bytes.of(round_up(beam.slots)));
+        let search = footprint.beam.map_or(0, |beam| bytes.of(beam.slots()));
         if search > budget {
             let (need, budget) = (mebibytes(search), budget >> 20);
             return Err(EngineError::BeamMemory { id, need, budget });
@@ -255,7 +274,35 @@ impl<'a> BatchPlan<'a> {
         self.items
     }
 
-    /// Slots that a wave takes at most.
+    /// The beam search of a question, if a wave with these of its rows holds the search's first
+    /// extensions.
+    fn search_after(&self, range: &RowRange) -> Option<&BeamFootprint> {
+        let first = usize::from(self.items.get(range.question)?.params.greedy);
+        let beam = self.footprints[range.question].beam.as_ref()?;
+        let is_held = range.rows.start <= first && first + beam.extensions <= range.rows.end;
+        is_held.then_some(beam)
+    }
+
+    /// The places of a search's first extensions among these rows of its question; `None` where
+    /// they are not all there.
+    pub(crate) fn first_extensions(&self, range: &RowRange) -> Option<Range<usize>> {
+        let beam = self.search_after(range)?;
+        let first = usize::from(self.items[range.question].params.greedy) - range.rows.start;
+        Some(first..first + beam.extensions)
+    }
+
+    /// Whether the caches have room for the searches that begin with a wave's rows beside it.
+    pub(crate) fn holds_searches(&self, wave: &[RowRange]) -> bool {
+        let bytes = |range: &RowRange| {
+            let footprint = &self.footprints[range.question];
+            let search = self.search_after(range).map_or(0, |beam| self.bytes.of(beam.own));
+            footprint.shared_bytes + range.rows.len() * footprint.row_bytes + search
+        };
+        wave.iter().map(bytes).sum::<usize>() <= self.budget
+    }
+
+    /// Slots that a wave takes at most, with the searches that begin with its rows where there is
+    /// room for them.
     pub(crate) fn slots(&self, wave: &[RowRange]) -> CacheSlots {
         let mut slots = CacheSlots::default();
         for range in wave {
@@ -263,19 +310,25 @@ impl<'a> BatchPlan<'a> {
             slots.reasoner += footprint.shared_slots() + rows * footprint.own_slots();
             slots.reward += footprint.reward_slots(rows);
         }
+        if self.holds_searches(wave) {
+            for beam in wave.iter().filter_map(|range| self.search_after(range)) {
+                slots.reasoner += beam.own.reasoner;
+                slots.reward += beam.own.reward;
+            }
+        }
         slots
     }
 
-    /// Slots that the beam searches of some questions take.
+    /// Slots that the beam searches of some questions take by themselves.
     pub(crate) fn search_slots(&self, questions: &[usize]) -> CacheSlots {
         let slots = |sum: CacheSlots, &q: &usize| match &self.footprints[q].beam {
             Some(beam) => CacheSlots {
-                reasoner: sum.reasoner + beam.slots.reasoner,
-                reward: sum.reward + beam.slots.reward,
+                reasoner: sum.reasoner + beam.slots().reasoner,
+                reward: sum.reward + beam.slots().reward,
             },
             None => sum,
         };
-        round_up(questions.iter().fold(CacheSlots::default(), slots))
+        questions.iter().fold(CacheSlots::default(), slots)
     }
 
     /// Groups of as many items as a wave on every stream holds with the rows that `rows` gives for
@@ -345,8 +398,17 @@ impl<'a> BatchPlan<'a> {
             let mut first = range.rows.start;
             while first < range.rows.end {
                 let left = range.rows.end - first;
-                let room = self.budget.saturating_sub(used + shared_bytes) / row_bytes.max(1);
-                let count = room.min(left).min(max_rows - rows);
+                let fitting = |search: usize| {
+                    let room = self.budget.saturating_sub(used + shared_bytes + search);
+                    (room / row_bytes.max(1)).min(left).min(max_rows - rows)
+                };
+                // A search has room beside its wave, unless its question would be split for it.
+                let part = RowRange { question: range.question, rows: first..range.rows.end };
+                let search = self.search_after(&part).map_or(0, |beam| self.bytes.of(beam.own));
+                let (count, search) = match fitting(search) {
+                    count if count < left && wave.is_empty() => (fitting(0), 0),
+                    count => (count, search),
+                };
                 // A question that would be split waits for a wave of its own, unless it has one.
                 if count < left && !wave.is_empty() {
                     waves.push(std::mem::take(&mut wave));
@@ -356,7 +418,7 @@ impl<'a> BatchPlan<'a> {
                 // One row always fits: that was checked before the plan was made.
                 let end = first + count.max(1);
                 wave.push(RowRange { question: range.question, rows: first..end });
-                used += shared_bytes + count * row_bytes;
+                used += shared_bytes + count * row_bytes + search;
                 (rows, first) = (rows + count, end);
             }
         }

@@ -23,21 +23,24 @@
 //!
 //! Paths share what they have in common: a beam's thoughts are in the caches once, however many
 //! extensions it has. With dropout an extension is a pass with masks of its own; with noise or
-//! without perturbation one pass serves all K.
+//! without perturbation one pass serves all K. Where the first extensions are still in the caches
+//! of the wave that made the trajectories of their numbers, the search begins with these
+//! ([`crate::first_expansion`]).
 //!
 //! The questions of one search have equal parameters.
 
 use std::cmp::Ordering;
 
 use model::{Cache, SlotGranularity};
-use tensor::{DeviceError, Tensor, ops};
+use tensor::{Device, DeviceError, Tensor, ops};
 
 use crate::batch::BatchContext;
 use crate::cost::CostModel;
 use crate::decode::{AnswerTokens, decode};
+use crate::first_expansion::SearchStart;
 use crate::method::LatentLength;
 use crate::perturb::Perturbation;
-use crate::prefill::{RowSpec, prefill, step};
+use crate::prefill::{RowSpec, prefill_short, step};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
@@ -48,6 +51,7 @@ use crate::score::{AnswerBatch, Rewards, ScoredPath, ScorerState};
 use crate::think::{Row, ThoughtBatch};
 
 /// The best path of a question, and its answer.
+#[derive(Debug, PartialEq)]
 pub(crate) struct BeamOutput {
     /// Number of thoughts.
     pub(crate) thoughts: usize,
@@ -130,6 +134,16 @@ struct BeamState<'c> {
     costs: Vec<ComputeCost>,
 }
 
+/// Paths with the thoughts that were made for them.
+#[derive(Default)]
+struct Attempt {
+    paths: Vec<BeamPath>,
+    /// One each: (paths, width).
+    thoughts: Tensor,
+    /// Their process rewards.
+    rewards: Vec<f32>,
+}
+
 impl<'a> BeamSearch<'a> {
     /// Searches for the best path of every item, whose prompts and reference traces are given. The
     /// caches must be empty. `None` for an item whose request was cancelled.
@@ -140,43 +154,118 @@ impl<'a> BeamSearch<'a> {
         cache: &mut Cache,
         reward_cache: &mut Cache,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        cache.set_slot_granularity(SlotGranularity::Single);
-        reward_cache.set_slot_granularity(SlotGranularity::Single);
-        let start = prefill(self.context.model, cache, &self.row_specs(), self.sampler)?;
-        let extensions = self.size.extensions();
-        let costs = (0..prompts.len()).map(|i| self.cost_model(i).search_prompt(extensions));
+        let start = prefill_short(self.context.model, cache, &self.row_specs(), self.sampler)?;
         let (scorer, prefixes) =
             ScorerState::prefill(self.reward_model, reward_cache, prompts, trace)?;
-        let mut state = BeamState {
-            scorer,
-            cache,
-            reward_cache,
-            finished: vec![Vec::new(); prompts.len()],
-            steps: Vec::new(),
-            num_thoughts: 0,
-            costs: costs.collect(),
-        };
-        let path = |row: Row| BeamPath {
-            max_thoughts: self.sampler.max_thoughts(&row),
-            scored: prefixes[row.spec.item].fork(),
-            owns_scored: false,
-            process_rewards: Vec::new(),
-            row,
-        };
+        let mut state = self.state(scorer, cache, reward_cache);
+        let path = |row: Row| self.empty_path(prefixes[row.spec.item].fork(), row);
         let paths: Vec<BeamPath> = start.rows.into_iter().map(path).collect();
         let hidden_row = (0..paths.len()).collect();
-        let mut open = Expansion { paths, hidden: start.hidden, hidden_row };
-        loop {
-            open.retain(|path| !self.sampler.is_cancelled(&path.row));
-            if open.paths.is_empty() {
-                break;
+        let open = Expansion { paths, hidden: start.hidden, hidden_row };
+        let first = self.attempt(open, &mut state)?;
+        self.search(first, state)
+    }
+
+    /// The same for items whose first extensions were made before, in these caches.
+    pub(crate) fn run_from(
+        &self,
+        start: SearchStart<'_>,
+        cache: &mut Cache,
+        reward_cache: &mut Cache,
+    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+        let mut state = self.state(start.scorer, cache, reward_cache);
+        let (mut first, mut places) = (Attempt::default(), Vec::new());
+        let extensions = start.extensions.into_iter().zip(start.scored).zip(self.row_specs());
+        let mut thoughts = 0..start.thoughts.rows();
+        for ((extension, scored), spec) in extensions {
+            let row = Row::with_sequence(spec, extension.sequence.fork());
+            let path = self.empty_path(scored, row);
+            let place = extension.thought.and_then(|thought| thoughts.next().zip(Some(thought)));
+            if self.sampler.is_cancelled(&path.row) {
+                continue;
             }
-            let thoughts = self.think(&mut open, &mut state)?;
-            let kept = self.select(open.paths, &thoughts, &mut state)?;
-            open = self.extend(kept, &thoughts, &mut state)?;
-            state.steps.push(thoughts);
+            match place {
+                None => self.finish(path, &mut state),
+                Some((place, thought)) => {
+                    places.push(place);
+                    first.rewards.push(thought.reward);
+                    first.paths.push(path);
+                }
+            }
+        }
+        first.thoughts = ops::select(self.device(), [&start.thoughts], &places)?;
+        self.count_thoughts(&mut first.paths, &mut state);
+        self.search(first, state)
+    }
+
+    /// A search that has not begun.
+    fn state<'c>(
+        &self,
+        scorer: ScorerState,
+        cache: &'c mut Cache,
+        reward_cache: &'c mut Cache,
+    ) -> BeamState<'c> {
+        cache.set_slot_granularity(SlotGranularity::Single);
+        reward_cache.set_slot_granularity(SlotGranularity::Single);
+        let (items, extensions) = (self.sampler.items.len(), self.size.extensions());
+        BeamState {
+            cache,
+            reward_cache,
+            scorer,
+            finished: vec![Vec::new(); items],
+            steps: Vec::new(),
+            num_thoughts: 0,
+            costs: (0..items).map(|i| self.cost_model(i).search_prompt(extensions)).collect(),
+        }
+    }
+
+    /// A path without rewards.
+    fn empty_path(&self, scored: ScoredPath, row: Row) -> BeamPath {
+        let (max_thoughts, process_rewards) = (self.sampler.max_thoughts(&row), Vec::new());
+        BeamPath { row, max_thoughts, process_rewards, scored, owns_scored: false }
+    }
+
+    /// Goes on from the first extensions until no path is left to extend.
+    fn search(
+        &self,
+        mut tried: Attempt,
+        mut state: BeamState<'_>,
+    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+        while !tried.paths.is_empty() {
+            let kept = self.select(tried.paths, tried.rewards, &mut state);
+            let open = self.extend(kept, &tried.thoughts, &mut state)?;
+            state.steps.push(tried.thoughts);
+            tried = self.attempt(open, &mut state)?;
         }
         self.answer(state)
+    }
+
+    /// Makes and scores the next thought of every path. Paths that end without one leave.
+    fn attempt(
+        &self,
+        mut open: Expansion,
+        state: &mut BeamState<'_>,
+    ) -> Result<Attempt, DeviceError> {
+        open.retain(|path| !self.sampler.is_cancelled(&path.row));
+        if open.paths.is_empty() {
+            return Ok(Attempt::default());
+        }
+        let thoughts = self.think(&mut open, state)?;
+        let mut paths = open.paths;
+        if paths.is_empty() {
+            return Ok(Attempt::default());
+        }
+        let rewards = state.scorer.score_thoughts(
+            self.reward_model,
+            state.reward_cache,
+            paths.iter_mut().map(|path| &mut path.scored),
+            &thoughts,
+        )?;
+        Ok(Attempt { paths, thoughts, rewards })
+    }
+
+    fn device(&self) -> &'a Device {
+        self.context.model.decoder.device()
     }
 
     /// The items' parameters, which are equal.
@@ -207,7 +296,7 @@ impl<'a> BeamSearch<'a> {
         open: &mut Expansion,
         state: &mut BeamState<'_>,
     ) -> Result<Tensor, DeviceError> {
-        let (model, device) = (self.context.model, self.context.model.decoder.device());
+        let (model, device) = (self.context.model, self.device());
         if matches!(self.params().perturbation, Perturbation::Gumbel { .. }) {
             // Extensions of one hidden state have mixtures of their own.
             open.hidden = ops::select(device, [&open.hidden], &open.hidden_row)?;
@@ -231,31 +320,27 @@ impl<'a> BeamSearch<'a> {
         let mut thoughts = ops::select(device, [&made.thoughts], &open.hidden_row)?;
         let rows = open.paths.iter().map(|path| &path.row);
         self.sampler.add_noise(device, rows, state.steps.len(), &mut thoughts)?;
-        for path in &mut open.paths {
+        self.count_thoughts(&mut open.paths, state);
+        Ok(thoughts)
+    }
+
+    /// Numbers the new thoughts of paths, one each.
+    fn count_thoughts(&self, paths: &mut [BeamPath], state: &mut BeamState<'_>) {
+        for path in paths {
             path.row.thoughts.push(state.num_thoughts);
             state.num_thoughts += 1;
             state.costs[path.question()] += self.cost_model(path.question()).thought();
         }
-        Ok(thoughts)
     }
 
-    /// Scores the new thoughts, ends paths that are long enough, and keeps the best of the rest:
-    /// question by question, by rank.
+    /// Adds the new thoughts' rewards, ends paths that are long enough, and keeps the best of the
+    /// rest: question by question, by rank.
     fn select(
         &self,
         mut paths: Vec<BeamPath>,
-        thoughts: &Tensor,
+        rewards: Vec<f32>,
         state: &mut BeamState<'_>,
-    ) -> Result<Vec<BeamPath>, DeviceError> {
-        if paths.is_empty() {
-            return Ok(paths);
-        }
-        let rewards = state.scorer.score_thoughts(
-            self.reward_model,
-            state.reward_cache,
-            paths.iter_mut().map(|path| &mut path.scored),
-            thoughts,
-        )?;
+    ) -> Vec<BeamPath> {
         for (path, reward) in paths.iter_mut().zip(rewards) {
             let cost = self.cost_model(path.question()).process_reward(path.row.sequence.len());
             state.costs[path.question()] += cost;
@@ -275,7 +360,7 @@ impl<'a> BeamSearch<'a> {
             if *taken <= self.size.width.get() { kept.push(path) } else { dropped.push(path) }
         }
         dropped.into_iter().for_each(|path| self.discard(path, state));
-        Ok(kept)
+        kept
     }
 
     /// Passes the last thought of every beam and makes K paths of each.
@@ -285,7 +370,7 @@ impl<'a> BeamSearch<'a> {
         thoughts: &Tensor,
         state: &mut BeamState<'_>,
     ) -> Result<Expansion, DeviceError> {
-        let (model, device) = (self.context.model, self.context.model.decoder.device());
+        let (model, device) = (self.context.model, self.device());
         let mut paths = self.fork_beams(&kept);
         if paths.is_empty() {
             return Ok(Expansion { paths, hidden: Tensor::default(), hidden_row: Vec::new() });

@@ -21,6 +21,7 @@ mod decode;
 mod engine;
 mod error;
 pub mod family;
+mod first_expansion;
 mod logprobs;
 mod method;
 mod perturb;

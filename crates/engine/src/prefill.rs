@@ -5,7 +5,7 @@
 //! row passes with masks of its own; with dropout in the prompt, nothing. Where rows are few, all
 //! of this is one pass: rows attend to prefixes that are computed in the same pass.
 
-use model::{Cache, DeferredInputs, Dropout, ForwardOptions, Pass, Sequence};
+use model::{Cache, DeferredInputs, Dropout, ForwardOptions, Pass, Sequence, SlotGranularity};
 use tensor::ops::{self, OutputDtype, RowPerturbation};
 use tensor::{DeviceError, Tensor};
 
@@ -37,7 +37,19 @@ pub(crate) fn prefill(
     specs: &[RowSpec],
     sampler: Sampler<'_>,
 ) -> Result<PrefillOutput, DeviceError> {
-    PrefillBatch { model, specs, sampler }.run(cache)
+    PrefillBatch { model, specs, sampler, last_token: SlotGranularity::Chunk }.run(cache)
+}
+
+/// [`prefill`] for rows that mostly stay short: the last token of those that pass it by themselves
+/// is in a single slot. Prefixes are in chunks all the same, so that attention takes them apart
+/// from the rest as it does in a wave.
+pub(crate) fn prefill_short(
+    model: &LatentModel,
+    cache: &mut Cache,
+    specs: &[RowSpec],
+    sampler: Sampler<'_>,
+) -> Result<PrefillOutput, DeviceError> {
+    PrefillBatch { model, specs, sampler, last_token: SlotGranularity::Single }.run(cache)
 }
 
 /// Prefix tokens and forked rows of a single pass, at most: beyond, two passes fill a GPU as well,
@@ -52,6 +64,8 @@ struct PrefillBatch<'a> {
     model: &'a LatentModel,
     specs: &'a [RowSpec],
     sampler: Sampler<'a>,
+    /// Slots of the last tokens that rows pass by themselves.
+    last_token: SlotGranularity,
 }
 
 impl PrefillBatch<'_> {
@@ -60,6 +74,7 @@ impl PrefillBatch<'_> {
         let mut hidden = Vec::new();
         let mut rows: Vec<Row> = self.specs.iter().map(|&spec| Row::new(spec)).collect();
         self.shared_prefixes(cache, &mut rows, &mut hidden)?;
+        cache.set_slot_granularity(SlotGranularity::Chunk);
         self.private_prompts(cache, &mut rows, &mut hidden)?;
         let order = self.hidden_order();
         let in_order = order.iter().copied().eq(0..hidden.iter().map(Tensor::rows).sum());
@@ -116,6 +131,7 @@ impl PrefillBatch<'_> {
         // The device looks embeddings up while the host builds the pass.
         let x = model.embed(&tokens)?;
         let (mut pass, prefixes) = self.prefix_pass(cache, tokens.len());
+        cache.set_slot_granularity(self.last_token);
         let has_whole = (0..prefixes.len()).any(|i| self.sharing(i) == PromptSharing::Whole);
         for row in rows.iter_mut() {
             if let Some(prefix) = &prefixes[row.spec.item] {

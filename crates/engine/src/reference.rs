@@ -162,7 +162,7 @@ pub fn rewards_with_answers(
         let trace = |model| ReferenceTracer::default().trace(model, &[prompt]);
         let trace = reward_model.reference.as_ref().map(trace).transpose()?;
         let batch = ScoreBatch { prompts: &[prompt], trace: trace.as_ref(), thoughts, answers };
-        score(reward_model, &mut cache, batch)
+        Ok(score(reward_model, &mut cache, batch)?.rewards)
     })
 }
 

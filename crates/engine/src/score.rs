@@ -44,18 +44,40 @@ pub(crate) struct ScoreBatch<'a> {
     pub(crate) answers: Option<AnswerBatch<'a>>,
 }
 
+/// The rewards of a batch, and the reward model's state after its rows.
+pub(crate) struct ScoreOutput {
+    /// By row.
+    pub(crate) rewards: Vec<Rewards>,
+    /// Without outputs where nothing was to be read.
+    pub(crate) state: ScorerState,
+    rows: Vec<ScoredPath>,
+    /// Positions of each row's prefix.
+    prefixes: Vec<usize>,
+}
+
+impl ScoreOutput {
+    /// A row as it was after its first thought, or after its prefix if it has none.
+    pub(crate) fn at_first_thought(&self, row: usize) -> ScoredPath {
+        let ScoredPath { sequence, last_thought } = &self.rows[row];
+        let thoughts = self.rewards[row].process.len();
+        let sequence = sequence.fork_at(self.prefixes[row] + thoughts.min(1));
+        ScoredPath { sequence, last_thought: last_thought - thoughts.saturating_sub(1) }
+    }
+}
+
 /// Scores every row in one pass, in which each prompt is computed once.
 pub(crate) fn score(
     reward_model: &RewardModel,
     cache: &mut Cache,
     batch: ScoreBatch<'_>,
-) -> Result<Vec<Rewards>, DeviceError> {
+) -> Result<ScoreOutput, DeviceError> {
     let ScoreBatch { prompts, trace, thoughts, answers } = batch;
     let decoder = &reward_model.decoder;
     let device = decoder.device();
     let ScorerPrefix { mut pass, x, sequences } =
         ScorerPrefix::new(reward_model, cache, prompts, trace)?;
     let (mut inputs, mut before, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    let prefixes = thoughts.rows.iter().map(|row| sequences[row.spec.item].len()).collect();
     for row in &thoughts.rows {
         let mut sequence = sequences[row.spec.item].fork();
         // Outputs come in the order of positions: the prefixes' last ones, then all thoughts.
@@ -78,7 +100,8 @@ pub(crate) fn score(
         )
     });
     if inputs.is_empty() && answers.is_none() {
-        return Ok(vec![Rewards::default(); thoughts.rows.len()]);
+        let rewards = vec![Rewards::default(); thoughts.rows.len()];
+        return Ok(ScoreOutput { rewards, state: ScorerState::default(), rows, prefixes });
     }
     let latents = match inputs.is_empty() {
         true => None,
@@ -108,7 +131,8 @@ pub(crate) fn score(
         process: process.by_ref().take(thoughts).collect(),
         outcome: outcome.next(),
     };
-    Ok(thoughts.rows.iter().map(|row| row.thoughts.len()).map(rewards).collect())
+    let rewards = thoughts.rows.iter().map(|row| row.thoughts.len()).map(rewards).collect();
+    Ok(ScoreOutput { rewards, state: ScorerState::new(hidden), rows, prefixes })
 }
 
 /// A prompt and thoughts that the reward model has read, or reads in the pass that is made.
@@ -220,7 +244,8 @@ impl ScorerPrefix {
     }
 }
 
-/// The reward model's state after the paths of a beam search.
+/// The reward model's state after some paths.
+#[derive(Default)]
 pub(crate) struct ScorerState {
     /// At the last position of every path that was read, pass after pass: (paths, width) when
     /// concatenated.
@@ -229,6 +254,29 @@ pub(crate) struct ScorerState {
 }
 
 impl ScorerState {
+    fn new(hidden: Tensor) -> Self {
+        Self { outputs: hidden.rows(), hidden: vec![hidden] }
+    }
+
+    /// Whether no path was read.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outputs == 0
+    }
+
+    /// The state after some paths only, and forks of these that belong to it.
+    pub(crate) fn select<'p>(
+        &self,
+        device: &Device,
+        paths: impl Iterator<Item = &'p ScoredPath>,
+    ) -> Result<(Self, Vec<ScoredPath>), DeviceError> {
+        let (mut forks, mut outputs) = (Vec::new(), Vec::new());
+        for (i, path) in paths.enumerate() {
+            forks.push(ScoredPath { sequence: path.sequence.fork(), last_thought: i });
+            outputs.push(path.last_thought);
+        }
+        Ok((Self::new(ops::select(device, &self.hidden, &outputs)?), forks))
+    }
+
     /// Passes the prompts with their reference traces, one path each.
     pub(crate) fn prefill(
         reward_model: &RewardModel,
@@ -241,7 +289,7 @@ impl ScorerState {
         let hidden = reward_model.decoder.forward(cache, &pass, x, None)?;
         let paths = sequences.into_iter().enumerate();
         let paths = paths.map(|(i, sequence)| ScoredPath { sequence, last_thought: i }).collect();
-        Ok((Self { outputs: hidden.rows(), hidden: vec![hidden] }, paths))
+        Ok((Self::new(hidden), paths))
     }
 
     /// Reads one more thought of each path, thoughts (paths, width), and returns their process

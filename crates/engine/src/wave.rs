@@ -11,6 +11,7 @@ use crate::batch_plan::{BatchPlan, CacheSlots, RowRange};
 use crate::beam_search::{BeamOutput, BeamSearch};
 use crate::decode::{AnswerTokens, decode};
 use crate::error::EngineError;
+use crate::first_expansion::{FinishedWave, FirstExpansion, SearchedQuestion};
 use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
@@ -19,7 +20,7 @@ use crate::reply::StageSeconds;
 use crate::sampler::{RowId, Sampler};
 use crate::score::{AnswerBatch, Rewards, ScoreBatch, score};
 use crate::streams::{StageClock, StreamJobs, StreamState};
-use crate::think::{Row, ThinkParams, think};
+use crate::think::{Row, ThinkParams, ThoughtBatch, think};
 
 /// A row with its answer.
 pub(crate) struct FinishedRow {
@@ -117,7 +118,8 @@ impl BatchContext<'_> {
         let item_of = |&i: &usize| plan.items()[wave[i].question];
         let active: Vec<usize> =
             (0..wave.len()).filter(|i| !item_of(i).cancel.is_cancelled()).collect();
-        let WaveCaches { model: Some(cache), reward_model: reward_cache, tracer, traced } = caches
+        let WaveCaches { model: Some(cache), reward_model: reward_cache, tracer, traced, first } =
+            caches
         else {
             return Ok(done);
         };
@@ -147,8 +149,8 @@ impl BatchContext<'_> {
         }
         let answers = decode(self.model, cache, &mut thoughts, sampler)?;
         let after_answers = device.record_event()?;
-        let rewards = match self.reward_model.zip(reward_cache.as_mut()) {
-            Some((reward_model, cache)) => {
+        let scores = match self.reward_model.zip(reward_cache.as_mut()) {
+            Some((reward_model, reward_cache)) => {
                 let prompts: Vec<&Prompt> = items.iter().map(|item| item.prompt).collect();
                 let trace = reference_trace(reward_model, tracer, &prompts)?;
                 let end_latent = &self.model.method.end_latent;
@@ -158,9 +160,16 @@ impl BatchContext<'_> {
                     thoughts: &thoughts,
                     answers: Some(AnswerBatch { end_latent, answers: &answers.tokens }),
                 };
-                let scores = score(reward_model, cache, batch)?;
+                let scores = score(reward_model, reward_cache, batch)?;
                 let questions = active.iter().map(|&i| wave[i].question).collect();
                 *traced = trace.map(|trace| TracedQuestions { questions, trace });
+                if plan.holds_searches(wave) {
+                    let range = |item: usize| &wave[active[item]];
+                    let searched = searched_questions(plan, range, &thoughts);
+                    let (thoughts, scores) = (&thoughts, &scores);
+                    *first = FinishedWave { thoughts, scores, cache, reward_cache }
+                        .first_expansion(device, &searched)?;
+                }
                 Some(scores)
             }
             None => None,
@@ -170,7 +179,7 @@ impl BatchContext<'_> {
             prefill: start.elapsed(&after_prefill)?,
             thoughts: after_prefill.elapsed(&after_thoughts)?,
             answers: after_thoughts.elapsed(&after_answers)?,
-            scores: if rewards.is_some() { after_answers.elapsed(&after_scores)? } else { 0.0 },
+            scores: if scores.is_some() { after_answers.elapsed(&after_scores)? } else { 0.0 },
             ..StageSeconds::default()
         };
         let total = laps.prefill + laps.thoughts + laps.scores + laps.answers;
@@ -178,7 +187,7 @@ impl BatchContext<'_> {
 
         let width = self.model.decoder.config().width;
         let latents = if self.return_latents { Some(thoughts.to_host(width)?) } else { None };
-        let mut rewards = rewards.map(Vec::into_iter);
+        let mut rewards = scores.map(|scores| scores.rewards.into_iter());
         let decoded = answers.tokens.into_iter().zip(answers.logprobs);
         let rows = done.iter_mut().flatten();
         for ((row, (tokens, logprob)), from) in rows.zip(decoded).zip(&thoughts.rows) {
@@ -199,7 +208,10 @@ impl BatchContext<'_> {
         seconds: &mut StageSeconds,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
         let (device, start) = (self.model.decoder.device(), Instant::now());
-        let ready = caches.ensure(self, plan, plan.search_slots(questions));
+        let ready = match caches.hold_searches(questions) {
+            true => Ok(&mut *caches),
+            false => caches.ensure(self, plan, plan.search_slots(questions)),
+        };
         let found =
             ready.and_then(|caches| device.run(|| self.try_search(plan, questions, caches)));
         let elapsed = start.elapsed().as_secs_f64();
@@ -227,19 +239,20 @@ impl BatchContext<'_> {
         let size = items.first().and_then(|item| item.params.beam);
         let (Some(reward_model), Some(size)) = (self.reward_model, size) else { return nothing() };
         let device = self.model.decoder.device();
-        let WaveCaches { model: Some(cache), reward_model: Some(reward_cache), tracer, traced } =
-            caches
-        else {
-            return nothing();
-        };
+        let WaveCaches { model, reward_model: reward_cache, tracer, traced, first } = caches;
+        let (Some(cache), Some(reward_cache)) = (model, reward_cache) else { return nothing() };
+        let search =
+            BeamSearch { context: *self, reward_model, size, sampler: Sampler::new(&items) };
+        if let Some(first) = first.as_ref().filter(|first| first.holds(questions)) {
+            let start = first.start(device, questions, cache, reward_cache)?;
+            return search.run_from(start, cache, reward_cache);
+        }
         let prompts: Vec<&Prompt> = items.iter().map(|item| item.prompt).collect();
         let places = traced.as_ref().and_then(|traced| traced.places(questions));
         let trace = match traced.as_ref().zip(places) {
             Some((traced, places)) => Some(traced.trace.select(device, &places)?),
             None => reference_trace(reward_model, tracer, &prompts)?,
         };
-        let sampler = Sampler::new(&items);
-        let search = BeamSearch { context: *self, reward_model, size, sampler };
         search.run(&prompts, trace.as_ref(), cache, reward_cache)
     }
 }
@@ -256,6 +269,25 @@ fn row_specs(
         RowSpec { item: index, id: RowId { question, trajectory }, perturbed: row >= greedy }
     };
     range.rows.clone().map(spec)
+}
+
+/// The questions of a wave's items whose searches can begin with its rows.
+fn searched_questions<'w>(
+    plan: &BatchPlan<'_>,
+    range_of: impl Fn(usize) -> &'w RowRange,
+    thoughts: &ThoughtBatch,
+) -> Vec<SearchedQuestion> {
+    let (mut searched, mut start) = (Vec::new(), 0);
+    for rows in thoughts.rows.chunk_by(|a, b| a.spec.item == b.spec.item) {
+        let range = range_of(rows[0].spec.item);
+        if let Some(first) = plan.first_extensions(range) {
+            let prompt_len = plan.items()[range.question].prompt_len();
+            let rows = start + first.start..start + first.end;
+            searched.push(SearchedQuestion { question: range.question, prompt_len, rows });
+        }
+        start += rows.len();
+    }
+    searched
 }
 
 /// The reference reasoner's thoughts about the prompts, where the reward model has one.
@@ -291,6 +323,8 @@ pub(crate) struct WaveCaches {
     tracer: ReferenceTracer,
     /// What the searches that follow a wave would trace again.
     traced: Option<TracedQuestions>,
+    /// What they begin with, as long as the caches hold the wave.
+    first: Option<FirstExpansion>,
 }
 
 /// The reference traces of a wave's questions.
@@ -309,6 +343,11 @@ impl TracedQuestions {
 }
 
 impl WaveCaches {
+    /// Whether they hold the first extensions of all of these questions.
+    pub(crate) fn hold_searches(&self, questions: &[usize]) -> bool {
+        self.first.as_ref().is_some_and(|first| first.holds(questions))
+    }
+
     /// Empties the caches and makes them at least as large as `slots`.
     fn ensure(
         &mut self,
@@ -316,6 +355,7 @@ impl WaveCaches {
         plan: &BatchPlan<'_>,
         slots: CacheSlots,
     ) -> Result<&mut Self, DeviceError> {
+        self.first = None;
         // Each keeps the most it ever needed; where that is more than both may have, both begin
         // anew.
         let kept = |cache: &Option<Cache>, need: usize, decoder: &Decoder| {

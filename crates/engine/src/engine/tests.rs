@@ -13,7 +13,7 @@ use tensor::ops::TokenSampling;
 
 use super::*;
 use crate::family::Family;
-use crate::method::LatentLength;
+use crate::method::{LatentLength, LengthRange};
 use crate::perturb::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability};
 use crate::sampling_params::{AdaptiveSampling, BeamSize};
 
@@ -115,6 +115,62 @@ fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingPa
 
 fn request(id: u32, params: SamplingParams) -> Request {
     Request { id, ..Request::new("A hen lays 12 eggs; how many do 3 hens lay?", params) }
+}
+
+/// Parameters of beam searches whose first extensions are among the samples.
+fn searches(engine: &Engine) -> Vec<SamplingParams> {
+    let beam = Some(BeamSize { width: count(3), candidates: count(2) });
+    let [base, noise, _, _, private, ..] = all_params(engine, 4, 3)[..] else { panic!("too few") };
+    let open = SamplingParams { length: noise.length, ..base };
+    let drawn = LengthRange::new(count(1), count(4)).unwrap();
+    let drawn = SamplingParams { length: LatentLength::Between(drawn), greedy: false, ..base };
+    let clean = SamplingParams { perturbation: Perturbation::None, ..base };
+    [base, noise, open, drawn, clean, private]
+        .map(|params| SamplingParams { beam, samples: count(7), ..params })
+        .to_vec()
+}
+
+/// A search that begins with what a wave computed finds what it finds by itself.
+#[test]
+fn a_search_is_the_same_after_its_wave_and_by_itself() {
+    let mut begun = 0;
+    for (model, rewards) in MODELS {
+        let engine = engine(model, rewards);
+        if engine.reward_model().is_none() {
+            continue;
+        }
+        for params in searches(&engine) {
+            let (context, cancel) = (engine.context(), CancelToken::default());
+            let texts = ["2+2?", "A hen lays 12 eggs; how many do 3 hens lay?", "x"];
+            let prompt = |(id, text)| Prompt::new(engine.reasoner(), id, text).unwrap();
+            let prompts: Vec<Prompt> = (3..).zip(texts).map(prompt).collect();
+            let item = |prompt| BatchItem::new(prompt, &params, &cancel);
+            let items: Vec<BatchItem<'_>> = prompts.iter().map(item).collect();
+            let plan = BatchPlan::new(&context, &items, engine.memory());
+            let range = |question| RowRange { question, rows: 0..params.rows() };
+            let waves = plan.waves(&[0, 1, 2].map(range));
+            let (streams, seconds) = (streams::open(1), &mut StageSeconds::default());
+            let mut search = |questions: &[usize], caches: &mut WaveCaches| {
+                context.search(&plan, questions, caches, seconds).unwrap()
+            };
+            let what = format!("{model:?}, {rewards:?}, {params:?}");
+            let expected = search(&[0, 1, 2], &mut WaveCaches::default());
+            assert!(expected.iter().all(Option::is_some), "{what}");
+            // All at once, and in groups one after the other.
+            for groups in [vec![vec![0, 1, 2]], vec![vec![2], vec![0, 1]]] {
+                let take = |_: &[RowRange], _, _| Ok::<_, EngineError>(());
+                context.run_waves(&plan, &waves, &streams, take).unwrap();
+                let caches = &mut streams::lock(&streams[0]);
+                for group in groups {
+                    begun += usize::from(caches.hold_searches(&group));
+                    let found = search(&group, caches);
+                    let expected = group.iter().map(|&q| &expected[q]);
+                    assert!(found.iter().eq(expected), "{what}, {group:?}: {found:?}");
+                }
+            }
+        }
+    }
+    assert_eq!(begun, 4 * 6 * 3, "every search begins with the wave's rows");
 }
 
 /// All results; times are set to zero, because they differ from run to run.

@@ -427,7 +427,7 @@ impl<'a> ContinuousBatch<'a> {
             thoughts: &batch,
             answers: Some(AnswerBatch { end_latent, answers: &answers }),
         };
-        let rewards = score(reward_model, cache, to_score)?;
+        let rewards = score(reward_model, cache, to_score)?.rewards;
         for (&(of, place), rewards) in rows.iter().zip(rewards) {
             if let Some(done) = self.jobs[items[of]].finished_rows().nth(place) {
                 done.row.rewards = Some(rewards);

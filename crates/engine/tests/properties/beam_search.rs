@@ -311,14 +311,15 @@ fn a_search_does_not_depend_on_what_shares_its_batch() {
     for family in [CheckpointFamily::Coconut, CheckpointFamily::Colar] {
         let pair = RewardedReasoner::of(family);
         for perturbation in perturbations() {
-            let params = short_params(&pair.reasoner, 5, perturbation);
+            let params = short_params(&pair.reasoner, 10, perturbation);
             let params = SamplingParams { beam: size(3, 3), ..params };
             let together = pair.run(params, &questions());
             let requests: Vec<_> = questions().iter().map(|q| q.request(params)).collect();
             let fits = |memory: &usize| pair.engine().with_memory(*memory).check(&requests).is_ok();
             let least = (17..40).map(|power| 1usize << power).find(fits).unwrap();
             let tight = pair.run_in_memory(least, params, &questions());
-            let fewer = SamplingParams { samples: nonzero(2), ..params };
+            // Its first extensions are not among so few samples.
+            let fewer = SamplingParams { samples: nonzero(8), ..params };
             for ((a, b), question) in together.iter().zip(&tight).zip(questions()) {
                 let what = format!("{family:?}, {perturbation:?}, question {}", question.id);
                 assert_same(a, b, &what);

@@ -1,0 +1,140 @@
+//! The first step of beam searches, as the wave before them computed it.
+//!
+//! Extension j of a question's empty path is trajectory j up to its first thought. Where one wave
+//! held all of them, its caches hold their keys and values, and the search of the question begins
+//! with these ([`crate::beam_search`]): valid until the caches are emptied.
+
+use std::ops::Range;
+
+use model::{Cache, CacheMark, Sequence};
+use tensor::{Device, DeviceError, Tensor, ops};
+
+use crate::score::{ScoreOutput, ScoredPath, ScorerState};
+use crate::think::{Row, ThoughtBatch};
+
+/// The first extensions of some questions.
+pub(crate) struct FirstExpansion {
+    /// Each question, as an index of the plan's items, and its extensions.
+    questions: Vec<(usize, Range<usize>)>,
+    extensions: Vec<FirstExtension>,
+    /// The first thoughts of the extensions that have one: (thoughts, width).
+    thoughts: Tensor,
+    scorer: ScorerState,
+    cache: CacheMark,
+    reward_cache: CacheMark,
+}
+
+/// A trajectory up to its first thought, which has not been fed.
+pub(crate) struct FirstExtension {
+    pub(crate) sequence: Sequence,
+    pub(crate) thought: Option<FirstThought>,
+    scored: ScoredPath,
+}
+
+/// The first thought of an extension; without one it has ended.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstThought {
+    row: usize, // of `FirstExpansion::thoughts`
+    pub(crate) reward: f32,
+}
+
+/// The first extensions of the questions of one search.
+pub(crate) struct SearchStart<'a> {
+    /// Question by question.
+    pub(crate) extensions: Vec<&'a FirstExtension>,
+    /// What the reward model has read of each.
+    pub(crate) scored: Vec<ScoredPath>,
+    pub(crate) scorer: ScorerState,
+    /// The thoughts of those that have one: (thoughts, width).
+    pub(crate) thoughts: Tensor,
+}
+
+/// A question whose first extensions are among the rows of a wave.
+pub(crate) struct SearchedQuestion {
+    /// Its index among the plan's items.
+    pub(crate) question: usize,
+    pub(crate) prompt_len: usize,
+    /// Its extensions, as rows of the wave.
+    pub(crate) rows: Range<usize>,
+}
+
+/// A wave that is done.
+pub(crate) struct FinishedWave<'a> {
+    pub(crate) thoughts: &'a ThoughtBatch,
+    pub(crate) scores: &'a ScoreOutput,
+    pub(crate) cache: &'a Cache,
+    pub(crate) reward_cache: &'a Cache,
+}
+
+impl FinishedWave<'_> {
+    /// The first expansions of some questions; `None` where there are none, or where the reward
+    /// model has read nothing.
+    pub(crate) fn first_expansion(
+        &self,
+        device: &Device,
+        questions: &[SearchedQuestion],
+    ) -> Result<Option<FirstExpansion>, DeviceError> {
+        if questions.is_empty() || self.scores.state.is_empty() {
+            return Ok(None);
+        }
+        let rows = questions.iter().flat_map(|of| of.rows.clone());
+        let at_first: Vec<ScoredPath> = rows.map(|row| self.scores.at_first_thought(row)).collect();
+        let (scorer, scored) = self.scores.state.select(device, at_first.iter())?;
+        let (mut extensions, mut thoughts, mut ranges) = (Vec::new(), Vec::new(), Vec::new());
+        let mut scored = scored.into_iter();
+        for SearchedQuestion { question, prompt_len, rows } in questions {
+            let start = extensions.len();
+            for (row, scored) in rows.clone().zip(scored.by_ref()) {
+                let Row { sequence, thoughts: own, .. } = &self.thoughts.rows[row];
+                let reward = self.scores.rewards[row].process.first();
+                let thought = own.first().zip(reward).map(|(&thought, &reward)| {
+                    thoughts.push(thought);
+                    FirstThought { row: thoughts.len() - 1, reward }
+                });
+                let sequence = sequence.fork_at(*prompt_len);
+                extensions.push(FirstExtension { sequence, thought, scored });
+            }
+            ranges.push((*question, start..extensions.len()));
+        }
+        Ok(Some(FirstExpansion {
+            questions: ranges,
+            extensions,
+            thoughts: ops::select(device, &self.thoughts.steps, &thoughts)?,
+            scorer,
+            cache: self.cache.mark(),
+            reward_cache: self.reward_cache.mark(),
+        }))
+    }
+}
+
+impl FirstExpansion {
+    /// Whether all of these questions are here.
+    pub(crate) fn holds(&self, questions: &[usize]) -> bool {
+        questions.iter().all(|&question| self.extensions_of(question).is_some())
+    }
+
+    fn extensions_of(&self, question: usize) -> Option<&[FirstExtension]> {
+        let place = self.questions.iter().find(|(of, _)| *of == question)?;
+        Some(&self.extensions[place.1.clone()])
+    }
+
+    /// The start of a search for these questions. The slots of an earlier one are freed.
+    pub(crate) fn start(
+        &self,
+        device: &Device,
+        questions: &[usize],
+        cache: &mut Cache,
+        reward_cache: &mut Cache,
+    ) -> Result<SearchStart<'_>, DeviceError> {
+        cache.rewind(self.cache);
+        reward_cache.rewind(self.reward_cache);
+        let of = |&question: &usize| self.extensions_of(question).unwrap_or_default();
+        let extensions: Vec<&FirstExtension> = questions.iter().flat_map(of).collect();
+        let thoughts = extensions.iter().filter_map(|extension| extension.thought);
+        let thoughts: Vec<usize> = thoughts.map(|thought| thought.row).collect();
+        let thoughts = ops::select(device, [&self.thoughts], &thoughts)?;
+        let paths = extensions.iter().map(|extension| &extension.scored);
+        let (scorer, scored) = self.scorer.select(device, paths)?;
+        Ok(SearchStart { extensions, scored, scorer, thoughts })
+    }
+}
