@@ -158,6 +158,9 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, x: &[f32]) {
         // SAFETY: a device is only created for an instruction set that the CPU has.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { x86::pack_avx512(tile, x) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { x86::pack_avx2(tile, x) },
         _ => 0,
     };
     let (inputs, height) = (tile.inputs, tile.height);
@@ -332,7 +335,14 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
             kernel(TilePlace { row, rows, panel, panels }, &mut tile);
             for (r, values) in tile[..rows].iter_mut().enumerate() {
                 // SAFETY: tasks have no row and panel in common, and each tile is finished once.
-                unsafe { epilogue.finish::<FUSED>(row + r, col, &mut values[..width]) };
+                unsafe {
+                    if width == TILE_COLS {
+                        // Of a width that the compiler knows: whole registers, and no loops.
+                        epilogue.finish::<FUSED>(row + r, col, values);
+                    } else {
+                        epilogue.finish::<FUSED>(row + r, col, &mut values[..width]);
+                    }
+                }
             }
         }
     }

@@ -162,6 +162,63 @@ pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, x: &[f32]) -> usize 
     whole
 }
 
+/// Packs most inputs, and returns their number.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn pack_avx2(tile: &mut PackedTile<'_>, x: &[f32]) -> usize {
+    const LANES: usize = 8;
+    let (inputs, height) = (tile.inputs, tile.height);
+    let rows = x.len() / inputs;
+    assert!(rows <= height && height <= LANES && tile.values.len() == inputs * height);
+    // A whole register is stored for each input, and the next one's overwrites what is beyond its
+    // rows; so the last inputs are left to the caller.
+    let whole = inputs.saturating_sub(LANES) / LANES * LANES;
+    for k in (0..whole).step_by(LANES) {
+        let mut block = [_mm256_setzero_ps(); LANES];
+        for (r, row) in block.iter_mut().enumerate().take(rows) {
+            // SAFETY: x is (rows, inputs), and `k + LANES <= inputs`.
+            *row = unsafe { _mm256_loadu_ps(x.as_ptr().add(r * inputs + k)) };
+        }
+        for (i, column) in transposed_by_eight(block).into_iter().enumerate() {
+            // SAFETY: the tile is (inputs, height), and at least eight inputs follow.
+            unsafe {
+                let to = tile.values.as_mut_ptr().add((k + i) * height);
+                _mm256_storeu_ps(to.cast(), column);
+            }
+        }
+    }
+    whole
+}
+
+/// 8 rows of 8 numbers as columns.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transposed_by_eight(rows: [__m256; 8]) -> [__m256; 8] {
+    let zero = _mm256_setzero_ps();
+    // Within each 128 bits: pairs of rows, then fours.
+    let (mut pairs, mut fours) = ([zero; 8], [zero; 8]);
+    for i in 0..4 {
+        pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    for i in 0..2 {
+        for half in 0..2 {
+            let (low, high) = (pairs[4 * i + half], pairs[4 * i + 2 + half]);
+            fours[4 * i + 2 * half] = _mm256_shuffle_ps::<0x44>(low, high);
+            fours[4 * i + 2 * half + 1] = _mm256_shuffle_ps::<0xee>(low, high);
+        }
+    }
+    // Then the halves: fours[4 i + c] has columns c and c + 4 of rows 4 i to 4 i + 3.
+    let mut columns = [zero; 8];
+    for c in 0..4 {
+        columns[c] = _mm256_permute2f128_ps::<0x20>(fours[c], fours[4 + c]);
+        columns[4 + c] = _mm256_permute2f128_ps::<0x31>(fours[c], fours[4 + c]);
+    }
+    columns
+}
+
 /// 16 rows of 16 numbers as columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
