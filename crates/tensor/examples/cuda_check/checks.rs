@@ -68,11 +68,13 @@ impl KernelCheck {
         selected.try_for_each(|(_, check)| check(self))
     }
 
-    /// The kernels that only a device of precision fp8 has, and greedy tokens with them.
+    /// The kernels that only a device of precision fp8 has, and what uses them.
     pub(crate) fn fp8(&mut self) -> CheckResult {
         for line in crate::fp8_checks::all(&self.cuda, crate::small())? {
             self.line(&line.name, line.good, &line.what);
         }
+        self.rope_and_cache()?;
+        self.attention()?;
         self.greedy_tokens()?;
         self.greedy_tokens_of_both_kernels()?;
         self.top_k_mixture()

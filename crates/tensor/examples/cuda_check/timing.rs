@@ -135,6 +135,7 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
             );
         }
     }
+    attentions(cuda)?;
     let gates = random(cuda, ROWS, 16384)?.cast(CudaDtype::Bf16)?;
     let t = time(cuda, || activation::swiglu(cuda, &gates))?;
     report_bandwidth("fp8 swiglu 4096 x 16384", t, ROWS * 8192 * 5);
@@ -277,9 +278,9 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
                 cuda,
                 &spans.iter().map(|s| s[1].0 + own - 1).collect::<Vec<_>>(),
             )?;
-            let size = cuda.compute_dtype().size();
             let cells = 64 * prefix as usize + ROWS * own as usize;
-            let bytes = (2 * ROWS * heads * dim + 2 * cells * kv_heads * dim) * size;
+            let bytes = 2 * ROWS * heads * dim * cuda.compute_dtype().size()
+                + 2 * cells * kv_heads * dim * kv.dtype().size();
             let mut layers = (0..LAYERS).cycle();
             let t =
                 time(cuda, || attention(&qkv, &kv, layers.next().unwrap_or(0), heads, &metadata))?;
@@ -306,7 +307,11 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
                     )
                 })?;
                 let read = if is_rotary { 2 * heads + 4 * kv_heads } else { 4 * kv_heads };
-                report_bandwidth(&format!("place {name} {ROWS} rows"), t, ROWS * read * dim * size);
+                report_bandwidth(
+                    &format!("place {name} {ROWS} rows"),
+                    t,
+                    ROWS * read * dim * cuda.compute_dtype().size(),
+                );
                 let (wide, width) = ((heads + 2 * kv_heads) * dim, heads * dim);
                 let (map, x) = (
                     weights(cuda, width, wide)?,

@@ -17,22 +17,36 @@
 // its first on, its own slots in groups of a fixed number; a group has one maximum, and keys that
 // other rows have in the same instructions count as exact zeros.
 
+// Compiled with E4M3 as well: keys and values are then e4m3, without scales, and become f16 where
+// they are multiplied: half as much is read. A row's own slots are then bound by instructions.
+
 // Units of the shared span that are in flight or in use at a time, as in attention.rs.
 #define RING 5
 
-// A unit in shared memory: (keys and values, UNIT, DIM), in bytes. Chunks of 16 bytes are swizzled
-// within a row, so that the eight rows of an ldmatrix are in different banks. The swizzle is an
-// exclusive or, so that addresses whose rows and chunks have no bits in common differ by a
-// constant.
-template <int DIM>
-struct Unit {
-    static constexpr int CHUNKS = DIM / 8, VALUES = UNIT * DIM * 2, SIZE = 2 * VALUES;
+#ifdef E4M3
+typedef u8 Stored;  // an element of a key or value
+#else
+typedef u16 Stored;
+#endif
+
+// Rows of so many bytes in shared memory. Chunks of 16 bytes are swizzled within a row, so that the
+// eight rows of an ldmatrix are in different banks. The swizzle is an exclusive or, so that
+// addresses whose rows and chunks have no bits in common differ by a constant.
+template <int BYTES>
+struct SwizzledRows {
+    static constexpr int CHUNKS = BYTES / 16;
     static __device__ __forceinline__ constexpr u32 swizzle(u32 row) {
-        return 16 * (CHUNKS >= 8 ? row % 8 : row / 2 % CHUNKS);
+        return 16 * (CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS);
     }
     static __device__ __forceinline__ u32 at(u32 row, u32 chunk) {
         return row * CHUNKS * 16 + (16 * chunk ^ swizzle(row));
     }
+};
+
+// A unit in shared memory: (keys and values, UNIT, DIM).
+template <int DIM>
+struct Unit : SwizzledRows<DIM * sizeof(Stored)> {
+    static constexpr int ROW = DIM * sizeof(Stored), VALUES = UNIT * ROW, SIZE = 2 * VALUES;
 };
 
 __device__ __forceinline__ void cp_async_commit() {
@@ -53,22 +67,45 @@ __device__ __forceinline__ void cp_async16_evict_first(u32 to, const u8* from, b
                  : "memory");
 }
 
+// By how much, as a power of two, exponentials may exceed 1 before their row is scaled again.
+#define SLACK 8.0f
+
 // The online softmax of a warp's 16 rows: lane (g, t) has rows g and g + 8, in the layout of mma.
 template <int DIM>
 struct OnlineSoftmax {
     u32 q[DIM / 16][4];
-    float o[DIM / 8][4], max0, max1, sum0, sum1;
+    float o[DIM / 8][4], sum0, sum1;
+    // What exponentials are relative to: a row's largest score, or one that is less by up to SLACK.
+    float max0, max1;
 
-    // Accumulates COUNT units of keys, the first of which has index `base`. If MASKED, row g
-    // attends to the `seen0` keys from index `from0` on and row g + 8 to the `seen1` from `from1`
-    // on; else both attend to all.
+    // Accumulates COUNT units of keys as one group. If MASKED, row g attends to the keys from
+    // `from0` of each unit on, as many as the unit's of `seen0` says, and row g + 8 to those of
+    // `from1` and `seen1`; else both attend to all.
     template <int COUNT, bool MASKED>
-    __device__ __forceinline__ void accumulate(const u32 (&unit)[COUNT], u32 base, u32 from0,
-                                               u32 seen0, u32 from1, u32 seen1, float scale) {
+    __device__ __forceinline__ void accumulate(const u32 (&unit)[COUNT], u32 from0,
+                                               const u32 (&seen0)[COUNT], u32 from1,
+                                               const u32 (&seen1)[COUNT], float scale) {
         const u32 lane = threadIdx.x % 32, t = lane % 4;
         float s[2 * COUNT][4] = {};
-        const u32 key_at = Unit<DIM>::at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
         const u32 value_at = Unit<DIM>::VALUES + Unit<DIM>::at(lane % 16, lane / 16);
+#ifdef E4M3
+        // A matrix of ldmatrix is eight rows of sixteen codes, of which a lane has four: two for
+        // each half of an mma's k, which is any order of dimensions that the queries have, too.
+        const u32 key_at = Unit<DIM>::at(lane % 16, lane / 16);
+#pragma unroll
+        for (int k = 0; k < DIM / 32; k++) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                u32 b[4];
+                ldmatrix_x4(b, unit[i] + (key_at ^ 32 * k));
+#pragma unroll
+                for (int m = 0; m < 4; m++)
+                    mma_f16_m16n8k16(s[2 * i + m % 2], q[2 * k + m / 2], f16_from_e4m3(b[m]),
+                                     f16_from_e4m3(b[m] >> 16));
+            }
+        }
+#else
+        const u32 key_at = Unit<DIM>::at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
 #pragma unroll
@@ -79,16 +116,17 @@ struct OnlineSoftmax {
                 mma_m16n8k16(s[2 * i + 1], q[k], b[2], b[3]);
             }
         }
+#endif
         float new0 = max0, new1 = max1;
 #pragma unroll
         for (int n = 0; n < 2 * COUNT; n++) {
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 if (MASKED) {
-                    const u32 key =
-                        base + 8 * n + 2 * t + c;  // below `from` it wraps to a large number
-                    s[n][c] = key - from0 < seen0 ? s[n][c] : -INF;
-                    s[n][2 + c] = key - from1 < seen1 ? s[n][2 + c] : -INF;
+                    // Below `from` it wraps to a large number.
+                    const u32 key = 8 * (n % 2) + 2 * t + c;
+                    s[n][c] = key - from0 < seen0[n / 2] ? s[n][c] : -INF;
+                    s[n][2 + c] = key - from1 < seen1[n / 2] ? s[n][2 + c] : -INF;
                 }
                 new0 = fmaxf(new0, s[n][c]);
                 new1 = fmaxf(new1, s[n][2 + c]);
@@ -98,15 +136,16 @@ struct OnlineSoftmax {
         new0 = fmaxf(new0, __shfl_xor_sync(FULL_MASK, new0, 2));
         new1 = fmaxf(new1, __shfl_xor_sync(FULL_MASK, new1, 1));
         new1 = fmaxf(new1, __shfl_xor_sync(FULL_MASK, new1, 2));
-        // A row without any key yet keeps its maximum at -inf, which must not lead to NaN.
-        const float use0 = new0 == -INF ? 0.0f : new0 * scale,
-                    use1 = new1 == -INF ? 0.0f : new1 * scale;
-        if (__any_sync(FULL_MASK, new0 > max0 || new1 > max1)) {
+        // Of sixteen rows one nearly always has a larger maximum, so that all would be scaled for
+        // each group; few have one that is much larger.
+        const bool is_more0 = (new0 - max0) * scale > SLACK,
+                   is_more1 = (new1 - max1) * scale > SLACK;
+        if (__any_sync(FULL_MASK, is_more0 || is_more1)) {
             // Exactly 1 for a row whose maximum stays: it must not see that another's changed.
-            const float rescale0 = new0 > max0 ? exp2_approx(fmaf(max0, scale, -use0)) : 1.0f,
-                        rescale1 = new1 > max1 ? exp2_approx(fmaf(max1, scale, -use1)) : 1.0f;
-            max0 = new0;
-            max1 = new1;
+            const float rescale0 = is_more0 ? exp2_approx((max0 - new0) * scale) : 1.0f,
+                        rescale1 = is_more1 ? exp2_approx((max1 - new1) * scale) : 1.0f;
+            max0 = is_more0 ? new0 : max0;
+            max1 = is_more1 ? new1 : max1;
             // Not contracted with the additions below, here or there.
             sum0 = __fmul_rn(sum0, rescale0);
             sum1 = __fmul_rn(sum1, rescale1);
@@ -118,6 +157,9 @@ struct OnlineSoftmax {
                 o[n][3] *= rescale1;
             }
         }
+        // A row without any key yet keeps its maximum at -inf, which must not lead to NaN.
+        const float use0 = max0 == -INF ? 0.0f : max0 * scale,
+                    use1 = max1 == -INF ? 0.0f : max1 * scale;
 #pragma unroll
         for (int n = 0; n < 2 * COUNT; n++) {
             s[n][0] = exp2_approx(fmaf(s[n][0], scale, -use0));
@@ -130,6 +172,26 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const float (*w)[4] = s + 2 * i;
+#ifdef E4M3
+            const u32 p[4] = {pack_f16(w[0][0], w[0][1]), pack_f16(w[0][2], w[0][3]),
+                              pack_f16(w[1][0], w[1][1]), pack_f16(w[1][2], w[1][3])};
+#pragma unroll
+            for (int n = 0; n < DIM / 32; n++) {
+                u32 v[4];
+                ldmatrix_x4_trans(v, unit[i] + (value_at ^ 32 * n));
+                // Transposed are pairs of codes: a lane has two dimensions of two keys. So even
+                // dimensions are one result and odd ones the next.
+#pragma unroll
+                for (int m = 0; m < 4; m++) v[m] = __byte_perm(v[m], 0, 0x3120);
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    mma_f16_m16n8k16(o[4 * n + 2 * c], p, f16_from_e4m3(v[2 * c]),
+                                     f16_from_e4m3(v[2 * c + 1]));
+                    mma_f16_m16n8k16(o[4 * n + 2 * c + 1], p, f16_from_e4m3(v[2 * c] >> 16),
+                                     f16_from_e4m3(v[2 * c + 1] >> 16));
+                }
+            }
+#else
             const u32 p[4] = {pack_bf16(w[0][0], w[0][1]), pack_bf16(w[0][2], w[0][3]),
                               pack_bf16(w[1][0], w[1][1]), pack_bf16(w[1][2], w[1][3])};
 #pragma unroll
@@ -139,11 +201,17 @@ struct OnlineSoftmax {
                 mma_m16n8k16(o[2 * n], p, v[0], v[1]);
                 mma_m16n8k16(o[2 * n + 1], p, v[2], v[3]);
             }
+#endif
         }
     }
 };
 
 #define NO_SLOT 0xffffffffu
+
+// How many of `count` keys are left after the first `before`.
+__device__ __forceinline__ u32 seen_after(u32 count, u32 before) {
+    return count > before ? count - before : 0;
+}
 
 // The own slots of a warp's rows. Lane i has those of row i.
 struct OwnSlots {
@@ -185,13 +253,14 @@ struct OwnSlots {
 // cores' work, which is free here, and issues less than half the instructions of one product per
 // row. Where a row's slots lie in a unit changes nothing: products are added to an accumulator
 // eight or sixteen at a time, whatever their order, and all but the row's own are 0.
-template <int DIM, int DEPTH>
-__device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u16* keys,
-                                              const u16* values, u32 slots, u32 group,
+template <int DIM, int DEPTH, int OWN_GROUP>
+__device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const Stored* keys,
+                                              const Stored* values, u32 slots, u32 group,
                                               u32 own_shift, u16* out, u32 out_cols,
                                               const uint4* tiles, const uint4* rows,
                                               const uint2* spans, float scale) {
-    constexpr int CHUNKS = Unit<DIM>::CHUNKS, VALUES = Unit<DIM>::VALUES, SIZE = Unit<DIM>::SIZE;
+    constexpr int CHUNKS = Unit<DIM>::CHUNKS, ROW = Unit<DIM>::ROW, VALUES = Unit<DIM>::VALUES,
+                  SIZE = Unit<DIM>::SIZE;
     extern __shared__ __align__(256) uint4 shared[];
     const u32 units = (u32)__cvta_generic_to_shared(shared);  // (RING + (DEPTH - 1) warps, SIZE)
     const uint4 tile = tiles[blockIdx.x];
@@ -219,15 +288,25 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     OnlineSoftmax<DIM> softmax;
     const u32 row0 = warp_row + g, row1 = row0 + 8, of0 = div_group(row0), of1 = div_group(row1);
     const u16* q0 =
-        q + (u64)(tile.x + of0) * q_cols + (blockIdx.y * group + row0 - of0 * group) * DIM + 2 * t;
+        q + (u64)(tile.x + of0) * q_cols + (blockIdx.y * group + row0 - of0 * group) * DIM;
     const u16* q1 =
-        q + (u64)(tile.x + of1) * q_cols + (blockIdx.y * group + row1 - of1 * group) * DIM + 2 * t;
+        q + (u64)(tile.x + of1) * q_cols + (blockIdx.y * group + row1 - of1 * group) * DIM;
 #pragma unroll
     for (int s = 0; s < DIM / 16; s++) {
-        softmax.q[s][0] = row0 < total_rows ? *(const u32*)(q0 + 16 * s) : 0;
-        softmax.q[s][1] = row1 < total_rows ? *(const u32*)(q1 + 16 * s) : 0;
-        softmax.q[s][2] = row0 < total_rows ? *(const u32*)(q0 + 16 * s + 8) : 0;
-        softmax.q[s][3] = row1 < total_rows ? *(const u32*)(q1 + 16 * s + 8) : 0;
+#ifdef E4M3
+        const uint2 none = make_uint2(0, 0),
+                    x0 = row0 < total_rows ? *(const uint2*)(q0 + 16 * s + 4 * t) : none,
+                    x1 = row1 < total_rows ? *(const uint2*)(q1 + 16 * s + 4 * t) : none;
+        softmax.q[s][0] = f16_from_bf16(x0.x);
+        softmax.q[s][1] = f16_from_bf16(x1.x);
+        softmax.q[s][2] = f16_from_bf16(x0.y);
+        softmax.q[s][3] = f16_from_bf16(x1.y);
+#else
+        softmax.q[s][0] = row0 < total_rows ? *(const u32*)(q0 + 16 * s + 2 * t) : 0;
+        softmax.q[s][1] = row1 < total_rows ? *(const u32*)(q1 + 16 * s + 2 * t) : 0;
+        softmax.q[s][2] = row0 < total_rows ? *(const u32*)(q0 + 16 * s + 8 + 2 * t) : 0;
+        softmax.q[s][3] = row1 < total_rows ? *(const u32*)(q1 + 16 * s + 8 + 2 * t) : 0;
+#endif
     }
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++)
@@ -243,12 +322,12 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
     const u32 shared_units = (tile.w + UNIT - 1) / UNIT;
     const u32 chunk = threadIdx.x % CHUNKS, step = blockDim.x / CHUNKS;
-    const u8* shared_from = head + (u64)(threadIdx.x / CHUNKS) * (DIM * 2) + 16 * chunk;
+    const u8* shared_from = head + (u64)(threadIdx.x / CHUNKS) * ROW + 16 * chunk;
     auto fetch_shared = [&](u32 number) {
         if (number < shared_units) {
-            const u8* from = shared_from + (u64)unit_slot(tile, spans, number) * (DIM * 2);
+            const u8* from = shared_from + (u64)unit_slot(tile, spans, number) * ROW;
 #pragma unroll 1
-            for (u32 r = threadIdx.x / CHUNKS; r < UNIT; r += step, from += step * (DIM * 2)) {
+            for (u32 r = threadIdx.x / CHUNKS; r < UNIT; r += step, from += step * ROW) {
                 const bool inside = number * UNIT + r < tile.w;
                 const u32 to = units + number % RING * SIZE + Unit<DIM>::at(r, chunk);
                 cp_async16_evict_first(to, from, inside, evict_first);
@@ -279,8 +358,8 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
                 const u32 here =
                     __shfl_sync(FULL_MASK, slot, number % 2 * UNIT + r + lane / CHUNKS);
                 const bool inside = here != NO_SLOT;
-                const u8* from = column + (u64)(inside ? here : 0) * (DIM * 2);
-                const u32 there = (to ^ Unit<DIM>::swizzle(r)) + r * DIM * 2;
+                const u8* from = column + (u64)(inside ? here : 0) * ROW;
+                const u32 there = (to ^ Unit<DIM>::swizzle(r)) + r * ROW;
                 cp_async16_evict_first(there, from, inside, evict_first);
                 cp_async16_evict_first(there + VALUES, from + values_offset, inside, evict_first);
             }
@@ -305,13 +384,16 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         const u32 unit[2] = {units + number % RING * SIZE, units + (number + 1) % RING * SIZE};
         // Two units are one group, also where rows end in it: the second is left out only if no
         // row has any of it.
-        if ((number + 2) * UNIT <= shortest) {
-            softmax.template accumulate<2, false>(unit, 0, 0, 0, 0, 0, scale);
-        } else if ((number + 1) * UNIT < longest) {
-            softmax.template accumulate<2, true>(unit, number * UNIT, 0, len0, 0, len1, scale);
-        } else if (number * UNIT < longest) {
-            const u32 one[1] = {unit[0]};
-            softmax.template accumulate<1, true>(one, number * UNIT, 0, len0, 0, len1, scale);
+        const u32 first = number * UNIT, second = first + UNIT;
+        const u32 seen0[2] = {seen_after(len0, first), seen_after(len0, second)},
+                  seen1[2] = {seen_after(len1, first), seen_after(len1, second)};
+        if (second + UNIT <= shortest) {
+            softmax.template accumulate<2, false>(unit, 0, seen0, 0, seen1, scale);
+        } else if (second < longest) {
+            softmax.template accumulate<2, true>(unit, 0, seen0, 0, seen1, scale);
+        } else if (first < longest) {
+            const u32 one[1] = {unit[0]}, one0[1] = {seen0[0]}, one1[1] = {seen1[0]};
+            softmax.template accumulate<1, true>(one, 0, one0, 0, one1, scale);
         }
         if (number + RING < shared_units) __syncthreads();
         fetch_shared(number + RING);
@@ -331,16 +413,23 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     softmax.sum0 = collect(softmax.sum0, info0);
     softmax.sum1 = collect(softmax.sum1, info1);
     fetch_own(DEPTH - 1);
-    for (u32 number = 0; number < own_units; number++) {
-        const u32 unit[1] = {buffer_of(number)}, before = number << own_shift;
-        const u32 left0 = own0 > before ? own0 - before : 0,
-                  left1 = own1 > before ? own1 - before : 0;
-        cp_async_wait<DEPTH - 1>();
+    for (u32 number = 0; number < own_units; number += OWN_GROUP) {
+        u32 unit[OWN_GROUP], seen0[OWN_GROUP], seen1[OWN_GROUP];
+#pragma unroll
+        for (int i = 0; i < OWN_GROUP; i++) {
+            // Of a unit beyond the last nothing is seen; it stands for one that was loaded.
+            const u32 before = number + i << own_shift;
+            unit[i] = buffer_of(number + i < own_units ? number + i : number);
+            seen0[i] = min(seen_after(own0, before), 1 << own_shift);
+            seen1[i] = min(seen_after(own1, before), 1 << own_shift);
+        }
+        cp_async_wait<DEPTH - OWN_GROUP>();
         __syncwarp();
-        softmax.template accumulate<1, true>(unit, 0, info0 << own_shift, min(left0, 1 << own_shift),
-                                             info1 << own_shift, min(left1, 1 << own_shift), scale);
+        softmax.template accumulate<OWN_GROUP, true>(unit, info0 << own_shift, seen0,
+                                                     info1 << own_shift, seen1, scale);
         __syncwarp();
-        fetch_own(number + DEPTH);
+#pragma unroll
+        for (int i = 0; i < OWN_GROUP; i++) fetch_own(number + i + DEPTH);
     }
 
     // From the layout of mma to rows, through the warp's first buffer.
@@ -353,7 +442,21 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
     sum1 += __shfl_xor_sync(FULL_MASK, sum1, 2);
     const float inverse0 = __fdividef(1.0f, sum0), inverse1 = __fdividef(1.0f, sum1);
     u8* buffer = (u8*)shared + (RING + warp * (DEPTH - 1)) * SIZE;
-    const u32 at = Unit<DIM>::at(g, 0) + 4 * t;
+    static_assert(UNIT * DIM * 2 <= SIZE, "results fit a buffer");
+    typedef SwizzledRows<DIM * 2> Results;
+#ifdef E4M3
+#pragma unroll
+    for (int n = 0; n < DIM / 16; n++) {
+        const float(&even)[4] = softmax.o[2 * n], (&odd)[4] = softmax.o[2 * n + 1];
+        const u32 at = Results::at(g, 2 * n + t / 2) + t % 2 * 8;
+        *(uint2*)(buffer + at) = make_uint2(pack_bf16(even[0] * inverse0, odd[0] * inverse0),
+                                            pack_bf16(even[1] * inverse0, odd[1] * inverse0));
+        *(uint2*)(buffer + at + 8 * DIM * 2) =
+            make_uint2(pack_bf16(even[2] * inverse1, odd[2] * inverse1),
+                       pack_bf16(even[3] * inverse1, odd[3] * inverse1));
+    }
+#else
+    const u32 at = Results::at(g, 0) + 4 * t;
 #pragma unroll
     for (int n = 0; n < DIM / 8; n++) {
         *(u32*)(buffer + (at ^ 16 * n)) =
@@ -361,30 +464,38 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const u1
         *(u32*)(buffer + (at ^ 16 * n) + 8 * DIM * 2) =
             pack_bf16(softmax.o[n][2] * inverse1, softmax.o[n][3] * inverse1);
     }
+#endif
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < UNIT * CHUNKS / 32; i++) {
-        const u32 r = (lane + 32 * i) / CHUNKS, row = warp_row + r, of = div_group(row);
+    for (int i = 0; i < UNIT * Results::CHUNKS / 32; i++) {
+        const u32 r = (lane + 32 * i) / Results::CHUNKS, row = warp_row + r, of = div_group(row);
         if (row >= total_rows) continue;
         const u64 to = (u64)(tile.x + of) * out_cols +
-                       (blockIdx.y * group + row - of * group) * DIM + 8 * (lane % CHUNKS);
-        *(uint4*)(out + to) = *(const uint4*)(buffer + Unit<DIM>::at(r, lane % CHUNKS));
+                       (blockIdx.y * group + row - of * group) * DIM +
+                       8 * (lane % Results::CHUNKS);
+        *(uint4*)(out + to) = *(const uint4*)(buffer + Results::at(r, lane % Results::CHUNKS));
     }
 }
 
-// DEPTH is as in attention.rs; with it BLOCKS CTAs fit the shared memory of an SM.
-#define ATTENTION(DIM, DEPTH, BLOCKS)                                                             \
+// DEPTH is as in attention.rs; with it BLOCKS CTAs fit the shared memory of an SM. OWN_GROUP units
+// of own slots are one group, as far as DEPTH leaves others to be loaded meanwhile.
+#define ATTENTION(NAME, DIM, DEPTH, OWN_GROUP, BLOCKS)                                            \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                     \
-        attention_##DIM(const u16* q, u32 q_cols, const u16* keys, const u16* values, u32 slots,  \
-                        u32 group, u32 own_shift, u16* out, u32 out_cols, const uint4* tiles,     \
-                        const uint4* rows, const uint2* spans, float scale) {                     \
-        attention_mma<DIM, DEPTH>(q, q_cols, keys, values, slots, group, own_shift, out,          \
-                                  out_cols, tiles, rows, spans, scale);                           \
+        NAME(const u16* q, u32 q_cols, const Stored* keys, const Stored* values, u32 slots,       \
+             u32 group, u32 own_shift, u16* out, u32 out_cols, const uint4* tiles,                \
+             const uint4* rows, const uint2* spans, float scale) {                                \
+        attention_mma<DIM, DEPTH, OWN_GROUP>(q, q_cols, keys, values, slots, group, own_shift,    \
+                                             out, out_cols, tiles, rows, spans, scale);           \
     }
 
-ATTENTION(32, 4, 5)
-ATTENTION(64, 4, 3)
-ATTENTION(128, 2, 3)
+#ifdef E4M3
+ATTENTION(attention_fp8_32, 32, 4, 2, 5)
+ATTENTION(attention_fp8_64, 64, 4, 2, 4)
+ATTENTION(attention_fp8_128, 128, 4, 2, 3)
+#else
+ATTENTION(attention_32, 32, 4, 2, 5)
+ATTENTION(attention_64, 64, 4, 2, 3)
+ATTENTION(attention_128, 128, 2, 1, 3)
 
 #define ROWS_PER_WARP 4
 #define LANE_DIMS 8
@@ -495,3 +606,4 @@ extern "C" __global__ void __launch_bounds__(512)
                        x[k][i] * inverse);
     }
 }
+#endif

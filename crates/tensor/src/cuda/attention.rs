@@ -4,7 +4,7 @@ use super::args::{CudaAttentionBackward, MetadataExtent};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::memory::DeviceBuffer;
 use super::tiles::{SCATTERED, TilePlan, UNIT, tile_rows};
-use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
+use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, e4m3};
 
 /// The largest head dimension of the kernels.
 const MAX_HEAD_DIM: usize = 256;
@@ -18,7 +18,19 @@ const MAX_GROUP: usize = 100;
 const GENERIC_KEYS: usize = 32;
 const GENERIC_ROWS: usize = 4;
 
-/// Keys and values of `slots` slots in every layer, of the compute dtype.
+/// Head dimensions of the kernels that multiply by mma.
+const MMA_DIMS: [usize; 3] = [32, 64, 128];
+
+/// The dtype of keys and values: the compute dtype; on a device of precision fp8 e4m3 without
+/// scales, for heads of dimensions that have kernels for it.
+fn kv_dtype(cuda: &CudaDevice, head_dim: usize) -> CudaDtype {
+    match cuda.operand_dtype() {
+        CudaDtype::E4m3 if MMA_DIMS.contains(&head_dim) => CudaDtype::E4m3,
+        _ => cuda.compute_dtype(),
+    }
+}
+
+/// Keys and values of `slots` slots in every layer.
 #[derive(Debug)]
 pub(crate) struct CudaKv {
     layers: usize,
@@ -43,7 +55,7 @@ impl CudaKv {
             "attention: heads of {head_dim}, at most {MAX_HEAD_DIM}"
         );
         assert!(int(slots) < SCATTERED, "attention: {slots} slots are too many");
-        let dtype = cuda.compute_dtype();
+        let dtype = kv_dtype(cuda, head_dim);
         let bytes = layers * 2 * kv_heads * slots * head_dim * dtype.size();
         Ok(Self {
             layers,
@@ -62,7 +74,7 @@ impl CudaKv {
         kv_heads: usize,
         head_dim: usize,
     ) -> usize {
-        layers * 2 * kv_heads * head_dim * cuda.compute_dtype().size()
+        layers * 2 * kv_heads * head_dim * kv_dtype(cuda, head_dim).size()
     }
 
     pub(crate) fn slots(&self) -> usize {
@@ -98,6 +110,11 @@ impl CudaKv {
         self.dtype
     }
 
+    /// Whether queries of this dtype attend to it.
+    pub(crate) fn is_for(&self, queries: CudaDtype) -> bool {
+        queries == self.dtype || (queries, self.dtype) == (CudaDtype::Bf16, CudaDtype::E4m3)
+    }
+
     /// A layer's keys and values, each (kv_heads, slots, head_dim). Synchronizes with the GPU.
     #[allow(dead_code, reason = "only the check of every kernel looks inside a store")]
     pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
@@ -114,7 +131,11 @@ impl CudaKv {
                 self.buffer.download(from, &mut both)?;
                 both.into_iter().map(half::bf16::to_f32).collect()
             }
-            CudaDtype::E4m3 => unreachable!("keys and values are of the compute dtype"),
+            CudaDtype::E4m3 => {
+                let mut both = vec![0u8; 2 * count];
+                self.buffer.download(from, &mut both)?;
+                both.into_iter().map(e4m3::to_f32).collect()
+            }
         };
         let values = both.split_off(count);
         Ok((both, values))
@@ -216,7 +237,7 @@ pub(crate) fn attention(
     );
     assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());
     assert!(metadata.end_slot <= kv.slots, "attention: a span beyond {} slots", kv.slots);
-    assert_eq!(q.dtype(), kv.dtype, "attention: queries and keys of different dtypes");
+    assert!(kv.is_for(q.dtype()), "attention: queries and keys of different dtypes");
     let out = CudaTensor::uninit(cuda, q.rows(), heads * dim, q.dtype())?;
     let (keys, values) = kv.layer(layer);
     let (q_cols, out_cols, slots, group) =
@@ -230,18 +251,22 @@ pub(crate) fn attention(
     );
     let scale = 1.0 / (dim as f32).sqrt();
     // With the units of own slots that a warp buffers, one of them in the ring; as in attention.cu.
-    let mma_kernel = match dim {
-        32 => Some(("attention_32", 4)),
-        64 => Some(("attention_64", 4)),
-        128 => Some(("attention_128", 2)),
+    let mma_kernel = match (kv.dtype, dim) {
+        (CudaDtype::Bf16, 32) => Some(("attention_32", 4)),
+        (CudaDtype::Bf16, 64) => Some(("attention_64", 4)),
+        (CudaDtype::Bf16, 128) => Some(("attention_128", 2)),
+        (CudaDtype::E4m3, 32) => Some(("attention_fp8_32", 4)),
+        (CudaDtype::E4m3, 64) => Some(("attention_fp8_64", 4)),
+        (CudaDtype::E4m3, 128) => Some(("attention_fp8_128", 4)),
         _ => None,
     };
     let aligned = q.cols().is_multiple_of(8) && heads / kv.kv_heads <= MAX_GROUP;
-    match mma_kernel.filter(|_| q.dtype() == CudaDtype::Bf16 && aligned) {
+    assert!(aligned || kv.dtype != CudaDtype::E4m3, "attention: {heads} heads of {dim} in fp8");
+    match mma_kernel.filter(|_| aligned) {
         Some((kernel, depth)) => {
             let warps = metadata.tile_rows / 16;
-            // Units of keys and values in bf16.
-            let shared = (RING + (depth - 1) * warps) * 2 * UNIT * dim * 2;
+            let unit = 2 * UNIT * dim * kv.dtype.size(); // keys and values
+            let shared = (RING + (depth - 1) * warps) * unit;
             let config = LaunchConfig {
                 blocks: (metadata.tiles, kv.kv_heads, heads / kv.kv_heads),
                 threads: warps * 32,

@@ -77,3 +77,21 @@ __device__ __forceinline__ u16 e4m3_from_f16(u32 x) {
 #endif
     return out;
 }
+
+// Two codes of e4m3, in the low 16 bits, as f16: exactly.
+__device__ __forceinline__ u32 f16_from_e4m3(u32 codes) {
+    u32 out = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"((u16)codes));
+#endif
+    return out;
+}
+
+// Two bf16 as f16, saturating.
+__device__ __forceinline__ u32 f16_from_bf16(u32 two) {
+    u32 out;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;"
+        : "=r"(out)
+        : "f"(__uint_as_float(two & 0xffff0000u)), "f"(__uint_as_float(two << 16)));
+    return out;
+}

@@ -14,6 +14,7 @@ use crate::cuda::args::{
 };
 use crate::cuda::attention::CudaKv;
 use crate::cuda::dropout::CudaPerturbedRows;
+use crate::cuda::hopper_gemm::supports_store;
 use crate::cuda::linear::{CudaLinear, linear, matmul};
 use crate::cuda::memory::{DeviceBuffer, RowScale};
 use crate::cuda::norm::{CudaNorm, add_norm, add_positions_norm, norm};
@@ -42,6 +43,7 @@ pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, C
     checks.exact_products()?;
     checks.rounded_products()?;
     checks.gelu()?;
+    checks.gelu_of_large_weights()?;
     checks.queries_keys_and_values()?;
     checks.greedy_tokens()?;
     checks.norms()?;
@@ -369,6 +371,30 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
+    /// Weights so large that sums might leave f16's range: GELU is computed in f32.
+    fn gelu_of_large_weights(&mut self) -> Result<(), CudaError> {
+        let (rows, depth, outputs) = (37, 144, 208);
+        let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 65536.0).collect();
+        let w: Vec<f32> = whole(outputs, depth, 7).iter().map(|x| x * 64.0).collect();
+        let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
+        let x_there = self.operand(rows, depth, &x)?;
+        assert!(!supports_store(&x_there, &map, CudaDtype::E4m3), "such weights fit f16");
+        let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
+        let (scales, got) = (out.codes_to_host()?.1, out.to_host()?);
+        let picked = picked_rows(rows);
+        let sums = product(&x, &w, depth, &picked);
+        let expected = |i: usize, c: usize| {
+            let y = sums[i * outputs + c];
+            let tolerance = 1.01 * half_step(gelu(y), scales[picked[i]].scale);
+            (gelu(y), tolerance + 4e-3 * y.abs())
+        };
+        let name = format!("GELU of large weights {rows} x {depth} -> {outputs}");
+        let of = Compared { name, picked: &picked, cols: outputs };
+        let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
+        self.compare(&of, |r, c| (f64::from(got[r * outputs + c]), 0.0), expected, close);
+        Ok(())
+    }
+
     /// Queries in place, keys and values in their slots: to the bit.
     fn queries_keys_and_values(&mut self) -> Result<(), CudaError> {
         for (rows, depth, heads, kv_heads, dim) in [
@@ -395,7 +421,11 @@ impl Fp8Checks<'_> {
             let picked = picked_rows(rows);
             let sums = product(&x, &w, depth, &picked);
             let expected = |i: usize, c: usize| {
-                bf16::from_f32((sums[i * outputs + c] + f64::from(bias[c])) as f32).to_f32()
+                let sum = (sums[i * outputs + c] + f64::from(bias[c])) as f32;
+                match c >= heads * dim && kv.dtype() == CudaDtype::E4m3 {
+                    true => e4m3::to_f32(e4m3::from_f32(sum)),
+                    false => bf16::from_f32(sum).to_f32(),
+                }
             };
             let got = |r: usize, c: usize| {
                 let Some(c) = c.checked_sub(heads * dim) else { return queries[r * outputs + c] };

@@ -57,12 +57,9 @@ struct __align__(128) GemmParams {
     void* out;          // (rows, outputs) of bf16; ARGMAX: (rows, tiles of outputs) of uint4: the
                         // largest logit, the sum of exponentials relative to it, its index
     // QKV: the first `queries` outputs go to `out`; those of `kv_heads` heads of `dim` go to each
-    // of these, (kv_heads, slots, dim), to the slots of `slot_of` (rows).
-    union {
-        u16* keys;
-        u32* tops;  // ARGMAX of e4m3: each row's largest logit so far, ordered (below); zeros first
-    };
-    u16* values;
+    // of these, (kv_heads, slots, dim) of bf16 or, of operands of e4m3, without scales of e4m3, to
+    // the slots of `slot_of` (rows).
+    u8 *keys, *values;
     const u32* slot_of;
     u64 slots, dim, kv_heads, queries;
 #ifdef E4M3
@@ -221,7 +218,7 @@ struct __align__(16) PairTerms {
 };
 struct RowTerms {
     float by;          // the row's scale
-    float of_results;  // ARGMAX: the row's largest logit so far
+    float of_results;  // of GELU alone
 };
 struct TileTerms {
     PairTerms pairs[OUTPUTS / 2];
@@ -240,15 +237,6 @@ __device__ __forceinline__ float result_inverse(const GemmParams& params, u32 at
     const float scale = e4m3_scale(bound);
     if (column == 0 && at < (u32)params.rows) params.out_scales[at] = {scale, 0.0f};
     return e4m3_inverse(scale);
-}
-
-// Floats that keep their order as integers, of which all are above 0.
-__device__ __forceinline__ u32 ordered(float x) {
-    const u32 bits = __float_as_uint(x);
-    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
-__device__ __forceinline__ float from_ordered(u32 key) {  // of 0 it is NaN
-    return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
 // Puts the terms of a warp's tile into its staging memory, before the product: after it they would
@@ -276,15 +264,13 @@ __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u
         terms.pairs[pair] = out;
     }
     const u32 at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-    const bool is_row = at < (u32)params.rows;
-    const RowScale x = is_row ? params.x_scales[at] : RowScale{0.0f, 0.0f};
+    const RowScale x = at < (u32)params.rows ? params.x_scales[at] : RowScale{0.0f, 0.0f};
     RowTerms out = {x.scale, 0.0f};
     if (EPILOGUE == GELU) {
         const float by = fminf(GELU_SCALE * x.scale, 65504.0f),
                     half = 0.5f * result_inverse(params, at, column, x.norm);
         out = {__uint_as_float(pack_f16(by, by)), __uint_as_float(pack_f16(half, half))};
     }
-    if (EPILOGUE == ARGMAX && is_row) out.of_results = from_ordered(params.tops[at]);
     terms.rows[lane / 16][lane % 16] = out;
     __syncwarp();
 }
@@ -328,6 +314,32 @@ __device__ __forceinline__ void scale_outputs(float (&d)[2][96], const TileTerms
     }
 }
 
+// Puts the codes of a warp's 16 rows of a half of a tile into shared memory: `pair(i)` are those of
+// results 2 i and 2 i + 1 of the thread. Of sixteen columns a thread has two in each half, and what
+// stmatrix stores next to each other are these: staged_codes puts them in order.
+template <typename Pair>
+__device__ __forceinline__ void stage_codes(u8* staging, Pair pair) {
+    const u32 lane = threadIdx.x % 32,
+              to = smem_addr(staging) + lane % 16 * ROW_BYTES_E4M3 + lane / 16 * 16;
+#pragma unroll
+    for (int c = 0; c < OUTPUTS / 16; c += 2) {
+        u32 words[4];
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            const int i = 4 * (c + m / 2) + m % 2;
+            words[m] = (u32)pair(i) | (u32)pair(i + 2) << 16;
+        }
+        stmatrix_x4(to + 16 * c, words[0], words[1], words[2], words[3]);
+    }
+}
+
+// Sixteen codes of a row from what stage_codes stored.
+__device__ __forceinline__ uint4 staged_codes(const u8* at) {
+    const uint4 x = *(const uint4*)at;
+    return make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
+                      __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632));
+}
+
 // GELU of two numbers (f16x2) as codes. In f16, of which e4m3 keeps four bits of eleven: beside the
 // other warpgroup's products every instruction takes several times as long.
 __device__ __forceinline__ u16 gelu_codes(u32 x, u32 half_inverse) {
@@ -362,21 +374,17 @@ __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const
         }
     }
     u8* codes = (u8*)(&terms + 1);
-    u8* store_at = codes + lane / 4 * ROW_BYTES_E4M3 + lane % 4 * 2;
     row += threadIdx.x / 32 % 4 * 16;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 48; i++)
-            *(u16*)(store_at + i % 2 * 8 * ROW_BYTES_E4M3 + i / 2 * 8) =
-                gelu_codes(x[h][i], half_inverse[h][i % 2]);
+        stage_codes(codes, [&](int i) { return gelu_codes(x[h][i], half_inverse[h][i % 2]); });
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 6; i++) {
             const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16,
                       at = row + 64 * h + r;
-            const uint4 some = *(const uint4*)(codes + r * ROW_BYTES_E4M3 + c);
+            const uint4 some = staged_codes(codes + r * ROW_BYTES_E4M3 + c);
             if (at < (u32)params.rows && column + c < (u32)params.outputs)
                 *(uint4*)((u8*)params.out + (u64)at * params.outputs + column + c) = some;
         }
@@ -384,22 +392,32 @@ __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const
 }
 #endif
 
-// The destination of eight consecutive results of rows: `base` + (row or its slot) * `stride`.
+#ifdef E4M3
+#define KV_BYTES 1
+#define KV_IS_BF16 (EPILOGUE != QKV)
+#else
+#define KV_BYTES 2
+#define KV_IS_BF16 true
+#endif
+#define NO_SLOT 0xffffffffu
+
+// The destination of eight consecutive results of rows: `base` + (row or its slot) * `stride`, in
+// bytes.
 struct Destination {
-    u16* base;
+    u8* base;
     u32 stride;
     bool by_slot;
 };
 
 __device__ __forceinline__ Destination destination(const GemmParams& params, u32 column) {
     if (EPILOGUE != QKV || column < (u32)params.queries)
-        return {(u16*)params.out + column, (u32)params.outputs, false};
+        return {(u8*)params.out + 2 * column, 2 * (u32)params.outputs, false};
     const u32 kv_heads = (u32)params.kv_heads, dim = (u32)params.dim;
     const u32 head = (column - (u32)params.queries) / dim,
               within = (column - (u32)params.queries) % dim;
-    u16* base = head < kv_heads ? params.keys + (u64)head * params.slots * dim
-                                : params.values + (u64)(head - kv_heads) * params.slots * dim;
-    return {base + within, dim, true};
+    const u64 slots = (head < kv_heads ? head : head - kv_heads) * params.slots;
+    u8* base = head < kv_heads ? params.keys : params.values;
+    return {base + (slots * dim + within) * KV_BYTES, dim * KV_BYTES, true};
 }
 
 // The slot of one of the warp's rows, which this lane keeps for the warp: lane 16 h + r has that of
@@ -407,17 +425,42 @@ __device__ __forceinline__ Destination destination(const GemmParams& params, u32
 __device__ __forceinline__ u32 lane_slot(const GemmParams& params, u32 row) {
     const u32 lane = threadIdx.x % 32,
               at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-    return at < (u32)params.rows ? params.slot_of[at] : 0;
+    return at < (u32)params.rows ? params.slot_of[at] : NO_SLOT;
 }
 
+#ifdef E4M3
+// Stores a tile's keys and values as codes: each warp its 16 rows of a half through shared memory.
+__device__ __forceinline__ void store_kv_codes(const GemmParams& params, const float (&d)[2][96],
+                                               u32 column, u8* staging, u32 slot) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        __syncwarp();
+        stage_codes(staging, [&](int i) { return pack_e4m3(d[h][2 * i], d[h][2 * i + 1]); });
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 6; i++) {
+            const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16, first = column + c,
+                      to = __shfl_sync(FULL_MASK, slot, 16 * h + r);
+            if (to == NO_SLOT || first < (u32)params.queries || first >= (u32)params.outputs)
+                continue;
+            const Destination at = destination(params, first);
+            *(uint4*)(at.base + (u64)to * at.stride) =
+                staged_codes(staging + r * ROW_BYTES_E4M3 + c);
+        }
+    }
+}
+#endif
+
 // Stores a tile: each warp its 16 rows of a half through shared memory, so that eight lanes write
-// 128 bytes of a row.
+// 128 bytes of a row. Keys and values of e4m3 are not among it.
 __device__ __forceinline__ void store_tile(const GemmParams& params, const float (&d)[2][96],
                                            u32 row, u32 column, u8* staging, u32 slot) {
     const u32 lane = threadIdx.x % 32,
               store_at = smem_addr(staging) + lane % 16 * ROW_BYTES + lane / 16 * 16;
     const u8* load_at = staging + lane / 8 * ROW_BYTES + lane % 8 * 16;
     row += threadIdx.x / 32 % 4 * 16 + lane / 8;
+    const u32 end = (u32)(KV_IS_BF16 ? params.outputs : params.queries);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         __syncwarp();
@@ -448,7 +491,7 @@ __device__ __forceinline__ void store_tile(const GemmParams& params, const float
             for (int r = 0; r < 4; r++) {
                 const uint4 words = *(const uint4*)(load_at + 4 * r * ROW_BYTES + 128 * c);
                 const u64 index = to.by_slot ? slots[r] : at[r];
-                if (at[r] < (u32)params.rows && first < (u32)params.outputs)
+                if (at[r] < (u32)params.rows && first < end)
                     *(uint4*)(to.base + index * to.stride) = words;
             }
         }
@@ -496,10 +539,8 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
             top[h][j / 2 % 2] = fmaxf(top[h][j / 2 % 2], fmaxf(d[h][j], d[h][j + 1]));
     }
     float base2[2][2], shift[2][2], sums[2][2] = {}, by[2][2];
-    bool is_above = true;  // whether a row may have its largest logit here
 #ifdef E4M3
     const TileTerms& terms = *(const TileTerms*)staging;
-    is_above = false;
 #endif
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -508,9 +549,7 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
             top[h][w] = largest_of_row(top[h][w]);
             by[h][w] = 1.0f;
 #ifdef E4M3
-            const RowTerms of = terms.rows[h][8 * w + lane / 4];
-            by[h][w] = of.by;
-            is_above |= !(top[h][w] * of.by < of.of_results);
+            by[h][w] = terms.rows[h][8 * w + lane / 4].by;
 #endif
             // -inf - -inf would be NaN. A NaN logit makes the sum NaN, as it should.
             base2[h][w] = by[h][w] * LOG2_E;
@@ -527,7 +566,7 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
         }
     }
     u32 found[2][2] = {{NO_INDEX, NO_INDEX}, {NO_INDEX, NO_INDEX}};
-    if (__any_sync(FULL_MASK, is_above)) find_indices(found, d, top);
+    find_indices(found, d, top);
     row += threadIdx.x / 32 % 4 * 16 + lane / 4;
     const u32 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
     uint4* partials = (uint4*)params.out + column / OUTPUTS;
@@ -548,10 +587,6 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
             const float logit = top[h][w] * by[h][w];
             partials[(u64)index * blocks] =
                 make_uint4(__float_as_uint(logit), __float_as_uint(sum), at, 0);
-#ifdef E4M3
-            if (!(logit <= terms.rows[h][8 * w + lane / 4].of_results))
-                atomicMax(params.tops + index, ordered(logit));
-#endif
         }
     }
 }
@@ -589,6 +624,9 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         }
         if (EPILOGUE == ARGMAX) scale_outputs(d, terms);
         else scale_tile(d, terms);
+        if (EPILOGUE == QKV && tiles.column(tile) + OUTPUTS > (u32)params.queries)
+            store_kv_codes(params, d, tiles.column(tile), staging, slot);
+        if (EPILOGUE == QKV && tiles.column(tile) >= (u32)params.queries) continue;
 #endif
         if (EPILOGUE == ARGMAX)
             reduce_tile(params, d, tiles.row(tile), tiles.column(tile), staging);

@@ -7,7 +7,7 @@ use super::context::LaunchConfig;
 use super::linear::CudaLinear;
 use super::memory::{DeviceBuffer, E4M3_GROUP};
 use super::tma::{TENSOR_MAP_WORDS, tensor_map};
-use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor};
+use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
 /// Fewer rows were not measured.
 const MIN_ROWS: usize = 1024;
@@ -98,7 +98,7 @@ fn fits_f16(map: &CudaLinear) -> bool {
 /// Whether [`store_qkv`] can write keys and values to such a store, and is faster than a GEMM and
 /// `rope_and_cache`.
 pub(crate) fn supports_qkv(x: &CudaTensor, map: &CudaLinear, kv: &CudaKv) -> bool {
-    let whole_vectors = kv.head_dim().is_multiple_of(8) && kv.dtype() == CudaDtype::Bf16;
+    let whole_vectors = kv.head_dim().is_multiple_of(8) && kv.dtype() == x.dtype();
     let is_faster = || is_wide(x, map) && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV;
     let is_chosen = x.dtype() == CudaDtype::E4m3 || x.cuda().is_deterministic() || is_faster();
     whole_vectors && is_supported(x, map) && is_chosen
@@ -180,7 +180,7 @@ pub(crate) fn store_qkv(
     let outputs = map.outputs();
     assert_eq!(
         (out.rows(), out.cols(), out.dtype()),
-        (x.rows(), outputs, kv.dtype()),
+        (x.rows(), outputs, CudaDtype::Bf16),
         "gemm: a result of another shape"
     );
     assert_eq!(
@@ -189,8 +189,8 @@ pub(crate) fn store_qkv(
         "gemm: {outputs} columns are not {heads} heads of {dim}"
     );
     assert!(
-        dim.is_multiple_of(8) && kv.dtype() == CudaDtype::Bf16,
-        "gemm: heads of {dim} are not whole vectors"
+        dim.is_multiple_of(8) && kv.dtype() == x.dtype(),
+        "gemm: heads of {dim} are not whole vectors of the operands' dtype"
     );
     assert!(
         slots.len() == x.rows() && slots.all_below(kv.slots()),
@@ -207,40 +207,13 @@ pub(crate) fn store_qkv(
 
 /// Each row's logits, reduced by [`TILE_OUTPUTS`] to 16 bytes: the largest, the sum of exponentials
 /// relative to it, and its index. (rows, outputs / TILE_OUTPUTS rounded up)
-///
-/// `tops`, for x of e4m3, is where a row's tiles tell each other their largest logits, to leave out
-/// indices that cannot be the row's.
-pub(crate) fn logit_partials(
-    x: &CudaTensor,
-    map: &CudaLinear,
-    tops: Option<&RowTops>,
-) -> Result<DeviceBuffer, CudaError> {
+pub(crate) fn logit_partials(x: &CudaTensor, map: &CudaLinear) -> Result<DeviceBuffer, CudaError> {
     let tiles = map.outputs().div_ceil(TILE_OUTPUTS);
     let partials = DeviceBuffer::new(x.cuda(), x.rows() * tiles * 16)?;
-    let told = tops.map_or(0, |tops| tops.buffer.pointer());
-    assert!(
-        x.dtype() != CudaDtype::E4m3 || tops.is_some_and(|tops| tops.rows == x.rows()),
-        "gemm: no place for a largest logit of each row"
-    );
     let scales = fp8_words(x, map, 0);
-    // SAFETY: there is room for every row's tiles, and for its largest logit where that is used.
-    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer(), told], scales) }?;
+    // SAFETY: there is room for every row's tiles.
+    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer()], scales) }?;
     Ok(partials)
-}
-
-/// The largest logit so far of each row, for one [`logit_partials`].
-#[derive(Debug)]
-pub(crate) struct RowTops {
-    rows: usize,
-    buffer: DeviceBuffer,
-}
-
-impl RowTops {
-    /// None so far. It is zeroed by a memset, across which kernels cannot overlap; so make it
-    /// before the kernel that the GEMM should overlap with.
-    pub(crate) fn new(cuda: &CudaDevice, rows: usize) -> Result<Self, CudaError> {
-        Ok(Self { rows, buffer: DeviceBuffer::zeros(cuda, rows * 4)? })
-    }
 }
 
 /// The last words of `GemmParams`: the scales of e4m3 operands and of the result.

@@ -38,8 +38,14 @@ pub(crate) const OPT_IN_SHARED: &[&str] = &[
 ];
 
 /// The same of those that only a device of precision fp8 has.
-pub(crate) const FP8_OPT_IN_SHARED: &[&str] =
-    &["gemm_fp8_argmax", "gemm_fp8_gelu", "gemm_fp8_qkv", "gemm_fp8_store"];
+pub(crate) const FP8_OPT_IN_SHARED: &[&str] = &[
+    "attention_fp8_64",
+    "attention_fp8_128",
+    "gemm_fp8_argmax",
+    "gemm_fp8_gelu",
+    "gemm_fp8_qkv",
+    "gemm_fp8_store",
+];
 
 /// Prefixes of the names of kernels that are launched with programmatic dependent launch (PDL),
 /// from compute capability 9.0 on: they may start while the kernel before them on the stream ends.
@@ -52,6 +58,7 @@ const PDL_KERNELS: &[&str] = &[
     "attention_64",
     "attention_128",
     "attention_any",
+    "attention_fp8_",
     "cache_kv",
     "dequantize_rows",
     "gather",
@@ -60,6 +67,7 @@ const PDL_KERNELS: &[&str] = &[
     "residual_768",
     "rope_and_cache_any",
     "rope_and_cache_bf16",
+    "rope_and_cache_fp8",
     "scale", // and `scale_rows`
     "swiglu_fp8",
     "top_k_mixture",
@@ -122,7 +130,7 @@ const SOURCES: &[KernelSource] = &[
         "attention.cu" with ATTENTION,
         "attention_32",
         "attention_64",
-        "attention_128",
+            "attention_128",
         "attention_any"
     ),
     source!(
@@ -188,7 +196,21 @@ const FP8_SOURCES: &[KernelSource] = &[
         "add_norm_fp8_16_1",
         "add_norm_fp8_16_2"
     ),
+    source!(
+        "attention.cu" with concat!(
+            include_str!("fp8.cuh"),
+            include_str!("attention.cuh"),
+            "#define E4M3\n"
+        ),
+        "attention_fp8_32",
+        "attention_fp8_64",
+        "attention_fp8_128"
+    ),
     source!("fp8.cu" with FP8, "quantize_rows", "dequantize_rows", "swiglu_fp8"),
+    source!(
+        "qkv.cu" with concat!(include_str!("fp8.cuh"), "#define E4M3\n"),
+        "rope_and_cache_fp8"
+    ),
     fp8_gemm_source!("gemm_fp8_argmax", "ARGMAX"),
     fp8_gemm_source!("gemm_fp8_gelu", "GELU"),
     fp8_gemm_source!("gemm_fp8_qkv", "QKV"),

@@ -1,10 +1,24 @@
 // Between the QKV projection and attention: QK norm, rotary embedding, the write of keys and values
-// to their slots.
+// to their slots. Compiled with E4M3 as well, for keys and values of e4m3 without scales.
 //
 // Memory-bound: q, k and v are read once, q written back, k and v written to their slots. One block
 // per row, so that a row's sines are computed once for all heads; one warp per head at a time. A
 // lane holds two consecutive elements of each half of a head.
 
+#ifdef E4M3
+typedef u8 Stored;  // an element of a key or value
+#else
+typedef u16 Stored;
+#endif
+
+// Stores two elements, bf16, of a query, key or value.
+__device__ __forceinline__ void store_two(u16* to, u32 two) { *(u32*)to = two; }
+
+#ifdef E4M3
+__device__ __forceinline__ void store_two(u8* to, u32 two) {
+    *(u16*)to = pack_e4m3(low_half(two), high_half(two));
+}
+#else
 // Loads two consecutive elements; the second is 0 unless `both`.
 __device__ __forceinline__ float2 load2(const void* p, int type, u64 at, bool both) {
     if (both && (at & 1) == 0) {
@@ -101,16 +115,21 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+#define ROPE_AND_CACHE rope_and_cache_bf16
+#endif
+#ifdef E4M3
+#define ROPE_AND_CACHE rope_and_cache_fp8
+#endif
+
 // Heads of a warp whose loads are in flight together.
 #define IN_FLIGHT 4
 
 // bf16, head dimensions of up to 128 that are multiples of 4: a lane holds two consecutive elements
 // of each half, and the same columns of every head, so sines and scales are in registers.
 extern "C" __global__ void __launch_bounds__(256)
-    rope_and_cache_bf16(u16* qkv, u32 cols, u32 heads, u32 kv_heads, u32 dim,
-                        const float* frequencies, const u32* positions, const float* q_scale,
-                        const float* k_scale, float eps, u16* keys, u16* values, const u32* slot_of,
-                        u32 slots) {
+    ROPE_AND_CACHE(u16* qkv, u32 cols, u32 heads, u32 kv_heads, u32 dim, const float* frequencies,
+                   const u32* positions, const float* q_scale, const float* k_scale, float eps,
+                   Stored* keys, Stored* values, const u32* slot_of, u32 slots) {
     __shared__ float sines[64], cosines[64];
     griddep_wait();
     griddep_launch();
@@ -151,12 +170,6 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int f = 0; f < IN_FLIGHT; f++) {
             const u32 h = h0 + f * warps;
             if (h >= all) break;
-            u16* out = row + h * dim;
-            if (h >= heads) {
-                const bool is_v = h >= heads + kv_heads;
-                out = (is_v ? values : keys) +
-                      ((u64)(is_v ? h - heads - kv_heads : h - heads) * slots + slot) * dim + i;
-            }
             if (h < heads + kv_heads) {
                 float x0 = low_half(a[f]), x1 = high_half(a[f]), y0 = low_half(b[f]),
                       y1 = high_half(b[f]);
@@ -173,13 +186,22 @@ extern "C" __global__ void __launch_bounds__(256)
                 a[f] = pack_bf16(fmaf(x0, c0, -(y0 * s0)), fmaf(x1, c1, -(y1 * s1)));
                 b[f] = pack_bf16(fmaf(y0, c0, x0 * s0), fmaf(y1, c1, x1 * s1));
             }
-            if (active) {
-                *(u32*)out = a[f];
-                *(u32*)(out + half) = b[f];
+            if (!active) continue;
+            if (h < heads) {
+                store_two(row + h * dim, a[f]);
+                store_two(row + h * dim + half, b[f]);
+            } else {
+                const bool is_v = h >= heads + kv_heads;
+                const u32 head = is_v ? h - heads - kv_heads : h - heads;
+                Stored* out = (is_v ? values : keys) + ((u64)head * slots + slot) * dim + i;
+                store_two(out, a[f]);
+                store_two(out + half, b[f]);
             }
         }
     }
 }
+
+#ifndef E4M3
 
 // Writes keys and values to their slots, without norm or rotation: 16 bytes per thread. `width` is
 // head_dim in units of 16 bytes.
@@ -324,3 +346,4 @@ extern "C" __global__ void __launch_bounds__(256)
     add_head(sum_q, shared[0], dq_scale, dim);
     add_head(sum_k, shared[1], dk_scale, dim);
 }
+#endif

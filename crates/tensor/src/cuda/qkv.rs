@@ -52,12 +52,13 @@ pub(crate) fn project_qkv(
     let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
     if transform.qk_norms.is_none() && transform.rope.is_none() && supports_qkv(x, map, kv) {
-        let qkv = CudaTensor::uninit(x.cuda(), x.rows(), map.outputs(), kv.dtype())?;
+        let dtype = x.cuda().compute_dtype();
+        let qkv = CudaTensor::uninit(x.cuda(), x.rows(), map.outputs(), dtype)?;
         let (heads, slots) = (transform.heads, slot_mapping.slots);
         store_qkv(x, map, QkvDestination { kv, layer, heads, slots }, &qkv)?;
         return Ok(qkv);
     }
-    let mut qkv = linear(x, map, Activation::None, kv.dtype())?;
+    let mut qkv = linear(x, map, Activation::None, x.cuda().compute_dtype())?;
     rope_and_cache(&mut qkv, transform, kv, layer, slot_mapping)?;
     Ok(qkv)
 }
@@ -88,11 +89,13 @@ pub(crate) fn rope_and_cache(
         "rope_and_cache: a slot beyond {}",
         kv.slots()
     );
-    assert_eq!(qkv.dtype(), kv.dtype(), "rope_and_cache: queries and keys of different dtypes");
+    assert!(kv.is_for(qkv.dtype()), "rope_and_cache: queries and keys of different dtypes");
     let (keys, values) = kv.layer(layer);
     let (heads, kv_heads) = (int(transform.heads), int(kv.kv_heads()));
     let per_vector = 16 / qkv.dtype().size();
-    if transform.qk_norms.is_none() && transform.rope.is_none() && dim.is_multiple_of(per_vector) {
+    let is_copy =
+        transform.qk_norms.is_none() && transform.rope.is_none() && kv.dtype() == qkv.dtype();
+    if is_copy && dim.is_multiple_of(per_vector) {
         let width = dim / per_vector;
         let config = LaunchConfig::per_row(rows, kv.kv_heads() * width);
         let (stride, width) = (int(cols / per_vector), int(width));
@@ -136,8 +139,12 @@ pub(crate) fn rope_and_cache(
             to,
             slots
         ];
+        let kernel = match kv.dtype() {
+            CudaDtype::E4m3 => "rope_and_cache_fp8",
+            _ => "rope_and_cache_bf16",
+        };
         // SAFETY: as above; frequencies and scales are as wide as a head, whose halves are even.
-        return unsafe { qkv.cuda().launch("rope_and_cache_bf16", config, arguments) };
+        return unsafe { qkv.cuda().launch(kernel, config, arguments) };
     }
     let dtype = qkv.dtype();
     let arguments = kernel_args![

@@ -3,7 +3,7 @@
 use super::args::CudaMixture;
 use super::blas::{BlasEpilogue, GemmPointers, GemmShape};
 use super::context::{LaunchConfig, int, kernel_args};
-use super::hopper_gemm::{self, RowTops};
+use super::hopper_gemm;
 use super::linear::{CudaLinear, ROW_ALIGNMENT};
 use super::memory::DeviceBuffer;
 use super::readback::{Readback, ReadbackBuffer};
@@ -67,11 +67,10 @@ fn argmax_rows(
     let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
     let is_fp8 = map.fp8().is_some() && map.padded_bias().is_none();
-    let tops = is_fp8.then(|| RowTops::new(cuda, x.rows())).transpose()?;
     let quantized = is_fp8.then(|| fp8::quantize_rows(x)).transpose()?;
     let x = quantized.as_ref().unwrap_or(x);
     if hopper_gemm::supports_argmax(x, map) {
-        let partials = hopper_gemm::logit_partials(x, map, tops.as_ref())?;
+        let partials = hopper_gemm::logit_partials(x, map)?;
         let config = LaunchConfig::new(x.rows().div_ceil(8), 256);
         let arguments = kernel_args![
             partials.pointer(),
