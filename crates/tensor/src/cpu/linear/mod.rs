@@ -206,17 +206,17 @@ pub(super) fn for_each_task(
     let group = group_size(panels);
     let groups = panels.div_ceil(group);
     let block_rows = ROW_BLOCK / height * height;
-    for start in (0..rows).step_by(block_rows) {
-        let block = start..rows.min(start + block_rows);
-        let task = |g: usize| {
-            let columns = g * group..panels.min((g + 1) * group);
-            run(TaskRange { rows: block.clone(), height, panels: columns, outputs });
-        };
-        if groups == 1 {
-            task(0);
-        } else {
-            (0..groups).into_par_iter().for_each(task);
-        }
+    // All blocks' tasks at once, a block's next to each other: threads that waited for each other
+    // after every block would idle for a good part of a task each time.
+    let task = |i: usize| {
+        let (first, g) = (i / groups * block_rows, i % groups);
+        let block = first..rows.min(first + block_rows);
+        let columns = g * group..panels.min((g + 1) * group);
+        run(TaskRange { rows: block, height, panels: columns, outputs });
+    };
+    match rows.div_ceil(block_rows) * groups {
+        1 => task(0),
+        tasks => (0..tasks).into_par_iter().for_each(task),
     }
 }
 
