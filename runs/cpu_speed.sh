@@ -1,25 +1,34 @@
 #!/usr/bin/env bash
 # The CPU figures of BENCHMARKS.md: this engine and PyTorch on the same work, interleaved, on an otherwise idle machine.
-# Usage: runs/cpu_speed.sh PYTHON [ROUNDS]     (PYTHON has torch; each round runs every program once)
+# Usage: [ONLY=GLOB] runs/cpu_speed.sh PYTHON [ROUNDS]     (PYTHON has torch; each round runs every program once)
+#   ONLY="4x64*" leaves out the lines of other names. Those of 256-bit instructions need a processor that has others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:?give a python that has torch} rounds=${2:-3}
 cargo build --release --quiet
 cargo build --release --quiet -p tensor --no-default-features --example cpu_gemm
 ours=target/release/latent-tts
+line() { # NAME COMMAND...
+  # shellcheck disable=SC2053
+  if [[ $1 == ${ONLY:-*} ]]; then printf '%-25s%s\n' "$1:" "$("${@:2}" 2>/dev/null)"; fi
+}
 grep -m1 'model name' /proc/cpuinfo
-for isa in "" avx2; do target/release/examples/cpu_gemm 256 $isa; done
+isas=("")
+! grep -qm1 avx512f /proc/cpuinfo || isas+=(avx2)
+for isa in "${isas[@]}"; do target/release/examples/cpu_gemm 256 $isa; done
 for round in $(seq "$rounds"); do
   echo "round $round"
-  echo "4x64 ours:               $($ours bench --questions 4 --samples 64 --repeat 3 --json)"
-  echo "4x64 ours int8:          $($ours bench --dtype int8 --questions 4 --samples 64 --repeat 3 --json)"
-  echo "4x64 ours avx2:          $($ours bench --isa avx2 --questions 4 --samples 64 --repeat 2 --json)"
-  echo "4x64 ours avx2 int8:     $($ours bench --isa avx2 --dtype int8 --questions 4 --samples 64 --repeat 2 --json)"
-  echo "4x64 pytorch:            $("$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --json)"
-  echo "4x64 pytorch packed:     $("$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json)"
-  echo "1x64 ours:               $($ours bench --questions 1 --samples 64 --repeat 3 --json)"
-  echo "1x64 reference:          $("$python" runs/pytorch_peer.py --mode reference --questions 1 --samples 64 --repeat 1 --json)"
-  echo "1x1 ours:                $($ours bench --questions 1 --samples 1 --p 0 --repeat 9 --json)"
-  echo "1x1 pytorch:             $("$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear addmm --json)"
-  echo "1x1 pytorch packed:      $("$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear packed --json)"
+  line "4x64 ours" $ours bench --questions 4 --samples 64 --repeat 3 --json
+  line "4x64 ours int8" $ours bench --dtype int8 --questions 4 --samples 64 --repeat 3 --json
+  if [[ ${#isas[@]} -gt 1 ]]; then
+    line "4x64 ours avx2" $ours bench --isa avx2 --questions 4 --samples 64 --repeat 2 --json
+    line "4x64 ours avx2 int8" $ours bench --isa avx2 --dtype int8 --questions 4 --samples 64 --repeat 2 --json
+  fi
+  line "4x64 pytorch" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --json
+  line "4x64 pytorch packed" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json
+  line "1x64 ours" $ours bench --questions 1 --samples 64 --repeat 3 --json
+  line "1x64 reference" "$python" runs/pytorch_peer.py --mode reference --questions 1 --samples 64 --repeat 1 --json
+  line "1x1 ours" $ours bench --questions 1 --samples 1 --p 0 --repeat 9 --json
+  line "1x1 pytorch" "$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear addmm --json
+  line "1x1 pytorch packed" "$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear packed --json
 done
