@@ -206,8 +206,6 @@ struct OnlineSoftmax {
     }
 };
 
-#define NO_SLOT 0xffffffffu
-
 // How many of `count` keys are left after the first `before`.
 __device__ __forceinline__ u32 seen_after(u32 count, u32 before) {
     return count > before ? count - before : 0;

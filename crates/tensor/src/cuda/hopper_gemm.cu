@@ -57,8 +57,8 @@ struct __align__(128) GemmParams {
     void* out;          // (rows, outputs) of bf16; ARGMAX: (rows, tiles of outputs) of uint4: the
                         // largest logit, the sum of exponentials relative to it, its index
     // QKV: the first `queries` outputs go to `out`; those of `kv_heads` heads of `dim` go to each
-    // of these, (kv_heads, slots, dim) of bf16 or, of operands of e4m3, without scales of e4m3, to
-    // the slots of `slot_of` (rows).
+    // of these, (kv_heads, slots, dim), to the slots of `slot_of` (rows). They are bf16; if the
+    // operands are e4m3, they are e4m3 without scales.
     u8 *keys, *values;
     const u32* slot_of;
     u64 slots, dim, kv_heads, queries;
@@ -392,14 +392,12 @@ __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const
 }
 #endif
 
+// Of an element of a key or value.
 #ifdef E4M3
 #define KV_BYTES 1
-#define KV_IS_BF16 (EPILOGUE != QKV)
 #else
 #define KV_BYTES 2
-#define KV_IS_BF16 true
 #endif
-#define NO_SLOT 0xffffffffu
 
 // The destination of eight consecutive results of rows: `base` + (row or its slot) * `stride`, in
 // bytes.
@@ -453,14 +451,15 @@ __device__ __forceinline__ void store_kv_codes(const GemmParams& params, const f
 #endif
 
 // Stores a tile: each warp its 16 rows of a half through shared memory, so that eight lanes write
-// 128 bytes of a row. Keys and values of e4m3 are not among it.
+// 128 bytes of a row. Keys and values of e4m3 are left to store_kv_codes.
 __device__ __forceinline__ void store_tile(const GemmParams& params, const float (&d)[2][96],
                                            u32 row, u32 column, u8* staging, u32 slot) {
     const u32 lane = threadIdx.x % 32,
               store_at = smem_addr(staging) + lane % 16 * ROW_BYTES + lane / 16 * 16;
     const u8* load_at = staging + lane / 8 * ROW_BYTES + lane % 8 * 16;
     row += threadIdx.x / 32 % 4 * 16 + lane / 8;
-    const u32 end = (u32)(KV_IS_BF16 ? params.outputs : params.queries);
+    const bool only_queries = EPILOGUE == QKV && KV_BYTES == 1;
+    const u32 end = (u32)(only_queries ? params.queries : params.outputs);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         __syncwarp();

@@ -13,6 +13,8 @@ typedef unsigned long long u64;
 
 #define INF __int_as_float(0x7f800000)
 #define FULL_MASK 0xffffffffu
+// The slot of what has none.
+#define NO_SLOT 0xffffffffu
 
 // Programmatic dependent launch (the kernels are listed in module.rs): waits for the kernel before.
 // Nothing that it could access may be accessed earlier.
