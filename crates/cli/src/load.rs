@@ -79,6 +79,7 @@ impl DeviceArgs {
             threads: self.threads,
             isa: self.isa.and_then(|isa| match isa {
                 IsaKind::Auto => None,
+                IsaKind::Amx => Some(Isa::Amx),
                 IsaKind::Avx512 => Some(Isa::Avx512),
                 IsaKind::Avx2 => Some(Isa::Avx2),
                 IsaKind::Neon => Some(Isa::Neon),

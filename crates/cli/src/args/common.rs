@@ -185,6 +185,8 @@ pub enum StoredDtypeKind {
 pub enum IsaKind {
     /// The widest one that this CPU supports
     Auto,
+    /// 512-bit vectors, and products by Intel's tiles: as accurate as the others, not the same bits
+    Amx,
     /// 512-bit vectors
     Avx512,
     /// 256-bit vectors

@@ -57,7 +57,7 @@ pub(crate) fn attention(
 ) {
     let width = out.cols();
     out.data_mut().par_chunks_mut(ROWS * width).enumerate().for_each(|(chunk, out)| {
-        let of = &RowsCall { q, kv, call, first: chunk * ROWS, wide: isa == Isa::Avx512 };
+        let of = &RowsCall { q, kv, call, first: chunk * ROWS, wide: isa.is_wide() };
         per_isa!(isa, attend_rows(of: &RowsCall<'_>, out: &mut [f32]));
     });
 }

@@ -5,6 +5,9 @@ use std::fmt;
 /// A SIMD instruction set of the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// AVX-512 and the tiles of AMX (x86-64, Linux), which multiply bf16 numbers: products of f32
+    /// are sums of those of its parts.
+    Amx,
     /// 512-bit vectors with fused multiply-add (x86-64).
     Avx512,
     /// 256-bit vectors with fused multiply-add (x86-64).
@@ -17,21 +20,29 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, best first.
-    pub const ALL: [Self; 4] = [Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
+    pub const ALL: [Self; 5] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
     /// The best one that this CPU has.
     pub fn detect() -> Self {
         Self::ALL.into_iter().find(|isa| isa.is_present()).unwrap_or(Self::Portable)
     }
 
-    /// Whether it multiplies and adds in one rounding; all that do give the same bits.
+    /// Whether a product of f32 is a chain of multiply-adds of one rounding each; all whose are give
+    /// the same bits.
     pub fn is_fused(self) -> bool {
-        self != Self::Portable
+        matches!(self, Self::Avx512 | Self::Avx2 | Self::Neon)
+    }
+
+    /// Whether there are 32 registers of 512 bits.
+    pub(crate) fn is_wide(self) -> bool {
+        matches!(self, Self::Amx | Self::Avx512)
     }
 
     /// Whether this CPU has it.
     pub fn is_present(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Self::Avx512.is_present() && super::amx::is_present(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -43,7 +54,7 @@ impl Isa {
             Self::Neon => cfg!(target_arch = "aarch64"),
             Self::Portable => true,
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512 | Self::Avx2 => false,
+            Self::Amx | Self::Avx512 | Self::Avx2 => false,
         }
     }
 }
@@ -51,6 +62,7 @@ impl Isa {
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Amx => "AMX",
             Self::Avx512 => "AVX-512",
             Self::Avx2 => "AVX2",
             Self::Neon => "NEON",
@@ -82,7 +94,7 @@ macro_rules! per_isa {
         match $isa {
             // SAFETY: a device is only created for an instruction set that the CPU has.
             #[cfg(target_arch = "x86_64")]
-            $crate::cpu::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
+            $crate::cpu::isa::Isa::Amx | $crate::cpu::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },

@@ -2,6 +2,9 @@
 //! [`isa`].
 
 pub(crate) mod activation;
+pub(crate) mod aligned;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(crate) mod attention;
 pub(crate) mod int8;
 pub(crate) mod isa;
@@ -14,4 +17,5 @@ pub(crate) mod peak;
 pub(crate) mod regression;
 pub(crate) mod rope;
 pub(crate) mod rows;
+pub(crate) mod split;
 pub(crate) mod topk;

@@ -9,7 +9,7 @@ use crate::Device;
 /// alone. The best of several short runs, since other load on the machine can only lower one.
 pub(crate) fn fma_flops(device: &Device, isa: Isa) -> f64 {
     const STEPS: usize = 4_000_000;
-    let lanes = if isa == Isa::Avx512 { WIDE } else { NARROW } * 16;
+    let lanes = if isa.is_wide() { WIDE } else { NARROW } * 16;
     let run = || {
         let start = Instant::now();
         let sums = device.run(|| rayon::broadcast(|_| chains(isa, STEPS)));
@@ -25,9 +25,10 @@ const WIDE: usize = 10;
 const NARROW: usize = 5;
 
 fn chains(isa: Isa, steps: usize) -> f32 {
-    match isa {
-        Isa::Avx512 => per_isa!(isa, wide(steps: usize) -> f32),
-        _ => per_isa!(isa, narrow(steps: usize) -> f32),
+    if isa.is_wide() {
+        per_isa!(isa, wide(steps: usize) -> f32)
+    } else {
+        per_isa!(isa, narrow(steps: usize) -> f32)
     }
 }
 

@@ -5,6 +5,7 @@ use crate::cpu::int8::{self, Int8Weights};
 use crate::cpu::isa::Isa;
 use crate::cpu::linear::{PackedWeights, TileEpilogue, gemm, transposed};
 use crate::cpu::math::sum_lanes;
+use crate::cpu::split::{self, SplitWeights};
 use crate::cuda::linear::CudaLinear;
 use crate::device::{Backend, CpuDevice};
 use crate::{Device, DeviceError, Precision, Tensor, cpu, cuda};
@@ -30,6 +31,7 @@ struct CpuLinear {
 #[derive(Debug)]
 pub(crate) enum CpuWeights {
     F32(PackedWeights),
+    Split(SplitWeights), // f32 in parts
     Int8(Int8Weights),
 }
 
@@ -40,8 +42,9 @@ impl CpuWeights {
         outputs: usize,
         at: impl Fn(usize, usize) -> f32 + Sync,
     ) -> Self {
-        match cpu.precision {
-            Precision::Int8 => Self::Int8(Int8Weights::new(inputs, outputs, at)),
+        match (cpu.precision, cpu.isa) {
+            (Precision::Int8, _) => Self::Int8(Int8Weights::new(inputs, outputs, at)),
+            (_, Isa::Amx) => Self::Split(SplitWeights::new(inputs, outputs, at)),
             _ => Self::F32(PackedWeights::new(inputs, outputs, at)),
         }
     }
@@ -49,6 +52,7 @@ impl CpuWeights {
     fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
         match self {
             Self::F32(weights) => weights.fill(at),
+            Self::Split(weights) => weights.fill(at),
             Self::Int8(weights) => weights.fill(at),
         }
     }
@@ -56,6 +60,7 @@ impl CpuWeights {
     pub(crate) fn inputs(&self) -> usize {
         match self {
             Self::F32(weights) => weights.inputs(),
+            Self::Split(weights) => weights.inputs(),
             Self::Int8(weights) => weights.inputs(),
         }
     }
@@ -63,6 +68,7 @@ impl CpuWeights {
     pub(crate) fn outputs(&self) -> usize {
         match self {
             Self::F32(weights) => weights.outputs(),
+            Self::Split(weights) => weights.outputs(),
             Self::Int8(weights) => weights.outputs(),
         }
     }
@@ -70,6 +76,7 @@ impl CpuWeights {
     fn column(&self, j: usize, out: &mut [f32]) {
         match self {
             Self::F32(weights) => weights.column(j, out),
+            Self::Split(weights) => weights.column(j, out),
             Self::Int8(weights) => weights.column(j, out),
         }
     }
@@ -78,6 +85,7 @@ impl CpuWeights {
     pub(crate) fn gemm<E: TileEpilogue>(&self, isa: Isa, x: &[f32], epilogue: &E) {
         match self {
             Self::F32(weights) => gemm(isa, x, weights, epilogue),
+            Self::Split(weights) => split::gemm(isa, x, weights, epilogue),
             Self::Int8(weights) => int8::gemm(isa, x, weights, epilogue),
         }
     }

@@ -12,10 +12,11 @@ use std::fmt;
 
 use rayon::prelude::*;
 
+use super::aligned::AlignedVec;
 use super::isa::{Isa, per_isa};
 use super::linear::{
-    MAX_TILE, OutputTile, PANEL, TILE_COLS, TaskRange, TileEpilogue, TileHeight, TilePlace,
-    for_each_task, sweep,
+    MAX_TILE, OutputTile, PANEL, ROW_BLOCK, TILE_COLS, TaskGrid, TaskRange, TileEpilogue,
+    TileHeight, TilePlace, for_each_task, sweep,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -40,7 +41,7 @@ pub(crate) struct Int8Weights {
     inputs: usize,
     outputs: usize,
     /// (ceil(outputs / PANEL), padded inputs / QUAD, PANEL, QUAD); zero is stored as OFFSET.
-    panels: Vec<u8>,
+    panels: AlignedVec<u8>,
     scales: Vec<f32>, // of each column of a panel
 }
 
@@ -52,7 +53,7 @@ impl Int8Weights {
         at: impl Fn(usize, usize) -> f32 + Sync,
     ) -> Self {
         let columns = outputs.next_multiple_of(PANEL);
-        let panels = vec![OFFSET as u8; columns * inputs.next_multiple_of(DEPTH)];
+        let panels = AlignedVec::filled(OFFSET as u8, columns * inputs.next_multiple_of(DEPTH));
         let mut packed = Self { inputs, outputs, panels, scales: vec![0.0; columns] };
         packed.fill(at);
         packed
@@ -126,17 +127,17 @@ fn rounded(x: f32, inverse: f32) -> i8 {
 
 /// Rows of x as whole numbers.
 struct QuantizedRows {
-    quads: usize,      // of a row
-    values: Vec<i8>,   // (rows, quads * QUAD), and rows of zeros that a tile may read
-    scales: Vec<f32>,  // of each row
-    offsets: Vec<i32>, // OFFSET times the sum of each row's numbers
+    quads: usize,           // of a row
+    values: AlignedVec<i8>, // (rows, quads * QUAD), and rows of zeros that a tile may read
+    scales: Vec<f32>,       // of each row
+    offsets: Vec<i32>,      // OFFSET times the sum of each row's numbers
 }
 
 impl QuantizedRows {
     fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let rows = x.len().checked_div(inputs).unwrap_or(0);
         let quads = inputs.next_multiple_of(DEPTH) / QUAD;
-        let mut values = vec![0; (rows + READ_AHEAD) * quads * QUAD];
+        let mut values = AlignedVec::filled(0, (rows + READ_AHEAD) * quads * QUAD);
         let (mut scales, mut offsets) = (vec![0.0; rows], vec![0; rows]);
         let parts = values
             .par_chunks_mut((quads * QUAD).max(1))
@@ -190,9 +191,14 @@ fn gemm_by<E: TileEpilogue>(
 ) {
     let rows = QuantizedRows::new(isa, x, weights.inputs);
     let count = rows.scales.len();
-    for_each_task(count, weights.outputs, kernel.tile_height().of(count), |range| {
-        run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
-    });
+    let height = kernel.tile_height().of(count);
+    let block_rows = ROW_BLOCK / height * height;
+    for_each_task(
+        TaskGrid { rows: count, outputs: weights.outputs, height, block_rows },
+        |range| {
+            run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
+        },
+    );
 }
 
 /// The instructions that multiply bytes.
@@ -221,7 +227,9 @@ impl ByteKernel {
     fn of_isa(isa: Isa) -> impl Iterator<Item = Self> {
         let kernels: &[Self] = match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &[Self::Amx, Self::Avx512Vnni, Self::AvxVnni, Self::Avx2],
+            Isa::Amx => &[Self::Amx],
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &[Self::Avx512Vnni, Self::AvxVnni, Self::Avx2],
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &[Self::AvxVnni, Self::Avx2],
             #[cfg(target_arch = "aarch64")]
@@ -235,7 +243,7 @@ impl ByteKernel {
     fn tile_height(self) -> TileHeight {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx => amx::HEIGHT,
+            Self::Amx => TileHeight::REGISTERS,
             #[cfg(target_arch = "x86_64")]
             Self::AvxVnni => TileHeight::up_to(6),
             #[cfg(target_arch = "x86_64")]
@@ -249,7 +257,7 @@ impl ByteKernel {
     fn is_present(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx => Isa::Avx512.is_present() && amx::is_present(),
+            Self::Amx => Isa::Amx.is_present(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni => Isa::Avx512.is_present() && is_x86_feature_detected!("avx512vnni"),
             #[cfg(target_arch = "x86_64")]

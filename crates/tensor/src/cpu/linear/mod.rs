@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::aligned::AlignedVec;
 use super::isa::Isa;
 
 #[cfg(target_arch = "aarch64")]
@@ -36,7 +37,7 @@ pub(crate) const ROW_BLOCK: usize = 384;
 pub struct PackedWeights {
     inputs: usize,
     outputs: usize,
-    panels: Vec<f32>, // (ceil(outputs / PANEL), inputs, PANEL); columns beyond the last are zero
+    panels: AlignedVec<f32>, // (ceil(outputs / PANEL), inputs, PANEL); columns beyond the last are zero
 }
 
 impl PackedWeights {
@@ -46,7 +47,7 @@ impl PackedWeights {
         outputs: usize,
         at: impl Fn(usize, usize) -> f32 + Sync,
     ) -> Self {
-        let panels = vec![0.0; outputs.div_ceil(PANEL) * inputs * PANEL];
+        let panels = AlignedVec::filled(0.0, outputs.div_ceil(PANEL) * inputs * PANEL);
         let mut packed = Self { inputs, outputs, panels };
         packed.fill(at);
         packed
@@ -113,7 +114,9 @@ pub(crate) trait TileEpilogue: Sync {
 /// Multiplies x (rows, inputs) with the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = PackedRows::new(isa, x, weights.inputs);
-    for_each_task(rows.count, weights.outputs, rows.height, |range| {
+    let (height, block_rows) = (rows.height, ROW_BLOCK / rows.height * rows.height);
+    let grid = TaskGrid { rows: rows.count, outputs: weights.outputs, height, block_rows };
+    for_each_task(grid, |range| {
         run_task(isa, &GemmTask { rows: &rows, weights, range }, epilogue);
     });
 }
@@ -123,9 +126,9 @@ const NUMBERS_PER_TASK: usize = 1 << 15;
 
 /// x in tiles of rows, as the micro-kernels read it.
 struct PackedRows {
-    count: usize,    // of rows
-    height: usize,   // of the tiles
-    tiles: Vec<f32>, // (ceil(count / height), inputs, height); rows beyond the last are 0
+    count: usize,           // of rows
+    height: usize,          // of the tiles
+    tiles: AlignedVec<f32>, // (ceil(count / height), inputs, height); rows beyond the last are 0
 }
 
 impl PackedRows {
@@ -133,14 +136,15 @@ impl PackedRows {
         let count = x.len().checked_div(inputs).unwrap_or(0);
         let height = tile_height(isa).of(count);
         let len = count.next_multiple_of(height) * inputs;
-        let mut tiles = Vec::with_capacity(len);
         let size = (height * inputs).max(1);
-        let parts = tiles.spare_capacity_mut()[..len].par_chunks_mut(size).zip(x.par_chunks(size));
-        parts.with_min_len(NUMBERS_PER_TASK.div_ceil(size)).for_each(|(tile, rows)| {
-            pack_tile(isa, &mut PackedTile { values: tile, height, inputs }, rows);
-        });
-        // SAFETY: there are as many tiles as chunks of x, and each was written whole.
-        unsafe { tiles.set_len(len) };
+        let pack = |to: &mut [MaybeUninit<f32>]| {
+            let parts = to.par_chunks_mut(size).zip(x.par_chunks(size));
+            parts.with_min_len(NUMBERS_PER_TASK.div_ceil(size)).for_each(|(tile, rows)| {
+                pack_tile(isa, &mut PackedTile { values: tile, height, inputs }, rows);
+            });
+        };
+        // SAFETY: there are as many tiles as chunks of x, and each is written whole.
+        let tiles = unsafe { AlignedVec::written_by(len, pack) };
         Self { count, height, tiles }
     }
 }
@@ -157,7 +161,7 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, x: &[f32]) {
     let whole = match isa {
         // SAFETY: a device is only created for an instruction set that the CPU has.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { x86::pack_avx512(tile, x) },
+        Isa::Amx | Isa::Avx512 => unsafe { x86::pack_avx512(tile, x) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::pack_avx2(tile, x) },
@@ -177,7 +181,7 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, x: &[f32]) {
 /// The rows of an instruction set's tiles: as many as its registers hold beside a panel's row.
 fn tile_height(isa: Isa) -> TileHeight {
     TileHeight::up_to(match isa {
-        Isa::Avx512 => MAX_TILE,
+        Isa::Amx | Isa::Avx512 => MAX_TILE,
         Isa::Avx2 | Isa::Neon => 6,
         Isa::Portable => 4,
     })
@@ -191,21 +195,23 @@ pub(super) struct TaskRange {
     outputs: usize,
 }
 
-/// Cuts a product of (rows, outputs) into tasks of whole tiles and runs them on the current pool's
-/// threads.
-pub(super) fn for_each_task(
-    rows: usize,
-    outputs: usize,
-    height: usize,
-    run: impl Fn(TaskRange) + Sync,
-) {
+/// A product of (rows, outputs) that is cut into tasks of whole tiles.
+pub(super) struct TaskGrid {
+    pub(super) rows: usize,
+    pub(super) outputs: usize,
+    pub(super) height: usize,     // of the tiles
+    pub(super) block_rows: usize, // of a task: a multiple of the height
+}
+
+/// Runs a product's tasks on the current pool's threads.
+pub(super) fn for_each_task(grid: TaskGrid, run: impl Fn(TaskRange) + Sync) {
+    let TaskGrid { rows, outputs, height, block_rows } = grid;
     if rows == 0 || outputs == 0 {
         return;
     }
     let panels = outputs.div_ceil(PANEL);
     let group = group_size(panels);
     let groups = panels.div_ceil(group);
-    let block_rows = ROW_BLOCK / height * height;
     // All blocks' tasks at once, a block's next to each other: threads that waited for each other
     // after every block would idle for a good part of a task each time.
     let task = |i: usize| {
@@ -257,7 +263,7 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
     match isa {
         // SAFETY: a device is only created for an instruction set that the CPU has.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { x86::run_avx512(task, epilogue) },
+        Isa::Amx | Isa::Avx512 => unsafe { x86::run_avx512(task, epilogue) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { x86::run_avx2(task, epilogue) },
@@ -295,6 +301,11 @@ pub(super) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; RO
 /// The most rows of a tile in vector registers.
 pub(super) const MAX_TILE: usize = 14;
 
+/// Rows of a tile register of AMX.
+pub(super) const REGISTER_ROWS: usize = 16;
+/// The most rows of a tile in tile registers.
+pub(super) const MAX_REGISTER_TILE: usize = 2 * REGISTER_ROWS;
+
 /// The rows of a micro-kernel's tiles.
 #[derive(Clone, Copy)]
 pub(super) struct TileHeight {
@@ -305,6 +316,9 @@ pub(super) struct TileHeight {
 }
 
 impl TileHeight {
+    /// Of tiles in tile registers, which are cut between registers.
+    pub(super) const REGISTERS: Self = Self { most: MAX_REGISTER_TILE, step: REGISTER_ROWS };
+
     pub(super) fn up_to(most: usize) -> Self {
         Self { most, step: 1 }
     }

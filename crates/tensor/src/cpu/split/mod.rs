@@ -1,0 +1,317 @@
+//! GEMM of f32 numbers as sums of bf16 ones, for processors that multiply those many times faster.
+//!
+//! A significand of 24 bits is three of eight: every f32 number is the sum of three bf16 numbers, its
+//! parts. Their products are exact in f32. Weights that are bf16 numbers themselves, as most
+//! checkpoints store them, have one part, and three products per weight are the whole product;
+//! others have three, of whose nine products the three smallest, 2^-24 of the result, are left out.
+//!
+//! The order of the sums is that of the instruction: over each [`DEPTH`] inputs, for each pair of
+//! parts, even and odd inputs are summed apart from zero on, and the sum of both is added to the
+//! result. It depends on neither the tile nor the batch. Numbers below 2^-126 count as zero, and an
+//! infinite one makes its products NaN.
+
+use std::mem::MaybeUninit;
+
+use rayon::prelude::*;
+
+use super::aligned::AlignedVec;
+use super::isa::{Isa, per_isa};
+use super::linear::{
+    MAX_REGISTER_TILE, OutputTile, PANEL, REGISTER_ROWS, ROW_BLOCK, TaskGrid, TaskRange,
+    TileEpilogue, TileHeight, TilePlace, for_each_task, sweep,
+};
+
+#[cfg(target_arch = "x86_64")]
+mod amx;
+
+/// Parts of a number.
+const PARTS: usize = 3;
+/// Inputs that one instruction takes; inputs are padded with zeros to a multiple of it.
+const DEPTH: usize = 32;
+/// Numbers of a register, of x as of weights.
+const REGISTER: usize = REGISTER_ROWS * DEPTH;
+const _: () = assert!(REGISTER == PANEL * DEPTH);
+/// Bytes of x that stay in the L2 cache beside a panel of weights.
+const CACHED_BYTES: usize = 1 << 20;
+/// Numbers that are split by one task: fewer are not worth a thread's waking.
+const NUMBERS_PER_TASK: usize = 1 << 15;
+/// The pairs of parts (of x, of a weight) whose products are summed, in this order.
+const TERMS: [(usize, usize); 6] = [(0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)];
+/// The same for weights of one part.
+const TERMS_OF_BF16: [(usize, usize); PARTS] = [(2, 0), (1, 0), (0, 0)];
+
+/// The parts of a number: what its first eight bits say, the next eight, the rest.
+#[inline(always)]
+fn parts_of(x: f32) -> [u16; PARTS] {
+    let leading = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+    let first = leading(x);
+    let rest = x - first;
+    let second = leading(rest);
+    [first, second, rest - second].map(|part| (part.to_bits() >> 16) as u16)
+}
+
+/// A bf16 number as f32.
+#[inline(always)]
+fn widened(part: u16) -> f32 {
+    f32::from_bits(u32::from(part) << 16)
+}
+
+/// A weight matrix (inputs, outputs) in parts, in the layout of the micro-kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct SplitWeights {
+    inputs: usize,
+    outputs: usize,
+    parts: usize, // 1 if every weight is a bf16 number, else PARTS
+    /// (ceil(outputs / PANEL), blocks of DEPTH inputs, parts, DEPTH / 2, PANEL, 2)
+    panels: AlignedVec<u16>,
+}
+
+impl SplitWeights {
+    /// Splits and packs a matrix whose element (input, output) is `at(input, output)`.
+    pub(crate) fn new(
+        inputs: usize,
+        outputs: usize,
+        at: impl Fn(usize, usize) -> f32 + Sync,
+    ) -> Self {
+        let mut packed = Self { inputs, outputs, parts: 0, panels: AlignedVec::filled(0, 0) };
+        packed.fill(at);
+        packed
+    }
+
+    /// Packs another matrix of the same shape.
+    pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
+        let (inputs, outputs) = (self.inputs, self.outputs);
+        let is_bf16 = |j: usize| (0..inputs).all(|k| at(k, j).to_bits() & 0xffff == 0);
+        self.parts = if (0..outputs).into_par_iter().all(is_bf16) { 1 } else { PARTS };
+        let (size, parts) = (self.panel_size(), self.parts);
+        self.panels = AlignedVec::filled(0, outputs.div_ceil(PANEL) * size);
+        self.panels.par_chunks_mut(size.max(1)).enumerate().for_each(|(p, panel)| {
+            for j in 0..PANEL.min(outputs - p * PANEL) {
+                for k in 0..inputs {
+                    let split = parts_of(at(k, p * PANEL + j));
+                    for (part, &value) in split[..parts].iter().enumerate() {
+                        panel[place_in_panel(parts, part, k, j)] = value;
+                    }
+                }
+            }
+        });
+    }
+
+    pub(crate) fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Writes column `j` of the matrix.
+    pub(crate) fn column(&self, j: usize, out: &mut [f32]) {
+        let panel = &self.panels[j / PANEL * self.panel_size()..];
+        for (k, x) in out.iter_mut().enumerate() {
+            let part = |p: usize| widened(panel[place_in_panel(self.parts, p, k, j % PANEL)]);
+            *x = (0..self.parts).map(part).sum();
+        }
+    }
+
+    fn panel_size(&self) -> usize {
+        self.inputs.div_ceil(DEPTH) * self.parts * REGISTER
+    }
+}
+
+/// Where a panel of weights of so many parts has a part of the weight (k, j).
+#[inline(always)]
+fn place_in_panel(parts: usize, part: usize, k: usize, j: usize) -> usize {
+    (k / DEPTH * parts + part) * REGISTER + (k % DEPTH / 2 * PANEL + j) * 2 + k % 2
+}
+
+/// x in tiles of rows, in parts.
+struct SplitRows {
+    count: usize,     // of rows
+    registers: usize, // of a tile's rows
+    blocks: usize,    // of DEPTH inputs
+    /// (tiles, blocks, registers, PARTS, REGISTER_ROWS, DEPTH); rows beyond the last are 0
+    tiles: AlignedVec<u16>,
+}
+
+impl SplitRows {
+    fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
+        let count = x.len().checked_div(inputs).unwrap_or(0);
+        let height = TileHeight::REGISTERS.of(count);
+        let (registers, blocks) = (height / REGISTER_ROWS, inputs.div_ceil(DEPTH));
+        let size = blocks * registers * PARTS * REGISTER;
+        let len = count.div_ceil(height) * size;
+        let split = |to: &mut [MaybeUninit<u16>]| {
+            let tiles = to.par_chunks_mut(size.max(1)).zip(x.par_chunks((height * inputs).max(1)));
+            tiles.with_min_len(NUMBERS_PER_TASK.div_ceil(size.max(1))).for_each(|(values, x)| {
+                let tile = &mut SplitTile { values, registers, blocks };
+                per_isa!(isa, split_tile(tile: &mut SplitTile<'_>, x: &[f32], inputs: usize));
+            });
+        };
+        // SAFETY: there are as many tiles as chunks of x, and each is written whole.
+        let tiles = unsafe { AlignedVec::written_by(len, split) };
+        Self { count, registers, blocks, tiles }
+    }
+
+    fn tile_size(&self) -> usize {
+        self.blocks * self.registers * PARTS * REGISTER
+    }
+}
+
+/// A tile of x that is being written.
+struct SplitTile<'a> {
+    values: &'a mut [MaybeUninit<u16>],
+    registers: usize,
+    blocks: usize,
+}
+
+/// Writes the parts of rows of x, and zeros for the rows that the tile has beyond them.
+#[inline(always)]
+fn split_tile<const FUSED: bool>(tile: &mut SplitTile<'_>, x: &[f32], inputs: usize) {
+    for r in 0..tile.registers * REGISTER_ROWS {
+        let row = x.get(r * inputs..(r + 1) * inputs).unwrap_or_default();
+        let (whole, rest) = row.as_chunks::<DEPTH>();
+        whole.iter().enumerate().for_each(|(block, x)| tile.write(block, r, x));
+        for block in whole.len()..tile.blocks {
+            let mut padded = [0.0; DEPTH];
+            if block == whole.len() {
+                padded[..rest.len()].copy_from_slice(rest);
+            }
+            tile.write(block, r, &padded);
+        }
+    }
+}
+
+impl SplitTile<'_> {
+    #[inline(always)]
+    fn write(&mut self, block: usize, row: usize, x: &[f32; DEPTH]) {
+        let mut split = [[0; DEPTH]; PARTS];
+        for k in 0..DEPTH {
+            let parts = parts_of(x[k]);
+            for part in 0..PARTS {
+                split[part][k] = parts[part];
+            }
+        }
+        let register = (block * self.registers + row / REGISTER_ROWS) * PARTS;
+        for (part, split) in split.iter().enumerate() {
+            let at = (register + part) * REGISTER + row % REGISTER_ROWS * DEPTH;
+            let to = &mut self.values[at..at + DEPTH];
+            to.iter_mut().zip(split).for_each(|(to, &value)| _ = to.write(value));
+        }
+    }
+}
+
+/// Multiplies x (rows, inputs) with the weights on the current pool's threads.
+pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &SplitWeights, epilogue: &E) {
+    let kernel = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Kernel::Amx,
+        _ => Kernel::Portable,
+    };
+    gemm_by(kernel, isa, x, weights, epilogue);
+}
+
+/// The instructions that multiply parts.
+#[derive(Clone, Copy, Debug)]
+enum Kernel {
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+    /// The same bits from plain loops: what the tests compare the others with.
+    Portable,
+}
+
+fn gemm_by<E: TileEpilogue>(
+    kernel: Kernel,
+    isa: Isa,
+    x: &[f32],
+    weights: &SplitWeights,
+    epilogue: &E,
+) {
+    let rows = SplitRows::new(isa, x, weights.inputs);
+    let height = rows.registers * REGISTER_ROWS;
+    let bytes = (rows.blocks * DEPTH * PARTS * size_of::<u16>()).max(1);
+    let block_rows = (CACHED_BYTES / bytes / height * height).clamp(height, ROW_BLOCK);
+    let grid = TaskGrid { rows: rows.count, outputs: weights.outputs, height, block_rows };
+    for_each_task(grid, |range| {
+        let task = SplitTask { rows: &rows, weights, range };
+        match kernel {
+            // SAFETY: `gemm` was asked for it.
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Amx => unsafe { amx::run(&task, epilogue) },
+            Kernel::Portable => {
+                sweep::<false, MAX_REGISTER_TILE, E>(&task.range, epilogue, |place, tile| {
+                    portable_tile(task.call(place), tile);
+                })
+            }
+        }
+    });
+}
+
+struct SplitTask<'a> {
+    rows: &'a SplitRows,
+    weights: &'a SplitWeights,
+    range: TaskRange,
+}
+
+/// The arguments of a micro-kernel: a tile of x at `a` times panels at `b`.
+#[derive(Clone, Copy)]
+struct SplitCall {
+    a: *const u16,
+    b: *const u16,
+    blocks: usize,
+    registers: usize, // of rows that the tile of x has; those from `rows` on are not needed
+    parts: usize,     // of weights
+    rows: usize,
+    panels: usize,
+}
+
+impl SplitTask<'_> {
+    #[inline(always)]
+    fn call(&self, tile: TilePlace) -> SplitCall {
+        let (rows, weights) = (self.rows, self.weights);
+        let of_x = tile.row / (rows.registers * REGISTER_ROWS);
+        SplitCall {
+            a: rows.tiles[of_x * rows.tile_size()..].as_ptr(),
+            b: weights.panels[tile.panel * weights.panel_size()..].as_ptr(),
+            blocks: rows.blocks,
+            registers: rows.registers,
+            parts: weights.parts,
+            rows: tile.rows,
+            panels: tile.panels,
+        }
+    }
+}
+
+fn portable_tile(call: SplitCall, tile: &mut OutputTile<MAX_REGISTER_TILE>) {
+    let terms: &[(usize, usize)] = if call.parts == 1 { &TERMS_OF_BF16 } else { &TERMS };
+    for (r, out) in tile[..call.rows].iter_mut().enumerate() {
+        for (j, out) in out[..call.panels * PANEL].iter_mut().enumerate() {
+            *out = 0.0;
+            for block in 0..call.blocks {
+                for &(of_x, of_weight) in terms {
+                    let mut sums = [0.0; 2];
+                    for k in 0..DEPTH {
+                        sums[k % 2] += call.product(block, (r, of_x), (j, of_weight), k);
+                    }
+                    *out += sums[0] + sums[1];
+                }
+            }
+        }
+    }
+}
+
+impl SplitCall {
+    /// The product of input `k` of a block: of a row's part and a column's part.
+    fn product(&self, block: usize, row: (usize, usize), column: (usize, usize), k: usize) -> f32 {
+        let ((r, of_x), (j, of_weight)) = (row, column);
+        let register = (block * self.registers + r / REGISTER_ROWS) * PARTS + of_x;
+        let a = register * REGISTER + r % REGISTER_ROWS * DEPTH + k;
+        let panel = j / PANEL * self.blocks * self.parts * REGISTER;
+        let b = panel + place_in_panel(self.parts, of_weight, block * DEPTH + k, j % PANEL);
+        // SAFETY: the call's pointers cover a tile of x and its panels.
+        unsafe { widened(*self.a.add(a)) * widened(*self.b.add(b)) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

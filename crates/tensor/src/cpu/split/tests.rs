@@ -1,0 +1,118 @@
+use super::*;
+
+struct Store(*mut f32, usize);
+// SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
+unsafe impl Sync for Store {}
+impl TileEpilogue for Store {
+    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
+        // SAFETY: the tests' outputs have the product's shape.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(self.0.add(row * self.1 + col), values.len()) };
+        out.copy_from_slice(values);
+    }
+}
+
+fn product(kernel: Kernel, x: &[f32], weights: &SplitWeights) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len() / weights.inputs * weights.outputs];
+    let store = Store(out.as_mut_ptr(), weights.outputs);
+    gemm_by(kernel, Isa::detect(), x, weights, &store);
+    out
+}
+
+fn present() -> Vec<Kernel> {
+    let mut kernels = vec![Kernel::Portable];
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Amx.is_present() {
+        kernels.push(Kernel::Amx);
+    } else {
+        println!("skipped with AMX: this processor has none, or the system does not lend it");
+    }
+    kernels
+}
+
+/// Numbers from -1 to 1 with all bits of a significand.
+fn numbers(count: usize, salt: u64) -> Vec<f32> {
+    let bits = |i: u64| (i + salt * 104_729).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    (0..count as u64).map(|i| bits(i) as f32 / (1 << 23) as f32 - 1.0).collect()
+}
+
+fn bf16(x: &f32) -> f32 {
+    f32::from_bits(x.to_bits() & 0xffff_0000)
+}
+
+const SHAPES: [(usize, usize, usize); 6] =
+    [(1, 4, 16), (3, 33, 5), (16, 64, 32), (17, 192, 48), (40, 130, 33), (70, 700, 20)];
+
+#[test]
+fn parts_add_up_to_their_number() {
+    let some = [0.0, -0.0, 1.0, -1.5, 1.000_000_1, f32::MAX, 3.0e-30, -2.9e38, 0.1];
+    for x in numbers(2000, 1).into_iter().chain(some) {
+        let parts = parts_of(x).map(widened);
+        assert_eq!(parts.iter().sum::<f32>().to_bits(), (x + 0.0).to_bits(), "{x:e}: {parts:?}");
+    }
+}
+
+/// In units of the sum of the products' magnitudes a chain of n multiply-adds of f32 is off by up to
+/// n 2^-24; these sums are shorter, and what is left out is 2^-22 at most.
+#[test]
+fn products_are_those_of_f32() {
+    for (rows, inputs, outputs) in SHAPES {
+        let (x, w) = (numbers(rows * inputs, 1), numbers(inputs * outputs, 2));
+        for (parts, w) in [(PARTS, w.clone()), (1, w.iter().map(bf16).collect())] {
+            let weights = SplitWeights::new(inputs, outputs, |k, j| w[k * outputs + j]);
+            assert_eq!(weights.parts, parts);
+            let expected = product(Kernel::Portable, &x, &weights);
+            for kernel in present() {
+                let got = product(kernel, &x, &weights);
+                let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{kernel:?} at {rows} x {inputs} x {outputs}, {parts} parts");
+            }
+            for (i, &got) in expected.iter().enumerate() {
+                let (r, j) = (i / outputs, i % outputs);
+                let terms = (0..inputs)
+                    .map(|k| f64::from(x[r * inputs + k]) * f64::from(w[k * outputs + j]));
+                let (exact, size) =
+                    terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                let error = (f64::from(got) - exact).abs() / size;
+                assert!(error < 3.0e-7, "{error:e} at {rows} x {inputs} x {outputs}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_batch_and_nan_stays_in_its_row() {
+    let (inputs, outputs) = (50, 20);
+    let (mut x, w) = (numbers(40 * inputs, 3), numbers(inputs * outputs, 4));
+    x[4 * inputs + 3] = f32::NAN;
+    x[5 * inputs + 3] = f32::INFINITY;
+    let weights = SplitWeights::new(inputs, outputs, |k, j| w[k * outputs + j]);
+    for kernel in present() {
+        let all = product(kernel, &x, &weights);
+        for (r, row) in x.chunks(inputs).enumerate() {
+            let alone = product(kernel, row, &weights);
+            let own = &all[r * outputs..][..outputs];
+            if r == 4 || r == 5 {
+                assert!(own.iter().all(|value| value.is_nan()));
+            } else {
+                assert_eq!(own, alone, "{kernel:?}, row {r}");
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_come_back_and_other_weights_replace_them() {
+    let w = numbers(10 * 21, 5);
+    let mut weights = SplitWeights::new(10, 21, |k, j| bf16(&w[k * 21 + j]));
+    assert_eq!(weights.parts, 1);
+    weights.fill(|k, j| w[k * 21 + j]);
+    let mut column = [0.0; 10];
+    for j in 0..21 {
+        weights.column(j, &mut column);
+        for (k, got) in column.iter().enumerate() {
+            assert_eq!(*got, w[k * 21 + j]);
+        }
+    }
+    assert_eq!((weights.inputs(), weights.outputs(), weights.parts), (10, 21, PARTS));
+}
