@@ -52,8 +52,8 @@ __device__ __forceinline__ float e4m3_to_float(u32 code) {
     return __uint_as_float(magnitude << 20 | sign) * 1.329227996e36f;
 }
 
-// out (rows, cols) of bf16: the codes' numbers times `by`, and times the scales (rows), if there are
-// any; four elements for each thread.
+// out (rows, cols) of bf16: the codes' numbers times `by`, and times the scales (rows), if there
+// are any; four elements for each thread.
 extern "C" __global__ void dequantize_rows(const u8* codes, const float* scales, float by, u16* out,
                                            u64 count, u32 cols) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);

@@ -142,10 +142,10 @@ pub(crate) fn should_quantize(x: &CudaTensor, map: &CudaLinear) -> bool {
         && map.outputs().is_multiple_of(8)
 }
 
-/// The scale of GELU's results from rows of e4m3, which are written by CTAs that do not know a row's
-/// largest: one that holds whatever the rows are, as none is larger than the product of a row's and
-/// an output's norms (Cauchy and Schwarz) and a bias. None if that is beyond f16's range, or if the
-/// rows have no bound.
+/// The scale of GELU's results from rows of e4m3. CTAs that do not know a row's largest write them,
+/// so it holds whatever the rows are: none is larger than the product of a row's and an output's
+/// norms (Cauchy and Schwarz) and a bias. None if that is beyond f16's range, or if the rows have no
+/// bound.
 pub(crate) fn gelu_scale(x: &CudaTensor, map: &CudaLinear) -> Option<CommonScale> {
     let (rows, weights) = (x.common_scale()?, map.fp8()?);
     let norms = ROUNDED_NORMS * rows.max_norm * weights.scale.max_norm;

@@ -552,8 +552,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// `add_norm_*_2` of e4m3 against that in f32, whose other checks are `cuda_check`'s: the stream
-    /// to the bit, the norm to half a step.
+    /// `add_norm_*_2` of e4m3 against that in f32, whose other checks are `cuda_check`'s: the
+    /// stream to the bit, the norm to half a step.
     fn norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [
             (1, 16),

@@ -112,6 +112,23 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
     const u32 tile = TileScheduler::first(), sharers = tiles.row_blocks;
     for (u32 step = tile % sharers; tile < tiles.count && step < tiles.steps; step += sharers)
         tma_prefetch(params.weights, step * DEPTH, tiles.column(tile) + share);
+    auto load_weights = [&](u32 stage, u32 column, u32 step) {
+        const u32 to = smem.stages + stage * STAGE_BYTES + X_BYTES + share * DEPTH_BYTES,
+                  barrier = smem.full + 8 * stage;
+        mbarrier_expect_tx(barrier, STAGE_BYTES);
+        tma_load_multicast((1 << CLUSTER) - 1, to, params.weights, step * DEPTH, column, barrier);
+    };
+#ifdef E4M3
+    // Such weights are never trained: the first stages have theirs before the kernel before ends.
+#pragma unroll 1
+    for (u32 s = 0; tile < tiles.count && s < min(tiles.steps, STAGES); s++)
+        load_weights(s, tiles.column(tile) + share, s);
+    auto has_weights = [](u32 tile, u32 step) {
+        return tile == TileScheduler::first() && step < STAGES;
+    };
+#else
+    auto has_weights = [](u32, u32) { return false; };
+#endif
     griddep_wait();
     griddep_launch();
     RingState ring = {0, 0};
@@ -119,13 +136,12 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
         const u32 row = tiles.row(tile), column = tiles.column(tile) + share;
 #pragma unroll 1  // the producer has few registers
         for (u32 step = 0; step < tiles.steps; step++) {
-            const u32 to = smem.stages + ring.stage * STAGE_BYTES,
-                      barrier = smem.full + 8 * ring.stage;
-            mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
-            mbarrier_expect_tx(barrier, STAGE_BYTES);
-            tma_load(to, params.x, step * DEPTH, row, barrier);
-            tma_load_multicast((1 << CLUSTER) - 1, to + X_BYTES + share * DEPTH_BYTES,
-                               params.weights, step * DEPTH, column, barrier);
+            if (!has_weights(tile, step)) {
+                mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
+                load_weights(ring.stage, column, step);
+            }
+            tma_load(smem.stages + ring.stage * STAGE_BYTES, params.x, step * DEPTH, row,
+                     smem.full + 8 * ring.stage);
             ring.advance();
         }
     }
@@ -399,7 +415,7 @@ __device__ __forceinline__ void find_indices(u32 (&at)[2][2], const float (&d)[2
 }
 
 // Reduces a tile: each row to its largest logit, the sum of exponentials relative to it and its
-// index. All four rows of a thread at once, as one row's steps wait for each other. Of e4m3 they are
+// index. All four rows of a thread at once, as one row's steps wait for each other. Of e4m3, d has
 // sums of codes' products, which the rows' factors make logits.
 __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)[2][96], u32 row,
                                             u32 column, const u8* staging) {

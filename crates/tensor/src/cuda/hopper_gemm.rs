@@ -67,8 +67,8 @@ pub(crate) struct QkvDestination<'a> {
 }
 
 /// Whether [`store`] can write the results of a map as this dtype (e4m3: of GELU, whose scale is
-/// known), and is faster than cuBLASLt. On a deterministic device it is used for whatever it can do,
-/// as are the others, and so it is for operands of e4m3.
+/// known), and is faster than cuBLASLt. On a deterministic device it is used for whatever it can
+/// do, as are the others, and so it is for operands of e4m3.
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
     if x.dtype() == CudaDtype::E4m3 {
         let aligned = match dtype {

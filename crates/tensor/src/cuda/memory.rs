@@ -53,8 +53,8 @@ impl CudaDtype {
 /// Elements of e4m3 that are 16 bytes.
 pub(crate) const E4M3_GROUP: usize = 16;
 
-/// The one scale of rows of e4m3 that are written without knowing all of a row, and what is known of
-/// them.
+/// The one scale of rows of e4m3 that are written without knowing all of a row, and what is known
+/// of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CommonScale {
     /// A power of two; times a code's number it is the element.
