@@ -144,8 +144,8 @@ pub(crate) fn should_quantize(x: &CudaTensor, map: &CudaLinear) -> bool {
 
 /// The scale of GELU's results from rows of e4m3. CTAs that do not know a row's largest write them,
 /// so it holds whatever the rows are: none is larger than the product of a row's and an output's
-/// norms (Cauchy and Schwarz) and a bias. None if that is beyond f16's range, or if the rows have no
-/// bound.
+/// norms (Cauchy and Schwarz) and a bias. None if that is beyond f16's range, or if the rows have
+/// no bound.
 pub(crate) fn gelu_scale(x: &CudaTensor, map: &CudaLinear) -> Option<CommonScale> {
     let (rows, weights) = (x.common_scale()?, map.fp8()?);
     let norms = ROUNDED_NORMS * rows.max_norm * weights.scale.max_norm;
