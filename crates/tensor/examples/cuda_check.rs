@@ -59,13 +59,14 @@ fn main() {
     let only = std::env::args().nth(1);
     let mut missed = 0;
     let devices: &[(Precision, bool)] = match only.as_deref() {
-        Some("--fp8") => &[(Precision::Fp8, false)],
+        Some("--fp8") => &[(Precision::Fp8, false), (Precision::Fp8, true)],
         _ if small() => &[(Precision::F32, true), (Precision::Bf16, true)],
         _ => &[
             (Precision::F32, false),
             (Precision::Bf16, false),
             (Precision::Bf16, true),
             (Precision::Fp8, false),
+            (Precision::Fp8, true),
         ],
     };
     for &(precision, deterministic) in devices {
@@ -138,7 +139,7 @@ fn time(
         // Only the default precision is timed, on a deterministic device whole passes alone.
         _ if precision == Precision::F32 => Ok(()),
         Some("--check" | "--training") if precision == Precision::Fp8 => Ok(()),
-        _ if precision == Precision::Fp8 && small() => Ok(()),
+        _ if precision == Precision::Fp8 && (small() || deterministic) => Ok(()),
         Some("--passes") if precision == Precision::Fp8 => timing::passes(cuda),
         _ if precision == Precision::Fp8 => timing::fp8(cuda),
         Some("--passes") if deterministic => timing::passes(cuda),

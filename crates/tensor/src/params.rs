@@ -16,9 +16,9 @@ pub enum Precision {
     /// Weights rounded to int8 with a scale per output, activations that are multiplied with them
     /// with a scale per row; exact sums, and the rest in f32. A processor's, for inference.
     Int8,
-    /// Weights rounded to e4m3 with a scale per output, activations that the decoder's maps
-    /// multiply with a scale per row, the rest as in bf16. For inference, on GPUs of compute
-    /// capability 9.0.
+    /// Weights rounded to e4m3 with a scale per map, activations that the decoder's maps multiply
+    /// with a scale that bounds all rows or one per row, the rest as in bf16. For inference, on
+    /// GPUs of compute capability 9.0.
     Fp8,
 }
 

@@ -9,12 +9,13 @@ use crate::cuda::args::{
 use crate::cuda::attention::{CudaAttentionMetadata, CudaKv, attention};
 use crate::cuda::dropout::CudaPerturbedRows;
 use crate::cuda::linear::{CudaLinear, linear};
+use crate::cuda::memory::CommonScale;
 use crate::cuda::norm::{CudaNorm, add_norm, norm};
 use crate::cuda::qkv::{CudaRope, project_qkv, rope_and_cache};
 use crate::cuda::residual::linear_residual_norm;
 use crate::cuda::{
-    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, embedding, fp8, linear,
-    topk,
+    CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, e4m3, embedding, fp8,
+    linear, topk,
 };
 use crate::params::Activation;
 use crate::params::SiteSet;
@@ -109,7 +110,7 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
         (8192, 2048, Activation::None, CudaDtype::Bf16),
     ] {
         let map = weights(cuda, inputs, outputs)?;
-        let x = fp8::quantize_rows(&random(cuda, ROWS, inputs)?.cast(CudaDtype::Bf16)?)?;
+        let x = e4m3_rows(cuda, inputs)?;
         let t = time(cuda, || linear(&x, &map, function, out))?;
         report_flops(
             &format!("fp8 linear {ROWS} x {inputs} -> {outputs} {function:?}"),
@@ -135,6 +136,21 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
             );
         }
     }
+    let (width, dtype) = (768, CudaDtype::E4m3);
+    let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
+    let mut stream = random(cuda, ROWS, width)?;
+    let attended = random(cuda, ROWS, width)?.cast(CudaDtype::Bf16)?;
+    for (x, name) in [(attended, "bf16"), (e4m3_rows(cuda, 3072)?, "e4m3")] {
+        let map = weights(cuda, x.cols(), width)?;
+        let uploaded = CudaPerturbedRows::new(cuda, &perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT))?;
+        let mask = Some(CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded });
+        let of = CudaLinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
+        report_flops(
+            &format!("fp8 residual {ROWS} x {} of {name} -> {width} dropout", x.cols()),
+            time(cuda, || linear_residual_norm(of, &mut stream))?,
+            2.0 * (ROWS * x.cols() * width) as f64,
+        );
+    }
     attentions(cuda)?;
     let gates = random(cuda, ROWS, 16384)?.cast(CudaDtype::Bf16)?;
     let t = time(cuda, || activation::swiglu(cuda, &gates))?;
@@ -152,6 +168,13 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
         );
     }
     passes(cuda)
+}
+
+/// Random rows of e4m3 with one scale, as norms and GELU write them.
+fn e4m3_rows(cuda: &CudaDevice, cols: usize) -> Result<CudaTensor, CudaError> {
+    let max_norm = 2.0 * (cols as f32).sqrt();
+    let by = CommonScale { scale: e4m3::scale_for(max_norm), max_norm };
+    fp8::quantize(&random(cuda, ROWS, cols)?.cast(CudaDtype::Bf16)?, by)
 }
 
 /// Whole passes of several sizes.

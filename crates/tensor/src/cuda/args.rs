@@ -14,8 +14,8 @@ use crate::rng::Site;
 pub(crate) enum CudaDtype {
     F32,
     Bf16,
-    /// One byte, with a scale for each row (fp8.rs): what linear maps of an fp8 device multiply,
-    /// and nothing else reads.
+    /// One byte, with a scale for all rows or for each (fp8.rs): what linear maps of an fp8 device
+    /// multiply, and nothing else reads.
     E4m3,
 }
 

@@ -1,8 +1,8 @@
 //! e4m3 on the host: four bits of exponent, three of significand, no infinities (`fp8.cuh`).
 //!
 //! 448 is the largest magnitude, 2^-6 the smallest normal one, 2^-9 the smallest; 0x7f and 0xff
-//! are NaN. Rows and outputs have scales that are powers of two, so that rounding to e4m3 is the
-//! only rounding.
+//! are NaN. Scales of rows and of weights are powers of two, so that rounding to e4m3 is the only
+//! rounding.
 
 /// The largest magnitude.
 pub(crate) const MAX: f32 = 448.0;
@@ -47,7 +47,6 @@ pub(crate) fn to_f32(code: u8) -> f32 {
 
 /// The scale of numbers up to `largest` in magnitude: the least power of two by which they are
 /// divided to be at most 448.
-#[allow(dead_code, reason = "as above")]
 pub(crate) fn scale_for(largest: f32) -> f32 {
     let bits = largest.max(LEAST_LARGEST).to_bits(); // 448 is 1.75 * 2^8
     let exponent = (bits >> 23) - 8 + u32::from(bits & 0x7f_ffff > 0x60_0000);

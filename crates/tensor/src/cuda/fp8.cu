@@ -1,28 +1,47 @@
 // Rows to e4m3 and back, and SwiGLU into e4m3. Memory-bound. Rows are whole groups of 16 elements.
-// The scale of a row depends on that row alone.
+// The scale of a row depends on that row alone, but for weights, which have one.
 
 // codes (rows, cols) and scales (rows) of x (rows, cols); a warp for each row, which reads it
 // twice: the second time from the L1 cache.
 extern "C" __global__ void __launch_bounds__(128)
-    quantize_rows(const void* x, int type, u8* codes, RowScale* scales, u32 rows, u32 cols) {
+    quantize_rows(const void* x, int type, u8* codes, float* scales, u32 rows, u32 cols) {
     griddep_wait();
     griddep_launch();
     const u32 row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     const u64 base = (u64)row * cols;
-    float largest = 0.0f, square = 0.0f;
+    float largest = 0.0f;
 #pragma unroll 4
-    for (u32 c = 4 * lane; c < cols; c += 128) {
-        const float4 v = load4(x, type, base + c, 4);
-        largest = fmaxf(largest, largest4(v));
-        square += square4(v);
-    }
+    for (u32 c = 4 * lane; c < cols; c += 128)
+        largest = fmaxf(largest, largest4(load4(x, type, base + c, 4)));
     const float scale = e4m3_scale(warp_max(largest)), inverse = e4m3_inverse(scale);
-    const float norm = sqrtf(warp_sum(square));
 #pragma unroll 4
     for (u32 c = 4 * lane; c < cols; c += 128)
         *(u32*)(codes + base + c) = pack_e4m3x4(scaled4(load4(x, type, base + c, 4), inverse));
-    if (lane == 0) scales[row] = {scale, norm};
+    if (lane == 0) scales[row] = scale;
+}
+
+// measured (rows): the largest magnitude of each row of x (rows, cols) and its norm, the root of
+// the sum of squares; a warp for each row.
+extern "C" __global__ void __launch_bounds__(128)
+    measure_rows(const void* x, int type, float2* measured, u32 rows, u32 cols) {
+    const u32 row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    float largest = 0.0f, square = 0.0f;
+    for (u32 c = 4 * lane; c < cols; c += 128) {
+        const float4 v = load4(x, type, (u64)row * cols + c, 4);
+        largest = fmaxf(largest, largest4(v));
+        square += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    largest = warp_max(largest);
+    square = warp_sum(square);
+    if (lane == 0) measured[row] = make_float2(largest, sqrtf(square));
+}
+
+// codes (count) of x (count) with one scale, given as its inverse; four elements for each thread.
+extern "C" __global__ void quantize(const void* x, int type, u8* codes, float inverse, u64 count) {
+    const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (at < count) *(u32*)(codes + at) = pack_e4m3x4(scaled4(load4(x, type, at, 4), inverse));
 }
 
 __device__ __forceinline__ float e4m3_to_float(u32 code) {
@@ -33,13 +52,14 @@ __device__ __forceinline__ float e4m3_to_float(u32 code) {
     return __uint_as_float(magnitude << 20 | sign) * 1.329227996e36f;
 }
 
-// out (rows, cols) of bf16; four elements for each thread.
-extern "C" __global__ void dequantize_rows(const u8* codes, const RowScale* scales, u16* out,
+// out (rows, cols) of bf16: the codes' numbers times `by`, and times the scales (rows), if there
+// are any; four elements for each thread.
+extern "C" __global__ void dequantize_rows(const u8* codes, const float* scales, float by, u16* out,
                                            u64 count, u32 cols) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     griddep_wait();
     if (at >= count) return;
-    const float scale = scales[at / cols].scale;
+    const float scale = scales ? by * scales[at / cols] : by;
     const u32 four = *(const u32*)(codes + at);
     store4(out, BF16, at, 4,
            scaled4(make_float4(e4m3_to_float(four & 0xff), e4m3_to_float(four >> 8 & 0xff),
@@ -67,7 +87,7 @@ __device__ __forceinline__ u32 pack_two_of_bf16(u32 a, u32 b, float by) {
 // codes[r, c] and scales[r] of silu(x[r, c]) * x[r, n + c], x of bf16, as `swiglu` rounds it to
 // bf16; a block for each row, which stays in registers.
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_fp8(const u16* x, u8* codes, RowScale* scales, u32 n) {
+    swiglu_fp8(const u16* x, u8* codes, float* scales, u32 n) {
     __shared__ float maxima[8];
     griddep_wait();
     griddep_launch();
@@ -101,5 +121,5 @@ extern "C" __global__ void __launch_bounds__(256)
             to[i] = make_uint2(pack_two_of_bf16(h[k].x, h[k].y, inverse),
                                pack_two_of_bf16(h[k].z, h[k].w, inverse));
     }
-    if (threadIdx.x == 0) scales[row] = {scale, 0.0f};
+    if (threadIdx.x == 0) scales[row] = scale;
 }

@@ -1,11 +1,6 @@
-// Rows of e4m3 (e4m3.rs): a code of one byte for each element, and for each row a scale, which is
-// a power of two, so that rounding to e4m3 is the only rounding.
-
-// Of a row of x, or of the weights of an output.
-struct __align__(8) RowScale {
-    float scale;  // times a code's number it is the element
-    float norm;   // the root of the sum of squares, before rounding; 0 where nothing reads it
-};
+// Rows of e4m3 (e4m3.rs): a code of one byte for each element, and a scale, of all rows or of each,
+// times which a code's number is the element. It is a power of two, so that rounding to e4m3 is the
+// only rounding.
 
 // The least power of two by which numbers up to `largest` in magnitude are divided to be at most
 // 448, which is 1.75 * 2^8.
@@ -38,10 +33,6 @@ __device__ __forceinline__ float4 scaled4(float4 v, float by) {
 
 __device__ __forceinline__ float largest4(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-
-__device__ __forceinline__ float square4(float4 v) {
-    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
 
 // Two f16 in 32 bits, the first in the low half.

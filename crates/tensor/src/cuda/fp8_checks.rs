@@ -14,12 +14,11 @@ use crate::cuda::args::{
 };
 use crate::cuda::attention::CudaKv;
 use crate::cuda::dropout::CudaPerturbedRows;
-use crate::cuda::hopper_gemm::supports_store;
 use crate::cuda::linear::{CudaLinear, linear, matmul};
-use crate::cuda::memory::{DeviceBuffer, RowScale};
+use crate::cuda::memory::{CommonScale, DeviceBuffer};
 use crate::cuda::norm::{CudaNorm, add_norm, add_positions_norm, norm};
 use crate::cuda::qkv::project_qkv;
-use crate::cuda::residual::linear_residual_norm;
+use crate::cuda::residual::{linear_residual_norm, select_kernel};
 use crate::cuda::{
     CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, activation, e4m3, embedding, fp8,
     topk,
@@ -40,10 +39,11 @@ pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, C
     let mut checks = Fp8Checks { cuda, max_work, lines: Vec::new() };
     checks.rounding()?;
     checks.scales()?;
+    checks.scales_of_weights()?;
     checks.exact_products()?;
     checks.rounded_products()?;
     checks.gelu()?;
-    checks.gelu_of_large_weights()?;
+    checks.gelu_without_a_bound()?;
     checks.queries_keys_and_values()?;
     checks.greedy_tokens()?;
     checks.norms()?;
@@ -102,6 +102,13 @@ fn product(x: &[f32], w: &[f32], depth: usize, picked: &[usize]) -> Vec<f64> {
         w.chunks(depth).map(dot).collect::<Vec<f64>>()
     };
     picked.iter().flat_map(row).collect()
+}
+
+/// The least scale of rows (rows, cols), and their largest norm.
+fn common_scale(cols: usize, x: &[f32]) -> CommonScale {
+    let norm = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let max_norm = x.chunks(cols).map(norm).fold(0.0, f64::max) as f32;
+    CommonScale { scale: e4m3::scale_for(largest(x)), max_norm }
 }
 
 fn largest(x: &[f32]) -> f32 {
@@ -189,9 +196,26 @@ impl Fp8Checks<'_> {
         CudaTensor::from_host(self.cuda, rows, cols, x)
     }
 
-    /// As e4m3, through bf16 as activations are.
+    /// As e4m3 with a scale for each row, through bf16 as activations are.
     fn operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<CudaTensor, CudaError> {
         fp8::quantize_rows(&self.upload(rows, cols, x)?.cast(CudaDtype::Bf16)?)
+    }
+
+    /// As e4m3 with one scale, as norms' results are.
+    fn scaled_operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<CudaTensor, CudaError> {
+        let by = common_scale(cols, x);
+        fp8::quantize(&self.upload(rows, cols, x)?.cast(CudaDtype::Bf16)?, by)
+    }
+
+    /// Both kinds of operands, and how they are called.
+    fn operands(
+        &self,
+        rows: usize,
+        cols: usize,
+        x: &[f32],
+    ) -> Result<[(CudaTensor, &'static str); 2], CudaError> {
+        let (of_rows, of_all) = (self.operand(rows, cols, x)?, self.scaled_operand(rows, cols, x)?);
+        Ok([(of_rows, "a scale for each row"), (of_all, "one scale")])
     }
 
     /// Every bf16 number of a magnitude up to 448 and NaN, in rows whose scale is 1.
@@ -214,33 +238,39 @@ impl Fp8Checks<'_> {
         for dtype in [CudaDtype::F32, CudaDtype::Bf16] {
             let from = self.upload(count, cols, &x)?;
             let from = from.cast_if_needed(dtype)?.unwrap_or(from);
-            let quantized = fp8::quantize_rows(&from)?;
-            let (got, scales) = quantized.codes_to_host()?;
-            let name = format!("e4m3 of every bf16 number, from {dtype:?}");
-            let of = Compared { name, picked: &picked, cols };
-            self.compare(&of, |r, c| got[r * cols + c], |r, c| codes(r * cols + c), same);
-            let of = Compared {
-                name: format!("their scales, from {dtype:?}"),
-                picked: &picked,
-                cols: 1,
-            };
-            self.compare(&of, |r, _| scales[r].scale, |_, _| 1.0, |a, b| a == b);
+            let one = CommonScale { scale: 1.0, max_norm: f32::INFINITY };
+            for (quantized, kind) in [
+                (fp8::quantize_rows(&from)?, "a scale for each row"),
+                (fp8::quantize(&from, one)?, "one scale"),
+            ] {
+                let (got, scales) = quantized.codes_to_host()?;
+                let name = format!("e4m3 of every bf16 number, from {dtype:?}, {kind}");
+                let of = Compared { name: name.clone(), picked: &picked, cols };
+                self.compare(&of, |r, c| got[r * cols + c], |r, c| codes(r * cols + c), same);
+                let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
+                self.compare(&of, |r, _| scales[r], |_, _| 1.0, |a, b| a == b);
+            }
         }
-        // Back: every code, with different scales.
-        let scale = |r: usize| RowScale { scale: 2f32.powi(r as i32 - 4), norm: 0.0 };
+        // Back: every code, with different scales, and with one.
         let codes: Vec<u8> = (0..8).flat_map(|_| 0..=255).collect();
-        let scales: Vec<RowScale> = (0..8).map(scale).collect();
+        let scales: Vec<f32> = (0..8).map(|r| 2f32.powi(r - 4)).collect();
         let x = CudaTensor::from_codes(self.cuda, cols, &codes, &scales)?;
         let got = fp8::dequantize_rows(&x)?.to_host()?;
-        let expected = |r: usize, c: usize| e4m3::to_f32(c as u8) * scales[r].scale;
+        let expected = |r: usize, c: usize| e4m3::to_f32(c as u8) * scales[r];
         let rows: Vec<usize> = (0..8).collect();
         let of = Compared { name: "dequantize_rows of every code".to_owned(), picked: &rows, cols };
         let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
         self.compare(&of, |r, c| got[r * cols + c], expected, same);
+        let numbers: Vec<f32> = (0..128).map(|c| e4m3::to_f32(c) / 8.0).collect();
+        let numbers: Vec<f32> = numbers.into_iter().filter(|x| !x.is_nan()).chain([0.0]).collect();
+        let got = fp8::dequantize_rows(&self.scaled_operand(1, 128, &numbers)?)?.to_host()?;
+        let of =
+            Compared { name: "dequantize_rows, one scale".to_owned(), picked: &[0], cols: 128 };
+        self.compare(&of, |_, c| got[c], |_, c| numbers[c], |a, b| a == b);
         Ok(())
     }
 
-    /// Scales and norms of rows of different sizes, among them one of zeros.
+    /// Scales of rows of different sizes, among them one of zeros.
     fn scales(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [(1, 16), (37, 48), (129, 768), (5, 2064), (3, 8192)] {
             let mut x = numbers(rows * cols, 1);
@@ -254,15 +284,33 @@ impl Fp8Checks<'_> {
             let expected: Vec<f32> = x.chunks(cols).map(scale).collect();
             let name = format!("quantize_rows {rows} x {cols}");
             let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
-            self.compare(&of, |r, _| scales[r].scale, |r, _| expected[r], |a, b| a == b);
+            self.compare(&of, |r, _| scales[r], |r, _| expected[r], |a, b| a == b);
             let code = |r: usize, c: usize| e4m3::from_f32(x[r * cols + c] / expected[r]);
-            let of = Compared { name: name.clone(), picked: &picked, cols };
+            let of = Compared { name, picked: &picked, cols };
             self.compare(&of, |r, c| codes[r * cols + c], code, |a, b| a == b);
-            let squares = |r: usize| x[r * cols..][..cols].iter().map(|x| f64::from(*x).powi(2));
-            let norm = |r: usize| squares(r).sum::<f64>().sqrt() as f32;
-            let of = Compared { name: format!("{name}, norms"), picked: &picked, cols: 1 };
-            let close = |a: f32, b: f32| (a - b).abs() <= 1e-5 * b;
-            self.compare(&of, |r, _| scales[r].norm, |r, _| norm(r), close);
+        }
+        Ok(())
+    }
+
+    /// The one scale of a map's weights, their largest norm, and their codes.
+    fn scales_of_weights(&mut self) -> Result<(), CudaError> {
+        for (outputs, inputs) in [(8, 16), (200, 144), (129, 768), (5, 8192)] {
+            let mut w = numbers(outputs * inputs, 25);
+            for (r, row) in w.chunks_mut(inputs).enumerate() {
+                let by = 3f32.powi(r as i32 % 5 - 2);
+                row.iter_mut().for_each(|x| *x = bf16::from_f32(*x * by).to_f32());
+            }
+            let map = CudaLinear::from_output_major(self.cuda, inputs, outputs, &w, None)?;
+            let Some(weights) = map.fp8() else { panic!("{inputs} inputs are whole groups") };
+            let (by, expected) = (weights.scale, common_scale(inputs, &w));
+            let close = (by.max_norm - expected.max_norm).abs() <= 1e-5 * expected.max_norm;
+            let name = format!("weights {outputs} x {inputs}");
+            let good = by.scale == expected.scale && close;
+            self.line(&format!("{name}, scale"), good, format!("{by:?}, should be {expected:?}"));
+            let (codes, picked) = (weights.matrix.codes_to_host()?.0, picked_rows(outputs));
+            let code = |i: usize, c: usize| e4m3::from_f32(w[picked[i] * inputs + c] / by.scale);
+            let of = Compared { name, picked: &picked, cols: inputs };
+            self.compare(&of, |r, c| codes[r * inputs + c], code, |a, b| a == b);
         }
         Ok(())
     }
@@ -287,19 +335,23 @@ impl Fp8Checks<'_> {
             let (x, w) = (whole(rows, depth, 2), whole(outputs, depth, 3));
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 13) as f32 - 6.0).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
-            let (x_there, picked) = (self.operand(rows, depth, &x)?, picked_rows(rows));
+            let picked = picked_rows(rows);
             let sums = product(&x, &w, depth, &picked);
-            for biased in [true, false] {
+            let operands = self.operands(rows, depth, &x)?;
+            for (biased, (x_there, kind)) in
+                [true, false].iter().flat_map(|&biased| operands.iter().map(move |x| (biased, x)))
+            {
                 let got = match biased {
-                    true => linear(&x_there, &map, Activation::None, CudaDtype::Bf16)?,
-                    false => matmul(&x_there, &map, CudaDtype::Bf16)?,
+                    true => linear(x_there, &map, Activation::None, CudaDtype::Bf16)?,
+                    false => matmul(x_there, &map, CudaDtype::Bf16)?,
                 };
                 let got = got.to_host()?;
                 let expected = |i: usize, c: usize| {
                     let y = sums[i * outputs + c] + if biased { f64::from(bias[c]) } else { 0.0 };
                     bf16::from_f32(y as f32).to_f32()
                 };
-                let name = format!("gemm_fp8_store {rows} x {depth} -> {outputs} bias {biased}");
+                let shape = format!("{rows} x {depth} -> {outputs}");
+                let name = format!("gemm_fp8_store {shape} bias {biased}, {kind}");
                 let of = Compared { name, picked: &picked, cols: outputs };
                 self.compare(&of, |r, c| got[r * outputs + c], expected, |a, b| a == b);
             }
@@ -332,7 +384,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The results' scale to the bit, each result to half a step and what f16 is off by.
+    /// The results' scale, each result to half a step and what f16 is off by.
     fn gelu(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs) in
             [(1, 768, 3072), (37, 144, 208), (129, 768, 3072), (4090, 768, 3072)]
@@ -344,25 +396,22 @@ impl Fp8Checks<'_> {
             let w: Vec<f32> = whole(outputs, depth, 7).iter().map(|x| x / 64.0).collect();
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 5) as f32 / 4.0 - 0.5).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
-            let x_there = self.operand(rows, depth, &x)?;
+            let x_there = self.scaled_operand(rows, depth, &x)?;
             let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
             assert_eq!(out.dtype(), CudaDtype::E4m3, "gelu writes e4m3");
-            let ((_, norms), (_, scales)) = (x_there.codes_to_host()?, out.codes_to_host()?);
-            let bounds = map.fp8().map_or((0.0, 0.0), |w| (w.max_norm, w.max_bias));
-            let picked = picked_rows(rows);
-            let scale = |r: usize| {
-                let bound = (1.13 * norms[r].norm).mul_add(bounds.0, bounds.1);
-                e4m3::scale_for(bound.max(0.01))
-            };
+            let (bounds, picked) = (common_scale(depth, &x), picked_rows(rows));
+            let bound = 1.13 * bounds.max_norm * common_scale(depth, &w).max_norm + largest(&bias);
             let name = format!("gemm_fp8_gelu {rows} x {depth} -> {outputs}");
-            let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
-            self.compare(&of, |r, _| scales[r].scale, |i, _| scale(picked[i]), |a, b| a == b);
+            // The bound may be the last digit's rounding away from the next power of two.
+            let near = [0.999_99, 1.000_01].map(|by| e4m3::scale_for(bound * by));
+            let scale = out.common_scale().map_or(f32::NAN, |by| by.scale);
+            let what = format!("{scale}, should be of {near:?}");
+            self.line(&format!("{name}, scale"), near.contains(&scale), what);
             let (sums, got) = (product(&x, &w, depth, &picked), out.to_host()?);
             let expected = |i: usize, c: usize| {
                 let y = sums[i * outputs + c] + f64::from(bias[c]);
-                let tolerance = 1.01 * half_step(gelu(y), scales[picked[i]].scale);
-                let f16 = 2e-3 * y.abs() + 5e-4 * f64::from(bias[c]).abs();
-                (gelu(y), tolerance + f16)
+                // Before GELU a result is rounded to f16.
+                (gelu(y), 1.01 * half_step(gelu(y), scale) + 2e-3 * y.abs())
             };
             let of = Compared { name, picked: &picked, cols: outputs };
             let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
@@ -371,27 +420,29 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Weights so large that sums might leave f16's range: GELU is computed in f32.
-    fn gelu_of_large_weights(&mut self) -> Result<(), CudaError> {
+    /// Weights so large that results might leave f16's range, and rows with a scale for each: GELU
+    /// is computed in f32.
+    fn gelu_without_a_bound(&mut self) -> Result<(), CudaError> {
         let (rows, depth, outputs) = (37, 144, 208);
-        let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 65536.0).collect();
+        let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 64.0).collect();
         let w: Vec<f32> = whole(outputs, depth, 7).iter().map(|x| x * 64.0).collect();
         let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
-        let x_there = self.operand(rows, depth, &x)?;
-        assert!(!supports_store(&x_there, &map, CudaDtype::E4m3), "such weights fit f16");
-        let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
-        let (scales, got) = (out.codes_to_host()?.1, out.to_host()?);
         let picked = picked_rows(rows);
         let sums = product(&x, &w, depth, &picked);
-        let expected = |i: usize, c: usize| {
-            let y = sums[i * outputs + c];
-            let tolerance = 1.01 * half_step(gelu(y), scales[picked[i]].scale);
-            (gelu(y), tolerance + 4e-3 * y.abs())
-        };
-        let name = format!("GELU of large weights {rows} x {depth} -> {outputs}");
-        let of = Compared { name, picked: &picked, cols: outputs };
-        let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
-        self.compare(&of, |r, c| (f64::from(got[r * outputs + c]), 0.0), expected, close);
+        for (x_there, kind) in self.operands(rows, depth, &x)? {
+            assert!(fp8::gelu_scale(&x_there, &map).is_none(), "such results fit f16");
+            let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
+            let (scales, got) = (out.codes_to_host()?.1, out.to_host()?);
+            let expected = |i: usize, c: usize| {
+                let y = sums[i * outputs + c];
+                let tolerance = 1.01 * half_step(gelu(y), scales[picked[i]]);
+                (gelu(y), tolerance + 4e-3 * y.abs())
+            };
+            let name = format!("GELU without a bound {rows} x {depth} -> {outputs}, {kind}");
+            let of = Compared { name, picked: &picked, cols: outputs };
+            let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
+            self.compare(&of, |r, c| (f64::from(got[r * outputs + c]), 0.0), expected, close);
+        }
         Ok(())
     }
 
@@ -412,30 +463,35 @@ impl Fp8Checks<'_> {
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
             let slots: Vec<u32> = (0..rows as u32).rev().map(|r| r + 3).collect();
             let to = CudaIndices::new(self.cuda, &slots)?;
-            let mut kv = CudaKv::new(self.cuda, 2, kv_heads, dim, rows + 5)?;
             let transform = CudaQkvTransform { heads, qk_norms: None, rope: None };
             let mapping = CudaSlotMapping { positions: &to, slots: &to };
-            let x_there = self.operand(rows, depth, &x)?;
-            let queries = project_qkv(&x_there, &map, transform, &mut kv, 1, mapping)?.to_host()?;
-            let (keys, values) = kv.to_host(1)?;
             let picked = picked_rows(rows);
             let sums = product(&x, &w, depth, &picked);
-            let expected = |i: usize, c: usize| {
-                let sum = (sums[i * outputs + c] + f64::from(bias[c])) as f32;
-                match c >= heads * dim && kv.dtype() == CudaDtype::E4m3 {
-                    true => e4m3::to_f32(e4m3::from_f32(sum)),
-                    false => bf16::from_f32(sum).to_f32(),
-                }
-            };
-            let got = |r: usize, c: usize| {
-                let Some(c) = c.checked_sub(heads * dim) else { return queries[r * outputs + c] };
-                let (head, within) = (c / dim, c % dim);
-                let at = |head: usize| (head * (rows + 5) + slots[r] as usize) * dim + within;
-                if head < kv_heads { keys[at(head)] } else { values[at(head - kv_heads)] }
-            };
-            let name = format!("gemm_fp8_qkv {rows} x {depth}, {heads}/{kv_heads} heads of {dim}");
-            let of = Compared { name, picked: &picked, cols: outputs };
-            self.compare(&of, got, expected, |a, b| a == b);
+            for (x_there, kind) in self.operands(rows, depth, &x)? {
+                let mut kv = CudaKv::new(self.cuda, 2, kv_heads, dim, rows + 5)?;
+                let queries =
+                    project_qkv(&x_there, &map, transform, &mut kv, 1, mapping)?.to_host()?;
+                let (keys, values) = kv.to_host(1)?;
+                let expected = |i: usize, c: usize| {
+                    let sum = (sums[i * outputs + c] + f64::from(bias[c])) as f32;
+                    match c >= heads * dim && kv.dtype() == CudaDtype::E4m3 {
+                        true => e4m3::to_f32(e4m3::from_f32(sum)),
+                        false => bf16::from_f32(sum).to_f32(),
+                    }
+                };
+                let got = |r: usize, c: usize| {
+                    let Some(c) = c.checked_sub(heads * dim) else {
+                        return queries[r * outputs + c];
+                    };
+                    let (head, within) = (c / dim, c % dim);
+                    let at = |head: usize| (head * (rows + 5) + slots[r] as usize) * dim + within;
+                    if head < kv_heads { keys[at(head)] } else { values[at(head - kv_heads)] }
+                };
+                let shape = format!("{rows} x {depth}, {heads}/{kv_heads} heads of {dim}");
+                let name = format!("gemm_fp8_qkv {shape}, {kind}");
+                let of = Compared { name, picked: &picked, cols: outputs };
+                self.compare(&of, got, expected, |a, b| a == b);
+            }
         }
         Ok(())
     }
@@ -471,8 +527,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Compares e4m3 with f32 numbers (rows, cols) that it should be the rounding of: each within
-    /// half a step, the scales and norms those of the rows.
+    /// Compares a norm's results as e4m3 with those in f32 (rows, cols) that they should be the
+    /// rounding of: each within half a step, and within the bounds that its scale stands for.
     fn compare_rounded(
         &mut self,
         name: &str,
@@ -481,19 +537,14 @@ impl Fp8Checks<'_> {
     ) -> Result<(), CudaError> {
         let (rows, cols) = (got.rows(), got.cols());
         assert_eq!(got.dtype(), CudaDtype::E4m3, "{name} writes e4m3");
-        let (_, scales) = got.codes_to_host()?;
+        let Some(by) = got.common_scale() else { panic!("{name} writes rows of one scale") };
         let (found, picked) = (got.to_host()?, (0..rows).collect::<Vec<_>>());
-        let largest: Vec<f32> = exact.chunks(cols).map(largest).collect();
-        let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
-        // The largest may be the last digit's rounding away from the next power of two.
-        let near = |a: (f32, f32), b: (f32, f32)| a.0 == b.0 || a.0 == b.1;
-        let scale = |r: usize| {
-            (e4m3::scale_for(largest[r] * 0.999_999), e4m3::scale_for(largest[r] * 1.000_001))
-        };
-        self.compare(&of, |r, _| (scales[r].scale, 0.0), |r, _| scale(r), near);
+        let (needed, largest) = (common_scale(cols, exact), largest(exact));
+        let good = needed.scale <= by.scale && needed.max_norm <= by.max_norm * 1.000_01;
+        self.line(&format!("{name}, bounds"), good, format!("{needed:?} within {by:?}"));
         let expected = |r: usize, c: usize| {
             let x = f64::from(exact[r * cols + c]);
-            (x, 1.001 * half_step(x, scales[r].scale) + 1e-6 * f64::from(largest[r]))
+            (x, 1.001 * half_step(x, by.scale) + 1e-6 * f64::from(largest))
         };
         let of = Compared { name: name.to_owned(), picked: &picked, cols };
         let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
@@ -501,25 +552,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The norms of a whole matrix, against `scales`' norms.
-    fn compare_norms(
-        &mut self,
-        name: &str,
-        got: &CudaTensor,
-        exact: &[f32],
-    ) -> Result<(), CudaError> {
-        let (cols, (_, scales)) = (got.cols(), got.codes_to_host()?);
-        let picked: Vec<usize> = (0..got.rows()).collect();
-        let squares = |r: usize| exact[r * cols..][..cols].iter().map(|x| f64::from(*x).powi(2));
-        let of = Compared { name: format!("{name}, norms"), picked: &picked, cols: 1 };
-        let close = |a: f32, b: f32| (a - b).abs() <= 1e-4 * b;
-        let norm = |r: usize| squares(r).sum::<f64>().sqrt() as f32;
-        self.compare(&of, |r, _| scales[r].norm, |r, _| norm(r), close);
-        Ok(())
-    }
-
-    /// `add_norm_fp8_*_2` against `add_norm_*_2` in f32, whose other checks are `cuda_check`'s: the
-    /// stream to its last digits, the norm to half a step.
+    /// `add_norm_*_2` of e4m3 against that in f32, whose other checks are `cuda_check`'s: the
+    /// stream to the bit, the norm to half a step.
     fn norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [
             (1, 16),
@@ -549,29 +583,26 @@ impl Fp8Checks<'_> {
                 let exact = add_norm(exact_stream, addend, &by, CudaDtype::F32)?.to_host()?;
                 let got = add_norm(stream, addend, &by, CudaDtype::E4m3)?;
                 let kind = if is_rms { "rms" } else { "layer" };
-                let name = format!("add_norm_fp8 {rows} x {cols} {kind}");
+                let name = format!("add_norm of e4m3 {rows} x {cols} {kind}");
                 let (before, after) = (streams[0].to_host()?, streams[1].to_host()?);
                 let picked: Vec<usize> = (0..rows).collect();
                 let of = Compared { name: format!("{name}, stream"), picked: &picked, cols };
                 let at = |x: &[f32], r: usize, c: usize| x[r * cols + c];
-                // Two compilations of one source may contract products differently.
-                let near = |a: f32, b: f32| (a - b).abs() <= 1e-6 * (1.0 + b.abs());
-                self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), near);
+                self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), |a, b| a == b);
                 self.compare_rounded(&name, &got, &exact)?;
-                self.compare_norms(&name, &got, &exact)?;
             }
         }
         Ok(())
     }
 
-    /// `add_norm_fp8_*_0` and `_1`: plain norms, and learned positions.
+    /// `add_norm_*_0` and `_1` of e4m3: plain norms, and learned positions.
     fn positions_and_plain_norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [(37, 768), (129, 2048), (3, 4096)] {
             let x = self.upload(rows, cols, &numbers(rows * cols, 17))?;
             let by = CudaNorm::layer(self.cuda, 1e-5, &numbers(cols, 18), &numbers(cols, 19))?;
             let exact = norm(&x, &by, CudaDtype::F32)?.to_host()?;
             let got = norm(&x, &by, CudaDtype::E4m3)?;
-            self.compare_rounded(&format!("norm_fp8 {rows} x {cols}"), &got, &exact)?;
+            self.compare_rounded(&format!("norm of e4m3 {rows} x {cols}"), &got, &exact)?;
             let context = 40;
             let table = self.upload(context, cols, &numbers(context * cols, 20))?;
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
@@ -581,7 +612,7 @@ impl Fp8Checks<'_> {
             let exact =
                 add_positions_norm(&x, &exact_sum, learned, &by, CudaDtype::F32)?.to_host()?;
             let got = add_positions_norm(&x, &sum, learned, &by, CudaDtype::E4m3)?;
-            let name = format!("add_positions_norm_fp8 {rows} x {cols}");
+            let name = format!("add_positions_norm of e4m3 {rows} x {cols}");
             let same = exact_sum.to_host()? == sum.to_host()?;
             self.line(&format!("{name}, stream"), same, format!("equal: {same}"));
             self.compare_rounded(&name, &got, &exact)?;
@@ -605,7 +636,7 @@ impl Fp8Checks<'_> {
             let (found, picked) = (got.to_host()?, (0..rows).collect::<Vec<_>>());
             let expected = |r: usize, c: usize| {
                 let x = one(r, c);
-                (x, 1.01 * half_step(x, scales[r].scale) + x.abs() / 256.0)
+                (x, 1.01 * half_step(x, scales[r]) + x.abs() / 256.0)
             };
             let of = Compared { name: name.clone(), picked: &picked, cols: n };
             let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
@@ -616,19 +647,22 @@ impl Fp8Checks<'_> {
             };
             let near = |a: (f32, f32), b: (f32, f32)| a.0 == b.0 || a.0 == b.1;
             let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
-            self.compare(&of, |r, _| (scales[r].scale, 0.0), |r, _| scale(r), near);
+            self.compare(&of, |r, _| (scales[r], 0.0), |r, _| scale(r), near);
         }
         Ok(())
     }
 
     /// Attention's result into the stream: of 768 outputs as bf16, of 2048 rounded to e4m3 first;
-    /// and the MLP's, which is e4m3. Whole numbers: the stream is exact but for bf16's rounding.
+    /// and the MLP's, which is e4m3. Whole numbers: the stream is exact but for bf16's rounding,
+    /// which fused kernels do not have. Results in all dtypes, against the norm of the stream.
     fn residual(&mut self) -> Result<(), CudaError> {
         for (rows, depth, width, is_e4m3) in [
             (37, 768, 768, false),
             (4090, 768, 768, false),
             (129, 2048, 2048, false),
+            (1, 144, 768, true),
             (129, 3072, 768, true),
+            (4090, 3072, 768, true),
             (1, 8192, 2048, true),
         ] {
             if rows * depth * width > self.max_work {
@@ -637,26 +671,47 @@ impl Fp8Checks<'_> {
             let (x, w) = (whole(rows, depth, 22), whole(width, depth, 23));
             let bias: Vec<f32> = (0..width).map(|c| (c % 3) as f32).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, width, &w, Some(&bias))?;
-            let by = CudaNorm::layer(self.cuda, 1e-5, &vec![1.0; width], &vec![0.0; width])?;
+            let (scale, shift) = (numbers(width, 26), numbers(width, 27));
+            let by = CudaNorm::layer(self.cuda, 1e-5, &scale, &shift)?;
             let x_there = match is_e4m3 {
-                true => self.operand(rows, depth, &x)?,
+                true => self.scaled_operand(rows, depth, &x)?,
                 false => self.upload(rows, depth, &x)?.cast(CudaDtype::Bf16)?,
             };
-            let mut stream = CudaTensor::zeros(self.cuda, rows, width, CudaDtype::F32)?;
-            let dtype = CudaDtype::E4m3;
-            let of =
-                CudaLinearResidualNorm { x: &x_there, map: &map, mask: None, norm: &by, dtype };
-            let normed = linear_residual_norm(of, &mut stream)?;
-            let exact = norm(&stream, &by, CudaDtype::F32)?.to_host()?;
-            let (picked, got) = (picked_rows(rows), stream.to_host()?);
+            let picked = picked_rows(rows);
             let sums = product(&x, &w, depth, &picked);
-            let expected =
-                |i: usize, c: usize| bf16::from_f32(sums[i * width + c] as f32).to_f32() + bias[c];
-            let name = format!("residual fp8 {rows} x {depth} -> {width}, e4m3 {is_e4m3}");
-            let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
-            self.compare(&of, |r, c| got[r * width + c], expected, |a, b| a == b);
-            self.compare_rounded(&name, &normed, &exact)?;
+            for dtype in [CudaDtype::E4m3, CudaDtype::Bf16, CudaDtype::F32] {
+                let mut stream = CudaTensor::zeros(self.cuda, rows, width, CudaDtype::F32)?;
+                let of =
+                    CudaLinearResidualNorm { x: &x_there, map: &map, mask: None, norm: &by, dtype };
+                let (is_fused, normed) =
+                    (select_kernel(&of).is_some(), linear_residual_norm(of, &mut stream)?);
+                let exact = norm(&stream, &by, CudaDtype::F32)?.to_host()?;
+                let expected = |i: usize, c: usize| {
+                    let sum = sums[i * width + c] as f32;
+                    bias[c] + if is_fused { sum } else { bf16::from_f32(sum).to_f32() }
+                };
+                let shape = format!("{rows} x {depth} -> {width}");
+                let kind = format!("e4m3 {is_e4m3} to {dtype:?}, fused {is_fused}");
+                let name = format!("residual fp8 {shape}, {kind}");
+                let got = stream.to_host()?;
+                let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
+                self.compare(&of, |r, c| got[r * width + c], expected, |a, b| a == b);
+                if dtype == CudaDtype::E4m3 {
+                    self.compare_rounded(&name, &normed, &exact)?;
+                    continue;
+                }
+                let (got, step) = (normed.to_host()?, 2f32.powi(-8));
+                let tolerance = |x: f32| match dtype {
+                    CudaDtype::Bf16 => step * x.abs() + 1e-5,
+                    _ => 1e-5 * (1.0 + x.abs()),
+                };
+                let of = Compared { name, picked: &picked, cols: width };
+                let should = |i: usize, c: usize| exact[picked[i] * width + c];
+                let close = |a: f32, b: f32| (a - b).abs() <= tolerance(b);
+                self.compare(&of, |r, c| got[r * width + c], should, close);
+            }
         }
+        self.fused_dropout()?;
         // A table of an fp8 device is read as bf16.
         let table = numbers(64 * 48, 24);
         let map = CudaLinear::from_output_major(self.cuda, 48, 64, &table, None)?;
@@ -665,6 +720,56 @@ impl Fp8Checks<'_> {
         let expected = [63, 0, 7].map(|t| &table[t * 48..(t + 1) * 48]).concat();
         let same = got.iter().zip(&expected).all(|(a, b)| *a == bf16::from_f32(*b).to_f32());
         self.line("lookup on an fp8 device", same, "rows of bf16".to_owned());
+        Ok(())
+    }
+
+    /// Dropout in the fused kernels against a product in f32 and `add_norm`, into a stream that is
+    /// not empty, with either norm.
+    fn fused_dropout(&mut self) -> Result<(), CudaError> {
+        let width = 768;
+        for (rows, depth, is_e4m3, is_rms) in [
+            (129, 768, false, false),
+            (4090, 768, false, false),
+            (129, 1024, true, false),
+            (4090, 3072, true, true),
+        ] {
+            if rows * depth * width > self.max_work {
+                continue;
+            }
+            let (x, w) = (whole(rows, depth, 28), whole(width, depth, 29));
+            let bias: Vec<f32> = (0..width).map(|c| (c % 3) as f32).collect();
+            let map = CudaLinear::from_output_major(self.cuda, depth, width, &w, Some(&bias))?;
+            let by = match is_rms {
+                true => CudaNorm::rms(self.cuda, 1e-6, &numbers(width, 26))?,
+                false => {
+                    CudaNorm::layer(self.cuda, 1e-5, &numbers(width, 26), &numbers(width, 27))?
+                }
+            };
+            let bf16 = self.upload(rows, depth, &x)?.cast(CudaDtype::Bf16)?;
+            let operand = is_e4m3.then(|| self.scaled_operand(rows, depth, &x)).transpose()?;
+            let perturbed = CudaPerturbedRows::new(self.cuda, &dropout_rows(rows))?;
+            let mask =
+                Some(CudaDropoutMask::Sampled { layer: 5, site: Site::MlpOut, rows: &perturbed });
+            let start = numbers(rows * width, 30);
+            let mut streams =
+                [self.upload(rows, width, &start)?, self.upload(rows, width, &start)?];
+            let [exact_stream, stream] = &mut streams;
+            let y = matmul(&bf16, &map, CudaDtype::F32)?;
+            let addend = ResidualAddend { y: &y, bias: map.padded_bias(), mask };
+            let exact = add_norm(exact_stream, addend, &by, CudaDtype::F32)?.to_host()?;
+            let (x, dtype) = (operand.as_ref().unwrap_or(&bf16), CudaDtype::E4m3);
+            let of = CudaLinearResidualNorm { x, map: &map, mask, norm: &by, dtype };
+            let Some(kernel) = select_kernel(&of) else { continue };
+            let got = linear_residual_norm(of, stream)?;
+            let name = format!("{kernel} {rows} x {depth} with dropout, rms {is_rms}");
+            let (before, after) = (streams[0].to_host()?, streams[1].to_host()?);
+            let picked: Vec<usize> = (0..rows).collect();
+            let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
+            let at = |x: &[f32], r: usize, c: usize| x[r * width + c];
+            let near = |a: f32, b: f32| (a - b).abs() <= 1e-6 * (1.0 + b.abs());
+            self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), near);
+            self.compare_rounded(&name, &got, &exact)?;
+        }
         Ok(())
     }
 }

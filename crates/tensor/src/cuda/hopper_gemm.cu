@@ -1,7 +1,7 @@
 // A GEMM for many rows on Hopper with a fused epilogue: bias and GELU, the write of keys and values
 // to their slots, or a reduction of logits to maxima and sums of exponentials. Empty for other
-// architectures. Operands are bf16 or, if E4M3 is defined, e4m3 with a scale for each row of x and
-// for each output (fp8.cuh).
+// architectures. Operands are bf16 or, if E4M3 is defined, e4m3 (fp8.cuh): weights with one scale,
+// rows of x with one for all or one for each.
 //
 // Persistent, warp-specialised, ping-pong: a CTA computes tiles of 128 rows by 192 outputs, one
 // after another. The producer, a thread of the third warpgroup, loads 128 bytes of rows and
@@ -17,21 +17,7 @@
 // tile and stage, at about 7 TB/s); then shared memory (832 cycles for 64 KB read by the tensor
 // cores and 40 KB written), then the tensor cores (768).
 
-#define ROWS 128
-#define OUTPUTS 192
 #define STAGES 4
-#define CLUSTER 2
-#define CTA_OUTPUTS (OUTPUTS / CLUSTER)  // outputs whose weights a CTA loads
-#define DEPTH_BYTES 128                  // of a row in a stage: what is swizzled together
-#define X_BYTES (ROWS * DEPTH_BYTES)
-#define STAGE_BYTES (X_BYTES + OUTPUTS * DEPTH_BYTES)  // x, then weights
-#ifdef E4M3
-#define DEPTH 128
-#define WGMMA wgmma_m64n192k32_e4m3
-#else
-#define DEPTH 64
-#define WGMMA wgmma_m64n192k16
-#endif
 #define NO_INDEX 0xffffffffu
 #define LOG2_E 1.4426950409f
 
@@ -39,8 +25,6 @@
 // in different banks.
 #define ROW_BYTES (OUTPUTS * 2 + 16)
 #define WARP_BYTES (16 * ROW_BYTES)
-// The same of e4m3.
-#define ROW_BYTES_E4M3 (OUTPUTS + 16)
 
 // EPILOGUE is one of these. It and the name of the KERNEL come from module.rs, which compiles this
 // file for each.
@@ -62,15 +46,11 @@ struct __align__(128) GemmParams {
     u8 *keys, *values;
     const u32* slot_of;
     u64 slots, dim, kv_heads, queries;
-#ifdef E4M3
-    const RowScale *x_scales, *weight_scales;  // (rows), (>= outputs)
-    // GELU: `out` is (rows, outputs) of e4m3, these are its scales (rows). No result is larger than
-    // the norm of its row of x times `max_norm`, and `max_bias`.
-    RowScale* out_scales;
-    float max_norm, max_bias;
-#else
-    u64 unused[4];
-#endif
+    // E4M3: sums of codes' products times `by`, and times their row's scale, are results.
+    const float* x_scales;  // (rows); none: `by` has the scale of all rows
+    float by;
+    float half_inverse;  // GELU: `out` is e4m3, this is half of 1 / its scale
+    u64 unused[2];
 };
 
 static_assert(sizeof(GemmParams) == 48 * 8, "as in hopper_gemm.rs");
@@ -132,6 +112,23 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
     const u32 tile = TileScheduler::first(), sharers = tiles.row_blocks;
     for (u32 step = tile % sharers; tile < tiles.count && step < tiles.steps; step += sharers)
         tma_prefetch(params.weights, step * DEPTH, tiles.column(tile) + share);
+    auto load_weights = [&](u32 stage, u32 column, u32 step) {
+        const u32 to = smem.stages + stage * STAGE_BYTES + X_BYTES + share * DEPTH_BYTES,
+                  barrier = smem.full + 8 * stage;
+        mbarrier_expect_tx(barrier, STAGE_BYTES);
+        tma_load_multicast((1 << CLUSTER) - 1, to, params.weights, step * DEPTH, column, barrier);
+    };
+#ifdef E4M3
+    // Such weights are never trained: the first stages have theirs before the kernel before ends.
+#pragma unroll 1
+    for (u32 s = 0; tile < tiles.count && s < min(tiles.steps, STAGES); s++)
+        load_weights(s, tiles.column(tile) + share, s);
+    auto has_weights = [](u32 tile, u32 step) {
+        return tile == TileScheduler::first() && step < STAGES;
+    };
+#else
+    auto has_weights = [](u32, u32) { return false; };
+#endif
     griddep_wait();
     griddep_launch();
     RingState ring = {0, 0};
@@ -139,13 +136,12 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
         const u32 row = tiles.row(tile), column = tiles.column(tile) + share;
 #pragma unroll 1  // the producer has few registers
         for (u32 step = 0; step < tiles.steps; step++) {
-            const u32 to = smem.stages + ring.stage * STAGE_BYTES,
-                      barrier = smem.full + 8 * ring.stage;
-            mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
-            mbarrier_expect_tx(barrier, STAGE_BYTES);
-            tma_load(to, params.x, step * DEPTH, row, barrier);
-            tma_load_multicast((1 << CLUSTER) - 1, to + X_BYTES + share * DEPTH_BYTES,
-                               params.weights, step * DEPTH, column, barrier);
+            if (!has_weights(tile, step)) {
+                mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
+                load_weights(ring.stage, column, step);
+            }
+            tma_load(smem.stages + ring.stage * STAGE_BYTES, params.x, step * DEPTH, row,
+                     smem.full + 8 * ring.stage);
             ring.advance();
         }
     }
@@ -207,71 +203,33 @@ __device__ __forceinline__ float gelu_tanh_approx(float x) {
 }
 
 #ifdef E4M3
-// What turns sums of codes' products into results: of two outputs, and of a row.
-//
-// GELU computes in f16x2, and so these fields hold the bits of two f16: the first of `biases` both
-// biases, `by` the row's scale twice, `of_results` half of 1 / the scale of the row's results
-// twice. There the outputs' scales are divided by GELU_SCALE and the rows' multiplied by it, so
-// that sums times an output's scale are within f16's range (fits_f16 in hopper_gemm.rs).
-struct __align__(16) PairTerms {
-    float scales[2], biases[2];
-};
-struct RowTerms {
-    float by;          // the row's scale
-    float of_results;  // of GELU alone
-};
+// What turns sums of codes' products into results.
 struct TileTerms {
-    PairTerms pairs[OUTPUTS / 2];
-    RowTerms rows[2][16];  // of a warp, of each half
+    float biases[OUTPUTS];
+    float by[2][16];  // of a warp's rows, of each half
 };
-#define GELU_SCALE 256.0f
 static_assert(sizeof(TileTerms) + 16 * ROW_BYTES_E4M3 <= WARP_BYTES, "before codes to be stored");
 
-// The scale of a row of GELU's results, which the first outputs' tile writes: one that holds
-// whatever they are, since a row's largest one is known to no CTA. The norms are those before
-// rounding to e4m3, which adds at most a sixteenth to each. Returns 1 / the scale.
-__device__ __forceinline__ float result_inverse(const GemmParams& params, u32 at, u32 column,
-                                                float norm) {
-    // 1 / the least scale is within f16's range.
-    const float bound = fmaxf(fmaf(1.13f * norm, params.max_norm, params.max_bias), 0.01f);
-    const float scale = e4m3_scale(bound);
-    if (column == 0 && at < (u32)params.rows) params.out_scales[at] = {scale, 0.0f};
-    return e4m3_inverse(scale);
-}
-
 // Puts the terms of a warp's tile into its staging memory, before the product: after it they would
-// have to come from the L2 cache a few at a time, as accumulators leave few registers.
+// have to come from the L2 cache a few at a time, as accumulators leave few registers. Weights of
+// e4m3 are never trained, so that nothing but scales of rows may come from the kernel before.
 __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u32 column,
                                             TileTerms& terms) {
     const u32 lane = threadIdx.x % 32;
     __syncwarp();  // the results of the tile before have left
+    if (EPILOGUE != ARGMAX) {
 #pragma unroll
-    for (u32 i = 0; i < OUTPUTS / 64; i++) {
-        const u32 pair = lane + 32 * i;
-        PairTerms out = {};
-#pragma unroll
-        for (u32 e = 0; e < 2; e++) {
-            const u32 at = column + 2 * pair + e;
-            if (at >= (u32)params.outputs) continue;
-            out.scales[e] = params.weight_scales[at].scale;
-            if (params.bias) out.biases[e] = params.bias[at];
-        }
-        if (EPILOGUE == GELU) {
-            out.biases[0] = __uint_as_float(pack_f16(out.biases[0], out.biases[1]));
-#pragma unroll
-            for (u32 e = 0; e < 2; e++) out.scales[e] *= 1.0f / GELU_SCALE;
-        }
-        terms.pairs[pair] = out;
+        for (u32 c = lane; c < OUTPUTS; c += 32)
+            terms.biases[c] =
+                params.bias && column + c < (u32)params.outputs ? params.bias[column + c] : 0.0f;
     }
-    const u32 at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
-    const RowScale x = at < (u32)params.rows ? params.x_scales[at] : RowScale{0.0f, 0.0f};
-    RowTerms out = {x.scale, 0.0f};
-    if (EPILOGUE == GELU) {
-        const float by = fminf(GELU_SCALE * x.scale, 65504.0f),
-                    half = 0.5f * result_inverse(params, at, column, x.norm);
-        out = {__uint_as_float(pack_f16(by, by)), __uint_as_float(pack_f16(half, half))};
+    float by = params.by;
+    if (params.x_scales) {
+        griddep_wait();
+        const u32 at = row + lane / 16 * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+        by *= at < (u32)params.rows ? params.x_scales[at] : 0.0f;
     }
-    terms.rows[lane / 16][lane % 16] = out;
+    terms.by[lane / 16][lane % 16] = by;
     __syncwarp();
 }
 
@@ -280,64 +238,17 @@ __device__ __forceinline__ void scale_tile(float (&d)[2][96], const TileTerms& t
     const u32 lane = threadIdx.x % 32;
     float by[2][2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int w = 0; w < 2; w++) by[h][w] = terms.rows[h][8 * w + lane / 4].by;
-    }
+    for (int i = 0; i < 4; i++) by[i / 2][i % 2] = terms.by[i / 2][i % 2 * 8 + lane / 4];
 #pragma unroll
     for (int j = 0; j < 24; j++) {
-        const PairTerms pair = terms.pairs[4 * j + lane % 4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int w = 0; w < 2; w++) {
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float& x = d[h][4 * j + 2 * w + e];
-                    x = fmaf(x, by[h][w] * pair.scales[e], pair.biases[e]);
-                }
-            }
-        }
-    }
-}
-
-// Sums of codes' products become logits but for their rows' scales.
-__device__ __forceinline__ void scale_outputs(float (&d)[2][96], const TileTerms& terms) {
-#pragma unroll
-    for (int j = 0; j < 24; j++) {
-        const PairTerms pair = terms.pairs[4 * j + threadIdx.x % 4];
+        const float2 bias = ((const float2*)terms.biases)[4 * j + lane % 4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            d[0][4 * j + i] *= pair.scales[i % 2];
-            d[1][4 * j + i] *= pair.scales[i % 2];
+            float* x = &d[i / 2][4 * j + 2 * (i % 2)];
+            x[0] = fmaf(x[0], by[i / 2][i % 2], bias.x);
+            x[1] = fmaf(x[1], by[i / 2][i % 2], bias.y);
         }
     }
-}
-
-// Puts the codes of a warp's 16 rows of a half of a tile into shared memory: `pair(i)` are those of
-// results 2 i and 2 i + 1 of the thread. Of sixteen columns a thread has two in each half, and what
-// stmatrix stores next to each other are these: staged_codes puts them in order.
-template <typename Pair>
-__device__ __forceinline__ void stage_codes(u8* staging, Pair pair) {
-    const u32 lane = threadIdx.x % 32,
-              to = smem_addr(staging) + lane % 16 * ROW_BYTES_E4M3 + lane / 16 * 16;
-#pragma unroll
-    for (int c = 0; c < OUTPUTS / 16; c += 2) {
-        u32 words[4];
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const int i = 4 * (c + m / 2) + m % 2;
-            words[m] = (u32)pair(i) | (u32)pair(i + 2) << 16;
-        }
-        stmatrix_x4(to + 16 * c, words[0], words[1], words[2], words[3]);
-    }
-}
-
-// Sixteen codes of a row from what stage_codes stored.
-__device__ __forceinline__ uint4 staged_codes(const u8* at) {
-    const uint4 x = *(const uint4*)at;
-    return make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
-                      __byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632));
 }
 
 // GELU of two numbers (f16x2) as codes. In f16, of which e4m3 keeps four bits of eleven: beside the
@@ -349,28 +260,21 @@ __device__ __forceinline__ u16 gelu_codes(u32 x, u32 half_inverse) {
     return e4m3_from_f16(fma_f16x2(half, tanh_f16x2(u), half));
 }
 
-// Stores a tile of GELU's results as codes: each warp its 16 rows of a half through shared memory,
-// so that twelve lanes write the 192 bytes of a row. First all results become f16, which halves the
-// registers and so lets many of them be in flight.
+// Stores a tile of GELU's results as codes: each warp its 16 rows of a half through shared memory.
+// First all results become f16, whose range they are within (fp8.rs), which halves the registers
+// and so lets many of them be in flight.
 __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const float (&d)[2][96],
                                                  u32 row, u32 column, const TileTerms& terms) {
-    const u32 lane = threadIdx.x % 32;
-    u32 x[2][48], by[2][2], half_inverse[2][2];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const RowTerms of = terms.rows[i / 2][i % 2 * 8 + lane / 4];
-        by[i / 2][i % 2] = __float_as_uint(of.by);
-        half_inverse[i / 2][i % 2] = __float_as_uint(of.of_results);
-    }
+    const u32 half_inverse = pack_f16(params.half_inverse, params.half_inverse);
+    u32 x[2][48];
 #pragma unroll
     for (int j = 0; j < 24; j++) {
-        const PairTerms pair = terms.pairs[4 * j + lane % 4];
+        const float2 bias = ((const float2*)terms.biases)[4 * j + threadIdx.x % 4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float* sums = &d[i / 2][4 * j + 2 * (i % 2)];
-            x[i / 2][2 * j + i % 2] =
-                fma_f16x2(pack_f16(sums[0] * pair.scales[0], sums[1] * pair.scales[1]),
-                          by[i / 2][i % 2], __float_as_uint(pair.biases[0]));
+            x[i / 2][2 * j + i % 2] = pack_f16(fmaf(sums[0], params.by, bias.x),
+                                               fmaf(sums[1], params.by, bias.y));
         }
     }
     u8* codes = (u8*)(&terms + 1);
@@ -378,16 +282,13 @@ __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         __syncwarp();
-        stage_codes(codes, [&](int i) { return gelu_codes(x[h][i], half_inverse[h][i % 2]); });
+        stage_codes(codes, [&](int i) { return gelu_codes(x[h][i], half_inverse); });
         __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 6; i++) {
-            const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16,
-                      at = row + 64 * h + r;
-            const uint4 some = staged_codes(codes + r * ROW_BYTES_E4M3 + c);
+        for_staged_codes(codes, [&](u32 r, u32 c, uint4 some) {
+            const u32 at = row + 64 * h + r;
             if (at < (u32)params.rows && column + c < (u32)params.outputs)
                 *(uint4*)((u8*)params.out + (u64)at * params.outputs + column + c) = some;
-        }
+        });
     }
 }
 #endif
@@ -430,22 +331,18 @@ __device__ __forceinline__ u32 lane_slot(const GemmParams& params, u32 row) {
 // Stores a tile's keys and values as codes: each warp its 16 rows of a half through shared memory.
 __device__ __forceinline__ void store_kv_codes(const GemmParams& params, const float (&d)[2][96],
                                                u32 column, u8* staging, u32 slot) {
-    const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         __syncwarp();
         stage_codes(staging, [&](int i) { return pack_e4m3(d[h][2 * i], d[h][2 * i + 1]); });
         __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 6; i++) {
-            const u32 r = (lane + 32 * i) / 12, c = (lane + 32 * i) % 12 * 16, first = column + c,
-                      to = __shfl_sync(FULL_MASK, slot, 16 * h + r);
+        for_staged_codes(staging, [&](u32 r, u32 c, uint4 some) {
+            const u32 first = column + c, to = __shfl_sync(FULL_MASK, slot, 16 * h + r);
             if (to == NO_SLOT || first < (u32)params.queries || first >= (u32)params.outputs)
-                continue;
+                return;
             const Destination at = destination(params, first);
-            *(uint4*)(at.base + (u64)to * at.stride) =
-                staged_codes(staging + r * ROW_BYTES_E4M3 + c);
-        }
+            *(uint4*)(at.base + (u64)to * at.stride) = some;
+        });
     }
 }
 #endif
@@ -518,8 +415,8 @@ __device__ __forceinline__ void find_indices(u32 (&at)[2][2], const float (&d)[2
 }
 
 // Reduces a tile: each row to its largest logit, the sum of exponentials relative to it and its
-// index. All four rows of a thread at once, as one row's steps wait for each other. Of e4m3 the
-// columns are scaled and the rows are not.
+// index. All four rows of a thread at once, as one row's steps wait for each other. Of e4m3, d has
+// sums of codes' products, which the rows' factors make logits.
 __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)[2][96], u32 row,
                                             u32 column, const u8* staging) {
     const u32 lane = threadIdx.x % 32, rows = (u32)params.rows, outputs = (u32)params.outputs,
@@ -548,7 +445,7 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
             top[h][w] = largest_of_row(top[h][w]);
             by[h][w] = 1.0f;
 #ifdef E4M3
-            by[h][w] = terms.rows[h][8 * w + lane / 4].by;
+            by[h][w] = terms.by[h][8 * w + lane / 4];
 #endif
             // -inf - -inf would be NaN. A NaN logit makes the sum NaN, as it should.
             base2[h][w] = by[h][w] * LOG2_E;
@@ -599,7 +496,9 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         ring.advance_by(tiles.steps);
         tile += TileScheduler::stride();
     }
+#ifndef E4M3
     griddep_wait();
+#endif
     for (; tile < tiles.count; tile += 2 * TileScheduler::stride()) {
         float d[2][96];
 #ifdef E4M3
@@ -607,6 +506,7 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         stage_terms(params, tiles.row(tile), tiles.column(tile), terms);
 #pragma unroll
         for (int i = 0; i < 96; i++) d[0][i] = d[1][i] = 0.0f;
+        griddep_wait();  // after the first tile it does nothing
 #else
         init_from_bias(params, d, tiles.column(tile));
 #endif
@@ -621,8 +521,7 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
             store_gelu_codes(params, d, tiles.row(tile), tiles.column(tile), terms);
             continue;
         }
-        if (EPILOGUE == ARGMAX) scale_outputs(d, terms);
-        else scale_tile(d, terms);
+        if (EPILOGUE != ARGMAX) scale_tile(d, terms);
         if (EPILOGUE == QKV && tiles.column(tile) + OUTPUTS > (u32)params.queries)
             store_kv_codes(params, d, tiles.column(tile), staging, slot);
         if (EPILOGUE == QKV && tiles.column(tile) >= (u32)params.queries) continue;

@@ -28,13 +28,10 @@ const STAGES: usize = 4;
 const STAGE_BYTES: usize = DEPTH_BYTES * (TILE_ROWS + TILE_OUTPUTS);
 const WARP_BYTES: usize = 16 * (TILE_OUTPUTS * 2 + 16);
 const WARPS: usize = 8;
-const GELU_SCALE: f32 = 256.0;
-/// The largest finite f16.
-const F16_MAX: f32 = 65504.0;
 const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
-const FP8_WORDS: usize = 4; // the last of them
+const FP8_AT: usize = PARAM_WORDS - 4; // those of operands of e4m3
 
 /// Its kernels, of bf16 and of e4m3.
 #[derive(Clone, Copy, Debug)]
@@ -69,13 +66,13 @@ pub(crate) struct QkvDestination<'a> {
     pub(crate) slots: &'a CudaIndices,
 }
 
-/// Whether [`store`] can write the results of a map as this dtype (e4m3: of GELU), and is faster
-/// than cuBLASLt. On a deterministic device it is used for whatever it can do, as are the others,
-/// and so it is for operands of e4m3.
+/// Whether [`store`] can write the results of a map as this dtype (e4m3: of GELU, whose scale is
+/// known), and is faster than cuBLASLt. On a deterministic device it is used for whatever it can
+/// do, as are the others, and so it is for operands of e4m3.
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
     if x.dtype() == CudaDtype::E4m3 {
         let aligned = match dtype {
-            CudaDtype::E4m3 => map.outputs().is_multiple_of(E4M3_GROUP) && fits_f16(map),
+            CudaDtype::E4m3 => map.outputs().is_multiple_of(E4M3_GROUP),
             CudaDtype::Bf16 => map.outputs().is_multiple_of(8),
             CudaDtype::F32 => false,
         };
@@ -85,14 +82,6 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
         && map.outputs().is_multiple_of(8)
         && is_supported(x, map)
         && (x.cuda().is_deterministic() || is_wide(x, map) && fills_waves(x, map))
-}
-
-/// Whether the sums of codes' products, times the outputs' scales and divided by [`GELU_SCALE`],
-/// are within f16's range whatever the rows are: a code is at most 448, and a sum at most the
-/// product of both norms (Cauchy and Schwarz), which rounding may raise.
-fn fits_f16(map: &CudaLinear) -> bool {
-    let largest_row_norm = 448.0 * (map.inputs() as f32).sqrt();
-    map.fp8().is_some_and(|w| 1.13 * largest_row_norm * w.max_norm / GELU_SCALE < F16_MAX)
 }
 
 /// Whether [`store_qkv`] can write keys and values to such a store, and is faster than a GEMM and
@@ -160,11 +149,13 @@ pub(crate) fn store(
         "gemm: a result of another shape"
     );
     let bias = bias.map_or(0, DeviceBuffer::pointer);
-    let out_scales = if dtype == CudaDtype::E4m3 { out.scales_pointer() } else { 0 };
-    let scales = fp8_words(x, map, out_scales);
-    // SAFETY: out is (rows, outputs), with a scale for each row if it is e4m3, and the bias at
-    // least as wide as outputs.
-    unsafe { launch(epilogue, x, map, &[bias, out.pointer()], scales) }
+    assert!(
+        dtype != CudaDtype::E4m3 || (x.common_scale().is_some() && out.common_scale().is_some()),
+        "gemm: GELU into e4m3 has one scale for all rows"
+    );
+    let half_inverse = out.common_scale().map_or(0.0, |by| 0.5 * by.inverse());
+    // SAFETY: out is (rows, outputs), and the bias at least as wide as outputs.
+    unsafe { launch(epilogue, x, map, &[bias, out.pointer()], half_inverse) }
 }
 
 /// `x W + b`: queries go to the first columns of out, (rows, outputs) of bf16, whose others are not
@@ -202,7 +193,7 @@ pub(crate) fn store_qkv(
     let shape = [kv.slots(), dim, kv_heads, heads * dim].map(|n| n as u64);
     let rest = [&pointers[..], &shape].concat();
     // SAFETY: as above; slots and the store's shape were checked.
-    unsafe { launch(GemmEpilogue::Qkv, x, map, &rest, fp8_words(x, map, 0)) }
+    unsafe { launch(GemmEpilogue::Qkv, x, map, &rest, 0.0) }
 }
 
 /// Each row's logits, reduced by [`TILE_OUTPUTS`] to 16 bytes: the largest, the sum of exponentials
@@ -210,31 +201,22 @@ pub(crate) fn store_qkv(
 pub(crate) fn logit_partials(x: &CudaTensor, map: &CudaLinear) -> Result<DeviceBuffer, CudaError> {
     let tiles = map.outputs().div_ceil(TILE_OUTPUTS);
     let partials = DeviceBuffer::new(x.cuda(), x.rows() * tiles * 16)?;
-    let scales = fp8_words(x, map, 0);
     // SAFETY: there is room for every row's tiles.
-    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer()], scales) }?;
+    unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer()], 0.0) }?;
     Ok(partials)
 }
 
-/// The last words of `GemmParams`: the scales of e4m3 operands and of the result.
-fn fp8_words(x: &CudaTensor, map: &CudaLinear, out_scales: u64) -> [u64; FP8_WORDS] {
-    let Some(weights) = map.fp8().filter(|_| x.dtype() == CudaDtype::E4m3) else {
-        return [0; FP8_WORDS];
-    };
-    let bounds = [weights.max_norm, weights.max_bias].map(|x| u64::from(x.to_bits()));
-    let (x_scales, weight_scales) = (x.scales_pointer(), weights.matrix.scales_pointer());
-    [x_scales, weight_scales, out_scales, bounds[0] | bounds[1] << 32]
-}
-
+/// `half_inverse` is half of 1 / the scale of a result of e4m3.
+///
 /// # Safety
 /// `rest` must be what `GemmParams` of hopper_gemm.cu has after its shape, and its pointers must
-/// reach as far as the kernel goes; `scales` are those of [`fp8_words`].
+/// reach as far as the kernel goes.
 unsafe fn launch(
     epilogue: GemmEpilogue,
     x: &CudaTensor,
     map: &CudaLinear,
     rest: &[u64],
-    scales: [u64; FP8_WORDS],
+    half_inverse: f32,
 ) -> Result<(), CudaError> {
     let (cols, inputs) = (x.cols(), map.inputs());
     assert_eq!(cols, inputs, "gemm: rows of {cols} into a map of {inputs}");
@@ -249,7 +231,11 @@ unsafe fn launch(
     let mut arguments = [0u64; PARAM_WORDS];
     let words = tensor_maps.iter().flatten().chain(&shape).chain(rest);
     arguments.iter_mut().zip(words).for_each(|(to, &word)| *to = word);
-    arguments[PARAM_WORDS - FP8_WORDS..].copy_from_slice(&scales);
+    if let Some(weights) = e4m3 {
+        let (x_scales, x_scale) = x.scales();
+        let factors = [x_scale * weights.scale.scale, half_inverse].map(|x| u64::from(x.to_bits()));
+        arguments[FP8_AT..FP8_AT + 2].copy_from_slice(&[x_scales, factors[0] | factors[1] << 32]);
+    }
     let config = LaunchConfig {
         blocks: (x.cuda().sm_count()? / CLUSTER * CLUSTER, 1, 1),
         threads: THREADS,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 use cudarc::driver::result as driver;
 
 use super::context::{LaunchConfig, int, kernel_args};
@@ -53,14 +53,21 @@ impl CudaDtype {
 /// Elements of e4m3 that are 16 bytes.
 pub(crate) const E4M3_GROUP: usize = 16;
 
-/// As in fp8.cuh: the scale of a row of e4m3, and its norm before rounding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RowScale {
-    /// Times a code's number it is the element.
+/// The one scale of rows of e4m3 that are written without knowing all of a row, and what is known
+/// of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CommonScale {
+    /// A power of two; times a code's number it is the element.
     pub(crate) scale: f32,
-    /// The root of the sum of squares; 0 where nothing reads it.
-    pub(crate) norm: f32,
+    /// No row's norm, the root of its sum of squares before rounding, is larger.
+    pub(crate) max_norm: f32,
+}
+
+impl CommonScale {
+    /// 1 / the scale, exactly.
+    pub(crate) fn inverse(self) -> f32 {
+        1.0 / self.scale
+    }
 }
 
 /// The code of prelude.cuh for no tensor.
@@ -282,7 +289,8 @@ pub(crate) struct CudaTensor {
     cols: usize,
     stride: usize, // elements from one row to the next
     dtype: CudaDtype,
-    buffer: DeviceBuffer, // (rows, stride); of e4m3 then (rows) of `RowScale`
+    common_scale: Option<CommonScale>, // of e4m3; none: each row has a scale
+    buffer: DeviceBuffer, // (rows, stride); of e4m3 with a scale for each row then (rows) of f32
 }
 
 impl CudaTensor {
@@ -306,14 +314,32 @@ impl CudaTensor {
         dtype: CudaDtype,
     ) -> Result<Self, CudaError> {
         assert_eq!(dtype, dtype.of_rows(stride), "e4m3: rows of {stride} are no whole groups");
-        let scale = if dtype == CudaDtype::E4m3 { size_of::<RowScale>() } else { 0 };
-        let bytes = |rows: usize| rows * (stride * dtype.size() + scale);
-        let buffer = DeviceBuffer::with_capacity(
-            cuda,
-            bytes(rows),
-            bytes(rows.next_multiple_of(ROW_GROUP)),
-        )?;
-        Ok(Self { rows, cols, stride, dtype, buffer })
+        let scale = if dtype == CudaDtype::E4m3 { size_of::<f32>() } else { 0 };
+        let buffer = Self::buffer_of_rows(cuda, rows, stride * dtype.size() + scale)?;
+        Ok(Self { rows, cols, stride, dtype, common_scale: None, buffer })
+    }
+
+    /// A matrix of e4m3 whose rows have one scale, with unspecified contents; all of it must be
+    /// written.
+    pub(crate) fn uninit_scaled(
+        cuda: &CudaDevice,
+        rows: usize,
+        cols: usize,
+        by: CommonScale,
+    ) -> Result<Self, CudaError> {
+        let (dtype, common_scale) = (CudaDtype::E4m3, Some(by));
+        assert_eq!(dtype, dtype.of_rows(cols), "e4m3: rows of {cols} are no whole groups");
+        let buffer = Self::buffer_of_rows(cuda, rows, cols)?;
+        Ok(Self { rows, cols, stride: cols, dtype, common_scale, buffer })
+    }
+
+    fn buffer_of_rows(
+        cuda: &CudaDevice,
+        rows: usize,
+        row_bytes: usize,
+    ) -> Result<DeviceBuffer, CudaError> {
+        let capacity = rows.next_multiple_of(ROW_GROUP) * row_bytes;
+        DeviceBuffer::with_capacity(cuda, rows * row_bytes, capacity)
     }
 
     /// A matrix of zeros.
@@ -341,6 +367,7 @@ impl CudaTensor {
             cols,
             stride: cols,
             dtype: CudaDtype::F32,
+            common_scale: None,
             buffer: DeviceBuffer::upload(cuda, values)?,
         })
     }
@@ -351,7 +378,7 @@ impl CudaTensor {
         cuda: &CudaDevice,
         cols: usize,
         codes: &[u8],
-        scales: &[RowScale],
+        scales: &[f32],
     ) -> Result<Self, CudaError> {
         let rows = scales.len();
         assert_eq!(codes.len(), rows * cols, "a {rows} x {cols} matrix has that many codes");
@@ -384,8 +411,7 @@ impl CudaTensor {
             }
             CudaDtype::E4m3 => {
                 let (codes, scales) = self.codes_to_host()?;
-                let scale = |i: usize| scales[i / self.stride].scale;
-                let element = |(i, code)| e4m3::to_f32(code) * scale(i);
+                let element = |(i, code)| e4m3::to_f32(code) * scales[i / self.stride];
                 codes.into_iter().enumerate().map(element).collect()
             }
         };
@@ -395,18 +421,16 @@ impl CudaTensor {
         })
     }
 
-    /// The codes of e4m3, (rows, stride), and the scales, once everything queued so far is done.
-    pub(crate) fn codes_to_host(&self) -> Result<(Vec<u8>, Vec<RowScale>), CudaError> {
+    /// The codes of e4m3, (rows, stride), and each row's scale, once everything queued so far is
+    /// done.
+    pub(crate) fn codes_to_host(&self) -> Result<(Vec<u8>, Vec<f32>), CudaError> {
         let mut codes = vec![0; self.rows * self.stride];
         self.buffer.download(0, &mut codes)?;
-        Ok((codes, self.scales_to_host()?))
-    }
-
-    /// The scales of e4m3.
-    pub(crate) fn scales_to_host(&self) -> Result<Vec<RowScale>, CudaError> {
-        let mut scales = vec![RowScale::default(); self.rows];
-        self.buffer.download(self.scales_offset(), &mut scales)?;
-        Ok(scales)
+        let mut scales = vec![self.common_scale.map_or(0.0, |by| by.scale); self.rows];
+        if self.common_scale.is_none() {
+            self.buffer.download(self.scales_offset(), &mut scales)?;
+        }
+        Ok((codes, scales))
     }
 
     /// The elements as another dtype.
@@ -432,7 +456,11 @@ impl CudaTensor {
 
     /// A matrix of the same shape and dtype with unspecified contents; all of it must be written.
     pub(crate) fn uninit_like(&self) -> Result<Self, CudaError> {
-        Self::uninit_strided(self.cuda(), self.rows, self.cols, self.stride, self.dtype)
+        let (cuda, rows, cols) = (self.cuda(), self.rows, self.cols);
+        match self.common_scale {
+            Some(by) => Self::uninit_scaled(cuda, rows, cols, by),
+            None => Self::uninit_strided(cuda, rows, cols, self.stride, self.dtype),
+        }
     }
 
     /// A copy in new memory.
@@ -459,17 +487,32 @@ impl CudaTensor {
         self.buffer().pointer
     }
 
+    /// The scale of all rows of e4m3, if they have one.
+    pub(crate) fn common_scale(&self) -> Option<CommonScale> {
+        self.common_scale
+    }
+
+    /// The scales of e4m3 as kernels read them: the address of one for each row, or null, and a
+    /// factor of all rows.
+    pub(crate) fn scales(&self) -> (u64, f32) {
+        self.common_scale.map_or_else(|| (self.scales_pointer(), 1.0), |by| (0, by.scale))
+    }
+
     /// The address of the scales of its rows.
     ///
     /// # Panics
-    /// If it is not e4m3.
+    /// If it is not e4m3 with a scale for each row.
     pub(crate) fn scales_pointer(&self) -> u64 {
         self.buffer.pointer + self.scales_offset() as u64
     }
 
     /// Bytes before the scales: rows of e4m3 are whole groups, so that scales are aligned.
     fn scales_offset(&self) -> usize {
-        assert_eq!(self.dtype, CudaDtype::E4m3, "rows of another dtype have no scales");
+        assert_eq!(
+            (self.dtype, self.common_scale),
+            (CudaDtype::E4m3, None),
+            "these rows have no scale each"
+        );
         self.rows * self.stride
     }
 

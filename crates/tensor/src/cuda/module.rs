@@ -20,7 +20,18 @@ use super::CudaError;
 const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
 const FP8: &str = include_str!("fp8.cuh");
-const HOPPER: &str = include_str!("hopper.cuh");
+
+/// The headers of kernels with Hopper's tiles: of operands of bf16, and of e4m3.
+macro_rules! tile_headers {
+    ($define:literal) => {
+        concat!(
+            $define,
+            include_str!("fp8.cuh"),
+            include_str!("hopper.cuh"),
+            include_str!("hopper_tile.cuh")
+        )
+    };
+}
 
 /// Kernels whose dynamic shared memory may exceed the default limit of 48 KB.
 pub(crate) const OPT_IN_SHARED: &[&str] = &[
@@ -45,6 +56,7 @@ pub(crate) const FP8_OPT_IN_SHARED: &[&str] = &[
     "gemm_fp8_gelu",
     "gemm_fp8_qkv",
     "gemm_fp8_store",
+    "residual_fp8_768",
 ];
 
 /// Prefixes of the names of kernels that are launched with programmatic dependent launch (PDL),
@@ -65,6 +77,7 @@ const PDL_KERNELS: &[&str] = &[
     "gemm_",
     "quantize_rows",
     "residual_768",
+    "residual_fp8_768",
     "rope_and_cache_any",
     "rope_and_cache_bf16",
     "rope_and_cache_fp8",
@@ -98,7 +111,7 @@ macro_rules! source {
 macro_rules! gemm_source {
     ($kernel:literal, $epilogue:literal) => {
         source!("hopper_gemm.cu" with concat!(
-            include_str!("hopper.cuh"),
+            tile_headers!(""),
             "#define KERNEL ", $kernel, "\n#define EPILOGUE ", $epilogue, "\n"
         ), $kernel)
     };
@@ -108,9 +121,8 @@ macro_rules! gemm_source {
 macro_rules! fp8_gemm_source {
     ($kernel:literal, $epilogue:literal) => {
         source!("hopper_gemm.cu" with concat!(
-            include_str!("fp8.cuh"),
-            include_str!("hopper.cuh"),
-            "#define E4M3\n#define KERNEL ", $kernel, "\n#define EPILOGUE ", $epilogue, "\n"
+            tile_headers!("#define E4M3\n"),
+            "#define KERNEL ", $kernel, "\n#define EPILOGUE ", $epilogue, "\n"
         ), $kernel)
     };
 }
@@ -130,7 +142,7 @@ const SOURCES: &[KernelSource] = &[
         "attention.cu" with ATTENTION,
         "attention_32",
         "attention_64",
-            "attention_128",
+        "attention_128",
         "attention_any"
     ),
     source!(
@@ -148,7 +160,7 @@ const SOURCES: &[KernelSource] = &[
     source!("dropout.cu", "dropout"),
     source!("noise.cu", "add_noise"),
     source!(
-        "norm.cu",
+        "norm.cu" with FP8,
         "add_norm_1_0",
         "add_norm_1_1",
         "add_norm_1_2",
@@ -168,7 +180,7 @@ const SOURCES: &[KernelSource] = &[
     gemm_source!("gemm_gelu", "GELU"),
     gemm_source!("gemm_qkv", "QKV"),
     gemm_source!("gemm_store", "STORE"),
-    source!("residual.cu" with HOPPER, "residual_768"),
+    source!("residual.cu" with tile_headers!(""), "residual_768"),
     source!(
         "qkv.cu",
         "rope_and_cache_any",
@@ -185,18 +197,6 @@ const SOURCES: &[KernelSource] = &[
 /// What a device of precision fp8 has besides: others neither compile nor load it.
 const FP8_SOURCES: &[KernelSource] = &[
     source!(
-        "norm.cu" with concat!(include_str!("fp8.cuh"), "#define E4M3\n"),
-        "add_norm_fp8_1_0",
-        "add_norm_fp8_1_1",
-        "add_norm_fp8_1_2",
-        "add_norm_fp8_4_0",
-        "add_norm_fp8_4_1",
-        "add_norm_fp8_4_2",
-        "add_norm_fp8_16_0",
-        "add_norm_fp8_16_1",
-        "add_norm_fp8_16_2"
-    ),
-    source!(
         "attention.cu" with concat!(
             include_str!("fp8.cuh"),
             include_str!("attention.cuh"),
@@ -206,7 +206,14 @@ const FP8_SOURCES: &[KernelSource] = &[
         "attention_fp8_64",
         "attention_fp8_128"
     ),
-    source!("fp8.cu" with FP8, "quantize_rows", "dequantize_rows", "swiglu_fp8"),
+    source!(
+        "fp8.cu" with FP8,
+        "quantize_rows",
+        "measure_rows",
+        "quantize",
+        "dequantize_rows",
+        "swiglu_fp8"
+    ),
     source!(
         "qkv.cu" with concat!(include_str!("fp8.cuh"), "#define E4M3\n"),
         "rope_and_cache_fp8"
@@ -215,6 +222,7 @@ const FP8_SOURCES: &[KernelSource] = &[
     fp8_gemm_source!("gemm_fp8_gelu", "GELU"),
     fp8_gemm_source!("gemm_fp8_qkv", "QKV"),
     fp8_gemm_source!("gemm_fp8_store", "STORE"),
+    source!("residual.cu" with tile_headers!("#define E4M3\n"), "residual_fp8_768"),
 ];
 
 /// All kernels, loaded into the current context and living as long as it does, each with whether it

@@ -6,8 +6,9 @@
 // flight at once. WARPS warps share a row; several short rows share a block. The dtype of y is a
 // template parameter, so that y stays in registers as it was loaded.
 //
-// If E4M3 is defined, these are `add_norm_fp8_*` instead: out is e4m3 with a scale for each row
-// (fp8.cuh), whose length is a multiple of 16.
+// out may be e4m3 with one scale for all rows (fp8.cuh), whose length is then a multiple of 16.
+
+#define E4M3_OUT 3  // the code of such an output, as in norm.rs
 
 template <int WARPS>
 __device__ __forceinline__ float row_sum(float x, float* scratch) {
@@ -20,27 +21,6 @@ __device__ __forceinline__ float row_sum(float x, float* scratch) {
     for (int w = 0; w < WARPS; w++) x += scratch[w];
     return x;
 }
-
-#ifdef E4M3
-// The largest of a row, and the sum of a row's squares.
-template <int WARPS>
-__device__ __forceinline__ void row_max_and_sum(float& largest, float& square, float* scratch) {
-    largest = warp_max(largest);
-    square = warp_sum(square);
-    if (WARPS == 1) return;
-    if (threadIdx.x % 32 == 0) {
-        scratch[threadIdx.x / 32] = largest;
-        scratch[WARPS + threadIdx.x / 32] = square;
-    }
-    __syncthreads();
-    square = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        largest = fmaxf(largest, scratch[w]);
-        square += scratch[WARPS + w];
-    }
-}
-#endif
 
 // Four elements as they are in memory.
 template <int TYPE>
@@ -72,17 +52,9 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
                                          const u32* gathered, const float* bias, int mask,
                                          const void* masks, u32 site, float keep, void* out,
                                          int out_type, int rms, float eps, const float* scale,
-                                         const float* shift, u32 rows, u32 cols
-#ifdef E4M3
-                                         ,
-                                         RowScale* scales
-#endif
-) {
-#ifdef E4M3
-    __shared__ float scratch[4 * WARPS];
-#else
+                                         const float* shift, u32 rows, u32 cols,
+                                         float out_inverse) {
     __shared__ float scratch[2 * WARPS];
-#endif
     const u32 threads = 32 * WARPS;
     const u32 row = WARPS == 1 ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
     const u32 lane = WARPS == 1 ? threadIdx.x % 32 : threadIdx.x;
@@ -183,31 +155,6 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
         }
     }
     const float inverse = 1.0f / sqrtf(row_sum<WARPS>(square, scratch + WARPS) / (float)cols + eps);
-#ifdef E4M3
-    float largest = 0.0f, out_square = 0.0f;
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const u32 c = 4 * (lane + threads * i);
-        if (c < cols) {
-            const float4 g = load4(scale, F32, c, 4);
-            const float4 b = rms ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : load4(shift, F32, c, 4);
-            v[i].x = (v[i].x - mean) * inverse * g.x + b.x;
-            v[i].y = (v[i].y - mean) * inverse * g.y + b.y;
-            v[i].z = (v[i].z - mean) * inverse * g.z + b.z;
-            v[i].w = (v[i].w - mean) * inverse * g.w + b.w;
-            largest = fmaxf(largest, largest4(v[i]));
-            out_square += square4(v[i]);
-        }
-    }
-    row_max_and_sum<WARPS>(largest, out_square, scratch + 2 * WARPS);
-    const float out_scale = e4m3_scale(largest), by = e4m3_inverse(out_scale);
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const u32 c = 4 * (lane + threads * i);
-        if (c < cols) *(u32*)((u8*)out + base + c) = pack_e4m3x4(scaled4(v[i], by));
-    }
-    if (lane == 0) scales[row] = {out_scale, sqrtf(out_square)};
-#else
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         u32 c = 4 * (lane + threads * i);
@@ -219,32 +166,22 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
             o.y = (v[i].y - mean) * inverse * g.y + b.y;
             o.z = (v[i].z - mean) * inverse * g.z + b.z;
             o.w = (v[i].w - mean) * inverse * g.w + b.w;
-            store4(out, out_type, base + c, left, o);
+            if (out_type == E4M3_OUT)
+                *(u32*)((u8*)out + base + c) = pack_e4m3x4(scaled4(o, out_inverse));
+            else store4(out, out_type, base + c, left, o);
         }
     }
-#endif
 }
 
-#ifdef E4M3
 #define ADD_NORM(WARPS, CHUNKS, Y, THREADS, BLOCKS)                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) add_norm_fp8_##WARPS##_##Y(    \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) add_norm_##WARPS##_##Y(        \
         const float* from, float* x, const void* y, const u32* gathered, const float* bias,      \
         int mask, const void* masks, u32 site, float keep, void* out, int out_type, int rms,     \
         float eps, const float* scale, const float* shift, u32 rows, u32 cols,                   \
-        RowScale* scales) {                                                                      \
+        float out_inverse) {                                                                     \
         add_norm<WARPS, CHUNKS, Y>(from, x, y, gathered, bias, mask, masks, site, keep, out,     \
-                                   out_type, rms, eps, scale, shift, rows, cols, scales);        \
+                                   out_type, rms, eps, scale, shift, rows, cols, out_inverse);   \
     }
-#else
-#define ADD_NORM(WARPS, CHUNKS, Y, THREADS, BLOCKS)                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) add_norm_##WARPS##_##Y(    \
-        const float* from, float* x, const void* y, const u32* gathered, const float* bias,  \
-        int mask, const void* masks, u32 site, float keep, void* out, int out_type, int rms, \
-        float eps, const float* scale, const float* shift, u32 rows, u32 cols) {             \
-        add_norm<WARPS, CHUNKS, Y>(from, x, y, gathered, bias, mask, masks, site, keep, out, \
-                                   out_type, rms, eps, scale, shift, rows, cols);            \
-    }
-#endif
 
 // BLOCKS caps registers, so that as many rows of 768 as possible run in one wave: 4224, or 4752.
 #define ALL(Y, BLOCKS)             \
@@ -256,7 +193,6 @@ ALL(0, 8)
 ALL(1, 8)
 ALL(2, 9)
 
-#ifndef E4M3
 __device__ __forceinline__ float4 zero4() { return make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 
 // The first `left` of four, the others 0.
@@ -388,4 +324,3 @@ NORM_BACKWARD(1, 2, 256)
 NORM_BACKWARD(4, 2, 128)
 NORM_BACKWARD(4, 4, 128)
 NORM_BACKWARD(16, 8, 512)
-#endif

@@ -3,8 +3,9 @@
 use super::args::{CudaLearnedPositions, NormGradients, ResidualAddend};
 use super::context::{LaunchConfig, int, kernel_args};
 use super::dropout::DropoutArgs;
-use super::memory::{DTYPE_NONE, DeviceBuffer};
-use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor};
+use super::memory::{CommonScale, DTYPE_NONE, DeviceBuffer};
+use super::{CudaDevice, CudaDtype, CudaError, CudaIndices, CudaTensor, e4m3};
+use crate::params::Precision;
 
 /// A LayerNorm or RMSNorm with its parameters on the GPU.
 #[derive(Debug)]
@@ -13,6 +14,26 @@ pub(crate) struct CudaNorm {
     eps: f32,
     scale: DeviceBuffer,         // (width) of f32
     shift: Option<DeviceBuffer>, // (width) of f32; none of an RMSNorm
+    result_scale: CommonScale,   // of its results as e4m3
+}
+
+/// The scale of a norm's results as e4m3: one that holds for any row, so that a CTA that has a part
+/// of a row needs nothing of the others. Of n elements before scale and shift the sum of squares is
+/// at most n, and none is larger than the root of n, or of n - 1 if the mean was subtracted.
+fn result_scale(scale: &[f32], shift: Option<&[f32]>) -> CommonScale {
+    let magnitude = |x: &[f32]| x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let n = scale.len() as f32;
+    let largest = match shift {
+        Some(shift) => {
+            let root = (n - 1.0).max(0.0).sqrt();
+            let element = |(g, b): (&f32, &f32)| root * g.abs() + b.abs();
+            scale.iter().zip(shift).map(element).fold(0.0, f32::max)
+        }
+        None => n.sqrt() * magnitude(scale),
+    };
+    let shift_norm = shift.unwrap_or_default().iter().map(|b| b * b).sum::<f32>().sqrt();
+    let max_norm = n.sqrt() * magnitude(scale) + shift_norm;
+    CommonScale { scale: e4m3::scale_for(largest), max_norm }
 }
 
 impl CudaNorm {
@@ -29,12 +50,26 @@ impl CudaNorm {
             scale.len(),
             shift.len()
         );
-        let shift = Some(DeviceBuffer::upload(cuda, shift)?);
-        Ok(Self { width: scale.len(), eps, scale: DeviceBuffer::upload(cuda, scale)?, shift })
+        Self::new(cuda, eps, scale, Some(shift))
     }
 
     pub(crate) fn rms(cuda: &CudaDevice, eps: f32, scale: &[f32]) -> Result<Self, CudaError> {
-        Ok(Self { width: scale.len(), eps, scale: DeviceBuffer::upload(cuda, scale)?, shift: None })
+        Self::new(cuda, eps, scale, None)
+    }
+
+    fn new(
+        cuda: &CudaDevice,
+        eps: f32,
+        scale: &[f32],
+        shift: Option<&[f32]>,
+    ) -> Result<Self, CudaError> {
+        Ok(Self {
+            width: scale.len(),
+            eps,
+            scale: DeviceBuffer::upload(cuda, scale)?,
+            shift: shift.map(|shift| DeviceBuffer::upload(cuda, shift)).transpose()?,
+            result_scale: result_scale(scale, shift),
+        })
     }
 
     /// Replaces the parameters by others, (1, width) of f32.
@@ -44,6 +79,7 @@ impl CudaNorm {
         shift: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
         assert_eq!(self.shift.is_some(), shift.is_some(), "assign: parameters of another norm");
+        assert_ne!(scale.cuda().precision(), Precision::Fp8, "assign: fp8 is not trained");
         for (to, from) in [(Some(&mut self.scale), Some(scale)), (self.shift.as_mut(), shift)] {
             if let (Some(to), Some(from)) = (to, from) {
                 let shape = (from.rows(), from.cols(), from.dtype());
@@ -75,6 +111,19 @@ impl CudaNorm {
         self.scale.pointer()
     }
 
+    /// Rows for its results, of a dtype.
+    pub(crate) fn uninit_results(
+        &self,
+        cuda: &CudaDevice,
+        rows: usize,
+        dtype: CudaDtype,
+    ) -> Result<CudaTensor, CudaError> {
+        match dtype.of_rows(self.width) {
+            CudaDtype::E4m3 => CudaTensor::uninit_scaled(cuda, rows, self.width, self.result_scale),
+            other => CudaTensor::uninit(cuda, rows, self.width, other),
+        }
+    }
+
     /// Null for an RMSNorm.
     pub(crate) fn shift(&self) -> u64 {
         self.shift.as_ref().map_or(0, DeviceBuffer::pointer)
@@ -93,7 +142,7 @@ pub(crate) fn add_norm(
     by: &CudaNorm,
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype.of_rows(x.cols()))?;
+    let out = by.uninit_results(x.cuda(), x.rows(), dtype)?;
     let norm = Some((by, &out));
     AddNorm { addend: Some(addend), norm, ..AddNorm::new(x, x) }.launch()?;
     Ok(out)
@@ -107,7 +156,7 @@ pub(crate) fn add_positions_norm(
     by: &CudaNorm,
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(to.cuda(), to.rows(), to.cols(), dtype.of_rows(to.cols()))?;
+    let out = by.uninit_results(to.cuda(), to.rows(), dtype)?;
     let addend = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
     let (gathered, norm) = (positions.map(|p| p.positions), Some((by, &out)));
     AddNorm { from, to, addend, gathered, norm }.launch()?;
@@ -120,7 +169,7 @@ pub(crate) fn norm(
     by: &CudaNorm,
     dtype: CudaDtype,
 ) -> Result<CudaTensor, CudaError> {
-    let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), dtype.of_rows(x.cols()))?;
+    let out = by.uninit_results(x.cuda(), x.rows(), dtype)?;
     AddNorm { norm: Some((by, &out)), ..AddNorm::new(x, x) }.launch()?;
     Ok(out)
 }
@@ -175,7 +224,7 @@ impl<'a> AddNorm<'a> {
         let mask = addend.and_then(|a| a.mask);
         let DropoutArgs { kind, pointer: masks, site, keep_scale } =
             DropoutArgs::new(mask.as_ref(), rows, cols);
-        let e4m3 = norm.map(|(_, out)| out).filter(|out| out.dtype() == CudaDtype::E4m3);
+        let out_scale = norm.and_then(|(_, out)| out.common_scale());
         let (out, out_type, rms, eps, scale, shift) =
             norm.map_or((0, DTYPE_NONE, true, 0.0, 0, 0), |(by, out)| {
                 assert_eq!(
@@ -183,10 +232,10 @@ impl<'a> AddNorm<'a> {
                     "norm: rows of {cols} against parameters of {}",
                     by.width
                 );
-                let out_type = if e4m3.is_some() { E4M3_OUT } else { out.dtype().code() };
+                let out_type = out_scale.map_or_else(|| out.dtype().code(), |_| E4M3_OUT);
                 (out.pointer(), out_type, by.is_rms(), by.eps, by.scale(), by.shift())
             });
-        let (kernel, config) = select_kernel(rows, cols, y_type, e4m3.is_some());
+        let (kernel, config) = select_kernel(rows, cols, y_type);
         let arguments = kernel_args![
             from.pointer(),
             x.pointer(),
@@ -205,49 +254,32 @@ impl<'a> AddNorm<'a> {
             shift,
             int(rows),
             int(cols),
-            e4m3.map_or(0, |out| out.scales_pointer()),
+            out_scale.map_or(1.0, CommonScale::inverse),
         ];
-        // The last is a parameter of the kernels that write e4m3.
-        let count = arguments.len() - usize::from(e4m3.is_none());
         // SAFETY: from, x, y or the rows gathered of it, the mask and out were checked to be
-        // (rows, cols), the bias, scale and shift (cols); e4m3 has a scale for each row.
-        unsafe { x.cuda().launch(kernel, config, &mut arguments[..count]) }
+        // (rows, cols), the bias, scale and shift (cols).
+        unsafe { x.cuda().launch(kernel, config, arguments) }
     }
 }
 
-/// The code of an output that is written, where the kernel knows its dtype.
+/// The code of an output of e4m3, as in norm.cu.
 const E4M3_OUT: u64 = 3;
 
-/// The kernel whose threads hold a row of so many columns in registers, for an addend of a dtype,
-/// and whether it writes e4m3.
-fn select_kernel(
-    rows: usize,
-    cols: usize,
-    y_type: u64,
-    e4m3: bool,
-) -> (&'static str, LaunchConfig) {
+/// The kernel whose threads hold a row of so many columns in registers, for an addend of a dtype.
+fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, LaunchConfig) {
     let (names, blocks, threads) = match cols {
         0..=768 => (KERNELS_1, rows.div_ceil(4), 128),
         769..=2048 => (KERNELS_4, rows, 128),
         2049..=16384 => (KERNELS_16, rows, 512),
         _ => panic!("norm: rows of {cols} are wider than any model's"),
     };
-    (names[usize::from(e4m3)][y_type as usize], LaunchConfig::new(blocks, threads))
+    (names[y_type as usize], LaunchConfig::new(blocks, threads))
 }
 
-/// Kernels of so many warps a row, by the dtype of the addend: of other results, of e4m3.
-const KERNELS_1: [[&str; 3]; 2] = [
-    ["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"],
-    ["add_norm_fp8_1_0", "add_norm_fp8_1_1", "add_norm_fp8_1_2"],
-];
-const KERNELS_4: [[&str; 3]; 2] = [
-    ["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"],
-    ["add_norm_fp8_4_0", "add_norm_fp8_4_1", "add_norm_fp8_4_2"],
-];
-const KERNELS_16: [[&str; 3]; 2] = [
-    ["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"],
-    ["add_norm_fp8_16_0", "add_norm_fp8_16_1", "add_norm_fp8_16_2"],
-];
+/// Kernels of so many warps a row, by the dtype of the addend.
+const KERNELS_1: [&str; 3] = ["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"];
+const KERNELS_4: [&str; 3] = ["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"];
+const KERNELS_16: [&str; 3] = ["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"];
 
 /// Threads of the grid: enough to fill a GPU, few enough that adding the blocks' partial sums is
 /// cheap.
@@ -310,4 +342,54 @@ pub(crate) fn norm_backward(
     // SAFETY: x, dy and dx were checked to be (rows, cols), the parameters and their gradients
     // (cols).
     unsafe { x.cuda().launch(kernel, LaunchConfig::new(blocks, threads), arguments) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::RngKey;
+
+    /// The norm of a row in f64, without eps.
+    fn normalised(x: &[f32], scale: &[f32], shift: Option<&[f32]>) -> Vec<f64> {
+        let n = x.len() as f64;
+        let mean = shift.map_or(0.0, |_| x.iter().map(|x| f64::from(*x)).sum::<f64>() / n);
+        let square = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
+        let element = |c: usize| {
+            let z = (f64::from(x[c]) - mean) / square.sqrt();
+            z * f64::from(scale[c]) + shift.map_or(0.0, |shift| f64::from(shift[c]))
+        };
+        (0..x.len()).map(element).collect()
+    }
+
+    /// Rows of one large element are the largest that there are, and reach the bound; of others the
+    /// norm is within it.
+    #[test]
+    fn results_are_within_the_scale_and_the_norm_that_are_told() {
+        let numbers = |n: usize, salt: u64| {
+            let mut x = vec![0.0; n];
+            let key = RngKey { seed: salt, question: 0, trajectory: 0, position: 0 };
+            key.add_noise(1.0, &mut x);
+            x
+        };
+        for n in [16, 48, 768, 2048] {
+            let (scale, shift) = (numbers(n, 1), numbers(n, 2));
+            for shift in [Some(&shift[..]), None] {
+                let by = result_scale(&scale, shift);
+                let bound = f64::from(by.scale * e4m3::MAX);
+                let one_hot = |at: usize| (0..n).map(|c| f32::from(u8::from(c == at))).collect();
+                let rows = (0..n.min(64)).map(one_hot).chain((3..9).map(|salt| numbers(n, salt)));
+                let mut largest = 0.0f64;
+                for row in rows {
+                    let y = normalised(&row, &scale, shift);
+                    let norm = y.iter().map(|y| y * y).sum::<f64>().sqrt();
+                    largest = y.iter().fold(largest, |m, y| m.max(y.abs()));
+                    assert!(norm <= f64::from(by.max_norm) * 1.000_001, "{n}: {norm}, {by:?}");
+                }
+                assert!(largest <= bound, "{n}: {largest} beyond {bound}");
+            }
+            // Without outliers of the parameters the scale is the least that fits.
+            let plain = result_scale(&vec![1.0; n], Some(&vec![0.0; n]));
+            assert_eq!(plain.scale, e4m3::scale_for((n as f32 - 1.0).sqrt()));
+        }
+    }
 }

@@ -1,6 +1,7 @@
 // Linear map, bias, dropout, addition to the residual stream and norm in one kernel on Hopper, so
 // that neither the GEMM's result nor the stream makes a round trip of its own through memory. Empty
-// for other architectures.
+// for other architectures. Operands are bf16 or, if E4M3 is defined, e4m3 with one scale each
+// (fp8.cuh); the normalised rows are bf16, f32, or e4m3 with one scale.
 //
 // A CTA computes 128 rows by 192 of their 768 outputs: two warpgroups multiply 64 rows each, a
 // thread of the third loads their operands and the stream's tile by TMA; before that, the fourth
@@ -26,14 +27,8 @@
 //   stream never take numbers at the same time either, and the counter, which the last cluster to
 //   take a number sets back, is ready for the next launch.
 
-#define CLUSTER 2
 #define ROW_CTAS 4
-#define ROWS 128
-#define OUTPUTS 192
-#define DEPTH 64
 #define STAGES 5
-#define INPUT_BYTES (ROWS * DEPTH * 2)
-#define STAGE_BYTES (INPUT_BYTES + OUTPUTS * DEPTH * 2)
 #define BOX_BYTES \
     (64 * 128)  // 64 rows of 32 columns of the stream (f32), or of 64 normalised ones (bf16)
 #define STREAM_BYTES (ROWS * OUTPUTS * 4)
@@ -51,17 +46,27 @@ struct __align__(128) ResidualParams {
     u64 inputs[16], weights[16], stream[16], out[16];
     const float *bias, *scale, *shift;     // bias may be null; shift is null for an RMSNorm
     const RowPerturbation* perturbations;  // (rows); null: no dropout
-    float* out_f32;                        // the normalised rows as f32, instead of `out`
+    // The normalised rows as f32 or as codes of e4m3, instead of `out`.
+    float* out_f32;
+    u8* out_codes;
     u32 rows, depth, site;
     float eps;
+    float by;           // E4M3: sums of codes' products times it are results
+    float out_inverse;  // of codes 1 / their scale, else 1
     // (rows, ROW_CTAS): mean and m2 (sum of squared deviations) of each CTA's columns of a row,
     // each with the number of the launch that published it.
     uint2 (*mailbox)[2];
     u64* counter;  // launches so far << 32 | numbers that clusters of this one have taken
-    u64 unused[7];
+    u64 unused[5];
 };
 
 static_assert(sizeof(ResidualParams) == 80 * 8, "as in residual.rs");
+
+#ifdef E4M3
+#define KERNEL residual_fp8_768
+#else
+#define KERNEL residual_768
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -132,8 +137,8 @@ __device__ __forceinline__ void load_parameters(const ResidualParams& params, Sh
     for (u32 c = threadIdx.x - MMA_THREADS - 32; c < OUTPUTS; c += PARAM_THREADS) {
         const u32 at = column_cta * OUTPUTS + c;
         shared.bias[c] = params.bias ? params.bias[at] : 0.0f;
-        shared.scale[c] = params.scale[at];
-        shared.shift[c] = params.shift ? params.shift[at] : 0.0f;
+        shared.scale[c] = params.scale[at] * params.out_inverse;
+        shared.shift[c] = params.shift ? params.shift[at] * params.out_inverse : 0.0f;
     }
 }
 
@@ -174,7 +179,7 @@ __device__ __forceinline__ void load_all(const ResidualParams& params, Shared& s
               stream_at = smem_addr(&shared.stream_full);
     const u32 steps = (params.depth + DEPTH - 1) / DEPTH, ahead = min(steps, STAGES),
               rank = blockIdx.x % CLUSTER;
-    const u32 share = rank * (OUTPUTS / CLUSTER), share_at = INPUT_BYTES + share * DEPTH * 2,
+    const u32 share = rank * CTA_OUTPUTS, share_at = X_BYTES + share * DEPTH_BYTES,
               output = column_cta * OUTPUTS + share;
     const u16 both = (1 << CLUSTER) - 1;
     prefetch_tensor_map(params.inputs);
@@ -224,12 +229,12 @@ __device__ __forceinline__ void multiply_all(float (&d)[96], Shared& shared, u32
     for (u32 step = 0; step < steps; step++) {
         mbarrier_wait(full_at + 8 * stage, parity);
         const u32 from = smem_addr(shared.stages[stage]);
-        const u64 a = wgmma_descriptor(from + threadIdx.x / 128 * 64 * DEPTH * 2),
-                  b = wgmma_descriptor(from + INPUT_BYTES);
+        const u64 a = wgmma_descriptor(from + threadIdx.x / 128 * 64 * DEPTH_BYTES),
+                  b = wgmma_descriptor(from + X_BYTES);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++)
-            wgmma_m64n192k16(d, a + 2 * k, b + 2 * k, step > 0 || k > 0);  // 32 bytes further
+        for (int k = 0; k < DEPTH_BYTES / 32; k++)
+            WGMMA(d, a + 2 * k, b + 2 * k, step > 0 || k > 0);  // 32 bytes further
         wgmma_commit();
         wgmma_wait<1>();
         if (step > 0 && threadIdx.x % 32 == 0)
@@ -298,6 +303,10 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
     const u32 steps = (params.depth + DEPTH - 1) / DEPTH, above = warpgroup * 64 + warp * 16,
               mine = warp * 16 + interleaved_row(lane / 4);
     auto row_at = [&](u32 h) { return shared.row + warpgroup * 64 + mine + 8 * h; };
+#ifdef E4M3
+#pragma unroll
+    for (int i = 0; i < 96; i++) d[i] *= params.by;  // while the stream's tile is loaded
+#endif
     named_barrier_sync(PREPARED, MMA_THREADS + HELPER_THREADS);
     mbarrier_wait(smem_addr(&shared.stream_full), 0);
     float sum[2] = {};
@@ -386,6 +395,16 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
             for (int j = 0; j < 24; j++)
                 if (inside) out[4 * j] = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
         }
+    } else if (params.out_codes) {
+        u8* codes = shared.stages[(steps + 3 + warpgroup) % STAGES] + warp * 16 * ROW_BYTES_E4M3;
+        stage_codes(codes, [&](int i) { return pack_e4m3(d[2 * i], d[2 * i + 1]); });
+        __syncwarp();
+        for_staged_codes(codes, [&](u32 r, u32 c, uint4 some) {
+            const u32 at = shared.row + above + r / 8 * 8 + interleaved_row(r % 8);
+            if (at < params.rows)
+                *(uint4*)(params.out_codes + (u64)at * (ROW_CTAS * OUTPUTS) +
+                          shared.column_cta * OUTPUTS + c) = some;
+        });
     } else {
         // 8 x 8 matrices, two by two, in TMA's 128-byte swizzle.
         const u32 r = warp * 16 + lane / 8 % 2 * 8 + interleaved_row(lane % 8);
@@ -409,7 +428,7 @@ __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& s
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    residual_768(const __grid_constant__ ResidualParams params) {
+    KERNEL(const __grid_constant__ ResidualParams params) {
     extern __shared__ __align__(1024) u8 memory[];
     Shared& shared = *(Shared*)memory;
     if (threadIdx.x == 0) {
@@ -470,5 +489,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 }
 
 #else
-extern "C" __global__ void residual_768(const __grid_constant__ ResidualParams params) {}
+extern "C" __global__ void KERNEL(const __grid_constant__ ResidualParams params) {}
 #endif

@@ -10,8 +10,8 @@ use crate::{Device, DeviceError, Tensor, cpu};
 pub enum OutputDtype {
     /// The dtype that the device multiplies in: for results that go into a linear map next.
     Compute,
-    /// As [`OutputDtype::Compute`], but e4m3 with a scale for each row on a device of precision
-    /// fp8: for rows that nothing but a linear map of the decoder reads, not even `select`.
+    /// As [`OutputDtype::Compute`], but e4m3 on a device of precision fp8: for rows that nothing
+    /// but a linear map of the decoder reads, not even `select`.
     Operand,
     /// f32: for results that are kept, added to or compared.
     F32,
