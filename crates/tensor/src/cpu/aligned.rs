@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -25,16 +26,21 @@ impl<T: Pod> AlignedVec<T> {
     /// So many times `value`.
     pub(crate) fn filled(value: T, len: usize) -> Self {
         // SAFETY: every element is written.
-        unsafe { Self::written_by(len, |to| to.fill(MaybeUninit::new(value))) }
+        unsafe { Self::written_to(Vec::new(), len, |to| to.fill(MaybeUninit::new(value))) }
     }
 
-    /// What `write` writes.
+    /// What `write` writes, in the memory of given lines if it suffices.
     ///
     /// # Safety
     /// `write` writes every element.
-    pub(crate) unsafe fn written_by(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Self {
+    unsafe fn written_to(
+        mut lines: Vec<CacheLine>,
+        len: usize,
+        write: impl FnOnce(&mut [MaybeUninit<T>]),
+    ) -> Self {
         let count = (len * size_of::<T>()).div_ceil(size_of::<CacheLine>());
-        let mut lines = Vec::<CacheLine>::with_capacity(count);
+        lines.clear();
+        lines.reserve_exact(count);
         if let Some(last) = count.checked_sub(1) {
             lines.spare_capacity_mut()[last].write(CacheLine::zeroed());
         }
@@ -62,6 +68,62 @@ impl<T: Pod> DerefMut for AlignedVec<T> {
     }
 }
 
+/// Memory of scratch vectors that are no longer used. The allocator would give it back to the
+/// operating system, which clears it, page by page, for the next product.
+static FREE: Mutex<Vec<Vec<CacheLine>>> = Mutex::new(Vec::new());
+/// The most vectors that are kept: one for each product that is computed at a time.
+const MOST_FREE: usize = 4;
+
+fn free_lines() -> std::sync::MutexGuard<'static, Vec<Vec<CacheLine>>> {
+    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An aligned vector that lives for one product; its memory is used again.
+pub(crate) struct ScratchVec<T>(AlignedVec<T>);
+
+impl<T: Pod> ScratchVec<T> {
+    /// So many times `value`.
+    pub(crate) fn filled(value: T, len: usize) -> Self {
+        // SAFETY: every element is written.
+        unsafe { Self::written_by(len, |to| to.fill(MaybeUninit::new(value))) }
+    }
+
+    /// What `write` writes.
+    ///
+    /// # Safety
+    /// `write` writes every element.
+    pub(crate) unsafe fn written_by(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Self {
+        let lines = free_lines().pop().unwrap_or_default();
+        // SAFETY: by this function's own contract.
+        Self(unsafe { AlignedVec::written_to(lines, len, write) })
+    }
+}
+
+impl<T> Drop for ScratchVec<T> {
+    fn drop(&mut self) {
+        let mut free = free_lines();
+        if free.len() < MOST_FREE {
+            free.push(std::mem::take(&mut self.0.lines));
+        }
+    }
+}
+
+impl<T: Pod> Deref for ScratchVec<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T: Pod> DerefMut for ScratchVec<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +136,15 @@ mod tests {
             assert_eq!(*numbers, vec![1.5; len]);
             numbers.iter_mut().enumerate().for_each(|(i, x)| *x = i as f32);
             assert!(numbers.clone().iter().enumerate().all(|(i, &x)| x == i as f32));
+        }
+    }
+
+    #[test]
+    fn memory_that_is_used_again_has_what_was_written_last() {
+        for (len, value) in [(1000, 1u16), (10, 2), (0, 3), (5000, 4), (33, 5)] {
+            let scratch = ScratchVec::filled(value, len);
+            assert_eq!(scratch.as_ptr().align_offset(64), 0);
+            assert_eq!(*scratch, vec![value; len]);
         }
     }
 }

@@ -503,6 +503,11 @@ unsafe impl Sync for OutputEpilogue<'_> {}
 
 impl TileEpilogue for OutputEpilogue<'_> {
     #[inline(always)]
+    fn destination(&self, row: usize, col: usize) -> Option<*const f32> {
+        Some(self.out.wrapping_add(row * self.cols + col))
+    }
+
+    #[inline(always)]
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
         // SAFETY: `out` has the shape of the GEMM's result, and each element is passed once.
         let out = unsafe {

@@ -12,7 +12,7 @@ use std::fmt;
 
 use rayon::prelude::*;
 
-use super::aligned::AlignedVec;
+use super::aligned::{AlignedVec, ScratchVec};
 use super::isa::{Isa, per_isa};
 use super::linear::{
     MAX_TILE, OutputTile, PANEL, ROW_BLOCK, TILE_COLS, TaskGrid, TaskRange, TileEpilogue,
@@ -128,7 +128,7 @@ fn rounded(x: f32, inverse: f32) -> i8 {
 /// Rows of x as whole numbers.
 struct QuantizedRows {
     quads: usize,           // of a row
-    values: AlignedVec<i8>, // (rows, quads * QUAD), and rows of zeros that a tile may read
+    values: ScratchVec<i8>, // (rows, quads * QUAD), and rows of zeros that a tile may read
     scales: Vec<f32>,       // of each row
     offsets: Vec<i32>,      // OFFSET times the sum of each row's numbers
 }
@@ -137,7 +137,7 @@ impl QuantizedRows {
     fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let rows = x.len().checked_div(inputs).unwrap_or(0);
         let quads = inputs.next_multiple_of(DEPTH) / QUAD;
-        let mut values = AlignedVec::filled(0, (rows + READ_AHEAD) * quads * QUAD);
+        let mut values = ScratchVec::filled(0, (rows + READ_AHEAD) * quads * QUAD);
         let (mut scales, mut offsets) = (vec![0.0; rows], vec![0; rows]);
         let parts = values
             .par_chunks_mut((quads * QUAD).max(1))

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::aligned::AlignedVec;
+use super::aligned::{AlignedVec, ScratchVec};
 use super::isa::Isa;
 
 #[cfg(target_arch = "aarch64")]
@@ -104,6 +104,13 @@ pub(crate) fn transposed(x: &[f32], cols: usize) -> Vec<f32> {
 /// What is done with a finished tile. Implementations are `#[inline(always)]`, so that they are
 /// compiled for the micro-kernel's instruction set.
 pub(crate) trait TileEpilogue: Sync {
+    /// The place to which results from `(row, col)` on will be written, if it is worth fetching
+    /// while they are computed.
+    #[inline(always)]
+    fn destination(&self, _row: usize, _col: usize) -> Option<*const f32> {
+        None
+    }
+
     /// Takes the results of columns `col .. col + values.len()` of `row`.
     ///
     /// # Safety
@@ -128,7 +135,7 @@ const NUMBERS_PER_TASK: usize = 1 << 15;
 struct PackedRows {
     count: usize,           // of rows
     height: usize,          // of the tiles
-    tiles: AlignedVec<f32>, // (ceil(count / height), inputs, height); rows beyond the last are 0
+    tiles: ScratchVec<f32>, // (ceil(count / height), inputs, height); rows beyond the last are 0
 }
 
 impl PackedRows {
@@ -144,7 +151,7 @@ impl PackedRows {
             });
         };
         // SAFETY: there are as many tiles as chunks of x, and each is written whole.
-        let tiles = unsafe { AlignedVec::written_by(len, pack) };
+        let tiles = unsafe { ScratchVec::written_by(len, pack) };
         Self { count, height, tiles }
     }
 }
@@ -346,6 +353,9 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
         let width = (panels * PANEL).min(outputs - col);
         for row in all.clone().step_by(*height) {
             let rows = (*height).min(all.end - row);
+            for r in 0..rows {
+                fetch_for_writing(epilogue.destination(row + r, col), width);
+            }
             kernel(TilePlace { row, rows, panel, panels }, &mut tile);
             for (r, values) in tile[..rows].iter_mut().enumerate() {
                 // SAFETY: tasks have no row and panel in common, and each tile is finished once.
@@ -358,6 +368,22 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
                     }
                 }
             }
+        }
+    }
+}
+
+/// Fetches the cache lines of so many numbers: results are written all at once, and far apart, so
+/// that the processor would wait for each line.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+fn fetch_for_writing(at: Option<*const f32>, numbers: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(at) = at {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        for i in (0..numbers).step_by(PANEL) {
+            // SAFETY: every x86-64 processor has it or passes over it, and a prefetch may point
+            // anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add(i).cast()) };
         }
     }
 }

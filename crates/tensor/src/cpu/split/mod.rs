@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 
 use rayon::prelude::*;
 
-use super::aligned::AlignedVec;
+use super::aligned::{AlignedVec, ScratchVec};
 use super::isa::{Isa, per_isa};
 use super::linear::{
     MAX_REGISTER_TILE, OutputTile, PANEL, REGISTER_ROWS, ROW_BLOCK, TaskGrid, TaskRange,
@@ -131,7 +131,7 @@ struct SplitRows {
     registers: usize, // of a tile's rows
     blocks: usize,    // of DEPTH inputs
     /// (tiles, blocks, registers, PARTS, REGISTER_ROWS, DEPTH); rows beyond the last are 0
-    tiles: AlignedVec<u16>,
+    tiles: ScratchVec<u16>,
 }
 
 impl SplitRows {
@@ -149,7 +149,7 @@ impl SplitRows {
             });
         };
         // SAFETY: there are as many tiles as chunks of x, and each is written whole.
-        let tiles = unsafe { AlignedVec::written_by(len, split) };
+        let tiles = unsafe { ScratchVec::written_by(len, split) };
         Self { count, registers, blocks, tiles }
     }
 
