@@ -36,7 +36,8 @@ fn instruction_sets_agree() {
     let perturbations =
         [Perturbation::None, thought_dropout(0.2), Perturbation::Gaussian { std: 0.3 }];
     for family in FAMILIES {
-        let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
+        // Weights that tiles multiply.
+        let spec = CheckpointSpec { family, dtype: WeightDtype::Bf16, ..CheckpointSpec::default() };
         for perturbation in perturbations {
             let on = |isa| {
                 let device = Device::cpu_with(Some(nonzero(2)), isa).unwrap();

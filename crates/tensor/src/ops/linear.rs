@@ -5,7 +5,7 @@ use crate::cpu::int8::{self, Int8Weights};
 use crate::cpu::isa::Isa;
 use crate::cpu::linear::{PackedWeights, TileEpilogue, gemm, transposed};
 use crate::cpu::math::sum_lanes;
-use crate::cpu::split::{self, SplitWeights};
+use crate::cpu::split::{self, Bf16Weights};
 use crate::cuda::linear::CudaLinear;
 use crate::device::{Backend, CpuDevice};
 use crate::{Device, DeviceError, Precision, Tensor, cpu, cuda};
@@ -31,7 +31,7 @@ struct CpuLinear {
 #[derive(Debug)]
 pub(crate) enum CpuWeights {
     F32(PackedWeights),
-    Split(SplitWeights), // f32 in parts
+    Bf16(Bf16Weights), // multiplied with f32 rows, as exactly as f32
     Int8(Int8Weights),
 }
 
@@ -44,15 +44,24 @@ impl CpuWeights {
     ) -> Self {
         match (cpu.precision, cpu.isa) {
             (Precision::Int8, _) => Self::Int8(Int8Weights::new(inputs, outputs, at)),
-            (_, Isa::Amx) => Self::Split(SplitWeights::new(inputs, outputs, at)),
+            (_, Isa::Amx) => Self::bf16_or_f32(inputs, outputs, at),
             _ => Self::F32(PackedWeights::new(inputs, outputs, at)),
+        }
+    }
+
+    fn bf16_or_f32(inputs: usize, outputs: usize, at: impl Fn(usize, usize) -> f32 + Sync) -> Self {
+        match Bf16Weights::new(inputs, outputs, &at) {
+            Some(weights) => Self::Bf16(weights),
+            None => Self::F32(PackedWeights::new(inputs, outputs, at)),
         }
     }
 
     fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
         match self {
             Self::F32(weights) => weights.fill(at),
-            Self::Split(weights) => weights.fill(at),
+            Self::Bf16(weights) => {
+                *self = Self::bf16_or_f32(weights.inputs(), weights.outputs(), at);
+            }
             Self::Int8(weights) => weights.fill(at),
         }
     }
@@ -60,7 +69,7 @@ impl CpuWeights {
     pub(crate) fn inputs(&self) -> usize {
         match self {
             Self::F32(weights) => weights.inputs(),
-            Self::Split(weights) => weights.inputs(),
+            Self::Bf16(weights) => weights.inputs(),
             Self::Int8(weights) => weights.inputs(),
         }
     }
@@ -68,7 +77,7 @@ impl CpuWeights {
     pub(crate) fn outputs(&self) -> usize {
         match self {
             Self::F32(weights) => weights.outputs(),
-            Self::Split(weights) => weights.outputs(),
+            Self::Bf16(weights) => weights.outputs(),
             Self::Int8(weights) => weights.outputs(),
         }
     }
@@ -76,7 +85,7 @@ impl CpuWeights {
     fn column(&self, j: usize, out: &mut [f32]) {
         match self {
             Self::F32(weights) => weights.column(j, out),
-            Self::Split(weights) => weights.column(j, out),
+            Self::Bf16(weights) => weights.column(j, out),
             Self::Int8(weights) => weights.column(j, out),
         }
     }
@@ -85,7 +94,7 @@ impl CpuWeights {
     pub(crate) fn gemm<E: TileEpilogue>(&self, isa: Isa, x: &[f32], epilogue: &E) {
         match self {
             Self::F32(weights) => gemm(isa, x, weights, epilogue),
-            Self::Split(weights) => split::gemm(isa, x, weights, epilogue),
+            Self::Bf16(weights) => split::gemm(isa, x, weights, epilogue),
             Self::Int8(weights) => int8::gemm(isa, x, weights, epilogue),
         }
     }

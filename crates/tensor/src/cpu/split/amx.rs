@@ -22,9 +22,11 @@ pub(super) unsafe fn run<E: TileEpilogue>(task: &SplitTask<'_>, epilogue: &E) {
             let call = task.call(place);
             // SAFETY: the registers are configured; the call covers its operands.
             unsafe {
-                match call.parts {
-                    1 => multiply::<1>(call, tile),
-                    _ => multiply::<PARTS>(call, tile),
+                match (call.rows <= REGISTER_ROWS, call.panels) {
+                    (true, 1) => multiply_one(call, tile),
+                    (true, _) => multiply_wide(call, tile),
+                    (false, 1) => multiply_tall(call, tile),
+                    (false, _) => multiply_four(call, tile),
                 }
             }
         });
@@ -33,36 +35,18 @@ pub(super) unsafe fn run<E: TileEpilogue>(task: &SplitTask<'_>, epilogue: &E) {
     unsafe { with_tiles(work) };
 }
 
-/// # Safety
-/// The registers are configured; the call's pointers cover a tile of x and panels of `P` parts.
-#[inline(always)]
-unsafe fn multiply<const P: usize>(call: SplitCall, tile: &mut OutputTile<MAX_REGISTER_TILE>) {
-    // SAFETY: by this function's own contract.
-    unsafe {
-        match (call.rows <= REGISTER_ROWS, call.panels) {
-            (true, 1) => multiply_one::<P>(call, tile),
-            (true, _) => multiply_wide::<P>(call, tile),
-            (false, 1) => multiply_tall::<P>(call, tile),
-            (false, _) => multiply_four::<P>(call, tile),
-        }
-    }
-}
-
-/// Defines a product of registers of rows, which `$x` loads, and of panels, which `$w` loads; both
-/// lack a part's place and the closing bracket. The texts may name the pointers `a` (rows), `b0`,
-/// `b1` (panels), `c0`, `c1` (results) and the strides `line` (of an operand's rows) and `out`.
+/// Defines a product of registers of rows, which `$x` loads, without a part's place and the closing
+/// bracket, and of panels, which `$w` loads. The texts may name the pointers `a` (rows), `b0`, `b1`
+/// (panels), `c0`, `c1` (results) and the strides `line` (of an operand's rows) and `out`.
 macro_rules! product {
     (
         $name:ident, zero: [$($zero:literal)*], x: [$($x:literal)*], w: [$($w:literal)*],
         multiply: [$($multiply:literal)*], store: [$($store:literal)*]
     ) => {
         /// # Safety
-        /// As [`multiply`], for so many rows and panels.
+        /// The registers are configured; the call's pointers cover a tile of x and its panels.
         #[inline(always)]
-        unsafe fn $name<const P: usize>(
-            call: SplitCall,
-            tile: &mut OutputTile<MAX_REGISTER_TILE>,
-        ) {
+        unsafe fn $name(call: SplitCall, tile: &mut OutputTile<MAX_REGISTER_TILE>) {
             let c0 = tile.as_mut_ptr();
             // SAFETY: by the contract. The second pointers are only used where there is a second
             // panel or a second register of rows.
@@ -70,38 +54,26 @@ macro_rules! product {
                 asm!(
                     $($zero,)*
                     "2:",
-                    // In the order of `TERMS_OF_BF16` and `TERMS`.
-                    ".if {parts} == 1",
-                    $(concat!($w, "0]"),)*
+                    $($w,)*
                     $(concat!($x, "2048]"),)* $($multiply,)*
                     $(concat!($x, "1024]"),)* $($multiply,)*
                     $(concat!($x, "0]"),)* $($multiply,)*
-                    ".else",
-                    $(concat!($w, "2048]"),)* $(concat!($x, "0]"),)* $($multiply,)*
-                    $(concat!($w, "1024]"),)* $($multiply,)*
-                    $(concat!($x, "1024]"),)* $($multiply,)*
-                    $(concat!($w, "0]"),)* $($multiply,)*
-                    $(concat!($x, "2048]"),)* $($multiply,)*
-                    $(concat!($x, "0]"),)* $($multiply,)*
-                    ".endif",
                     "add {a}, {x_step}",
-                    "add {b0}, {w_step}",
-                    "add {b1}, {w_step}",
+                    "add {b0}, 1024",
+                    "add {b1}, 1024",
                     "dec {left}",
                     "jnz 2b",
                     $($store,)*
                     "/* {b1} {c1} {line} {out} */",
                     a = inout(reg) call.a => _,
                     b0 = inout(reg) call.b => _,
-                    b1 = inout(reg) call.b.wrapping_add(call.blocks * P * REGISTER) => _,
+                    b1 = inout(reg) call.b.wrapping_add(call.blocks * REGISTER) => _,
                     c0 = in(reg) c0,
                     c1 = in(reg) c0.wrapping_add(REGISTER_ROWS),
                     line = in(reg) ROW_BYTES,
                     out = in(reg) TILE_COLS * size_of::<f32>(),
                     x_step = in(reg) call.registers * PARTS * BYTES,
                     left = inout(reg) call.blocks => _,
-                    w_step = const P * BYTES,
-                    parts = const P,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
@@ -115,7 +87,7 @@ product!(
     multiply_one,
     zero: ["tilezero tmm0"],
     x: ["tileloadd tmm4, [{a} + {line} + "],
-    w: ["tileloadd tmm6, [{b0} + {line} + "],
+    w: ["tileloadd tmm6, [{b0} + {line}]"],
     multiply: ["tdpbf16ps tmm0, tmm4, tmm6"],
     store: ["tilestored [{c0} + {out}], tmm0"]
 );
@@ -123,7 +95,7 @@ product!(
     multiply_wide,
     zero: ["tilezero tmm0" "tilezero tmm1"],
     x: ["tileloadd tmm4, [{a} + {line} + "],
-    w: ["tileloadd tmm6, [{b0} + {line} + " "tileloadd tmm7, [{b1} + {line} + "],
+    w: ["tileloadd tmm6, [{b0} + {line}]" "tileloadd tmm7, [{b1} + {line}]"],
     multiply: ["tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm1, tmm4, tmm7"],
     store: ["tilestored [{c0} + {out}], tmm0" "tilestored [{c0} + {out} + 64], tmm1"]
 );
@@ -131,7 +103,7 @@ product!(
     multiply_tall,
     zero: ["tilezero tmm0" "tilezero tmm2"],
     x: ["tileloadd tmm4, [{a} + {line} + " "tileloadd tmm5, [{a} + {line} + 3072 + "],
-    w: ["tileloadd tmm6, [{b0} + {line} + "],
+    w: ["tileloadd tmm6, [{b0} + {line}]"],
     multiply: ["tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"],
     store: ["tilestored [{c0} + {out}], tmm0" "tilestored [{c1} + {out}], tmm2"]
 );
@@ -139,7 +111,7 @@ product!(
     multiply_four,
     zero: ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"],
     x: ["tileloadd tmm4, [{a} + {line} + " "tileloadd tmm5, [{a} + {line} + 3072 + "],
-    w: ["tileloadd tmm6, [{b0} + {line} + " "tileloadd tmm7, [{b1} + {line} + "],
+    w: ["tileloadd tmm6, [{b0} + {line}]" "tileloadd tmm7, [{b1} + {line}]"],
     multiply: [
         "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm1, tmm4, tmm7"
         "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7"

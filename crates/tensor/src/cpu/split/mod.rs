@@ -1,14 +1,14 @@
-//! GEMM of f32 numbers as sums of bf16 ones, for processors that multiply those many times faster.
+//! GEMM of f32 rows with weights that are bf16 numbers, for processors that multiply those many times
+//! faster than f32.
 //!
 //! A significand of 24 bits is three of eight: every f32 number is the sum of three bf16 numbers, its
-//! parts. Their products are exact in f32. Weights that are bf16 numbers themselves, as most
-//! checkpoints store them, have one part, and three products per weight are the whole product;
-//! others have three, of whose nine products the three smallest, 2^-24 of the result, are left out.
+//! parts. So a product with a bf16 weight is the sum of three products of bf16 numbers, which are
+//! exact in f32.
 //!
-//! The order of the sums is that of the instruction: over each [`DEPTH`] inputs, for each pair of
-//! parts, even and odd inputs are summed apart from zero on, and the sum of both is added to the
-//! result. It depends on neither the tile nor the batch. Numbers below 2^-126 count as zero, and an
-//! infinite one makes its products NaN.
+//! The order of the sums is that of the instruction: over each [`DEPTH`] inputs, for each part,
+//! smallest first, even and odd inputs are summed apart from zero on, and the sum of both is added to
+//! the result. It depends on neither the tile nor the batch. Numbers below 2^-126 count as zero, and
+//! an infinite one makes its products NaN.
 
 use std::mem::MaybeUninit;
 
@@ -35,11 +35,6 @@ const _: () = assert!(REGISTER == PANEL * DEPTH);
 const CACHED_BYTES: usize = 1 << 20;
 /// Numbers that are split by one task: fewer are not worth a thread's waking.
 const NUMBERS_PER_TASK: usize = 1 << 15;
-/// The pairs of parts (of x, of a weight) whose products are summed, in this order.
-const TERMS: [(usize, usize); 6] = [(0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)];
-/// The same for weights of one part.
-const TERMS_OF_BF16: [(usize, usize); PARTS] = [(2, 0), (1, 0), (0, 0)];
-
 /// The parts of a number: what its first eight bits say, the next eight, the rest.
 #[inline(always)]
 fn parts_of(x: f32) -> [u16; PARTS] {
@@ -56,45 +51,37 @@ fn widened(part: u16) -> f32 {
     f32::from_bits(u32::from(part) << 16)
 }
 
-/// A weight matrix (inputs, outputs) in parts, in the layout of the micro-kernels.
+/// A matrix (inputs, outputs) of bf16 numbers in the layout of the micro-kernels.
 #[derive(Clone, Debug)]
-pub(crate) struct SplitWeights {
+pub(crate) struct Bf16Weights {
     inputs: usize,
     outputs: usize,
-    parts: usize, // 1 if every weight is a bf16 number, else PARTS
-    /// (ceil(outputs / PANEL), blocks of DEPTH inputs, parts, DEPTH / 2, PANEL, 2)
+    /// (ceil(outputs / PANEL), blocks of DEPTH inputs, DEPTH / 2, PANEL, 2)
     panels: AlignedVec<u16>,
 }
 
-impl SplitWeights {
-    /// Splits and packs a matrix whose element (input, output) is `at(input, output)`.
+impl Bf16Weights {
+    /// Packs a matrix whose element (input, output) is `at(input, output)`, if all are bf16 numbers.
     pub(crate) fn new(
         inputs: usize,
         outputs: usize,
         at: impl Fn(usize, usize) -> f32 + Sync,
-    ) -> Self {
-        let mut packed = Self { inputs, outputs, parts: 0, panels: AlignedVec::filled(0, 0) };
-        packed.fill(at);
-        packed
-    }
-
-    /// Packs another matrix of the same shape.
-    pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
-        let (inputs, outputs) = (self.inputs, self.outputs);
+    ) -> Option<Self> {
         let is_bf16 = |j: usize| (0..inputs).all(|k| at(k, j).to_bits() & 0xffff == 0);
-        self.parts = if (0..outputs).into_par_iter().all(is_bf16) { 1 } else { PARTS };
-        let (size, parts) = (self.panel_size(), self.parts);
-        self.panels = AlignedVec::filled(0, outputs.div_ceil(PANEL) * size);
-        self.panels.par_chunks_mut(size.max(1)).enumerate().for_each(|(p, panel)| {
+        if !(0..outputs).into_par_iter().all(is_bf16) {
+            return None;
+        }
+        let panels = AlignedVec::filled(0, outputs.div_ceil(PANEL) * panel_size(inputs));
+        let mut packed = Self { inputs, outputs, panels };
+        let parts = packed.panels.par_chunks_mut(panel_size(inputs).max(1));
+        parts.enumerate().for_each(|(p, panel)| {
             for j in 0..PANEL.min(outputs - p * PANEL) {
                 for k in 0..inputs {
-                    let split = parts_of(at(k, p * PANEL + j));
-                    for (part, &value) in split[..parts].iter().enumerate() {
-                        panel[place_in_panel(parts, part, k, j)] = value;
-                    }
+                    panel[place_in_panel(k, j)] = (at(k, p * PANEL + j).to_bits() >> 16) as u16;
                 }
             }
         });
+        Some(packed)
     }
 
     pub(crate) fn inputs(&self) -> usize {
@@ -107,22 +94,22 @@ impl SplitWeights {
 
     /// Writes column `j` of the matrix.
     pub(crate) fn column(&self, j: usize, out: &mut [f32]) {
-        let panel = &self.panels[j / PANEL * self.panel_size()..];
+        let panel = &self.panels[j / PANEL * panel_size(self.inputs)..];
         for (k, x) in out.iter_mut().enumerate() {
-            let part = |p: usize| widened(panel[place_in_panel(self.parts, p, k, j % PANEL)]);
-            *x = (0..self.parts).map(part).sum();
+            *x = widened(panel[place_in_panel(k, j % PANEL)]);
         }
-    }
-
-    fn panel_size(&self) -> usize {
-        self.inputs.div_ceil(DEPTH) * self.parts * REGISTER
     }
 }
 
-/// Where a panel of weights of so many parts has a part of the weight (k, j).
+/// Numbers of a panel of weights.
+fn panel_size(inputs: usize) -> usize {
+    inputs.div_ceil(DEPTH) * REGISTER
+}
+
+/// Where a panel has the weight (k, j).
 #[inline(always)]
-fn place_in_panel(parts: usize, part: usize, k: usize, j: usize) -> usize {
-    (k / DEPTH * parts + part) * REGISTER + (k % DEPTH / 2 * PANEL + j) * 2 + k % 2
+fn place_in_panel(k: usize, j: usize) -> usize {
+    k / DEPTH * REGISTER + (k % DEPTH / 2 * PANEL + j) * 2 + k % 2
 }
 
 /// x in tiles of rows, in parts.
@@ -202,7 +189,7 @@ impl SplitTile<'_> {
 }
 
 /// Multiplies x (rows, inputs) with the weights on the current pool's threads.
-pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &SplitWeights, epilogue: &E) {
+pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &Bf16Weights, epilogue: &E) {
     let kernel = match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => Kernel::Amx,
@@ -224,7 +211,7 @@ fn gemm_by<E: TileEpilogue>(
     kernel: Kernel,
     isa: Isa,
     x: &[f32],
-    weights: &SplitWeights,
+    weights: &Bf16Weights,
     epilogue: &E,
 ) {
     let rows = SplitRows::new(isa, x, weights.inputs);
@@ -249,7 +236,7 @@ fn gemm_by<E: TileEpilogue>(
 
 struct SplitTask<'a> {
     rows: &'a SplitRows,
-    weights: &'a SplitWeights,
+    weights: &'a Bf16Weights,
     range: TaskRange,
 }
 
@@ -260,7 +247,6 @@ struct SplitCall {
     b: *const u16,
     blocks: usize,
     registers: usize, // of rows that the tile of x has; those from `rows` on are not needed
-    parts: usize,     // of weights
     rows: usize,
     panels: usize,
 }
@@ -272,10 +258,9 @@ impl SplitTask<'_> {
         let of_x = tile.row / (rows.registers * REGISTER_ROWS);
         SplitCall {
             a: rows.tiles[of_x * rows.tile_size()..].as_ptr(),
-            b: weights.panels[tile.panel * weights.panel_size()..].as_ptr(),
+            b: weights.panels[tile.panel * panel_size(weights.inputs)..].as_ptr(),
             blocks: rows.blocks,
             registers: rows.registers,
-            parts: weights.parts,
             rows: tile.rows,
             panels: tile.panels,
         }
@@ -283,15 +268,14 @@ impl SplitTask<'_> {
 }
 
 fn portable_tile(call: SplitCall, tile: &mut OutputTile<MAX_REGISTER_TILE>) {
-    let terms: &[(usize, usize)] = if call.parts == 1 { &TERMS_OF_BF16 } else { &TERMS };
     for (r, out) in tile[..call.rows].iter_mut().enumerate() {
         for (j, out) in out[..call.panels * PANEL].iter_mut().enumerate() {
             *out = 0.0;
             for block in 0..call.blocks {
-                for &(of_x, of_weight) in terms {
+                for part in (0..PARTS).rev() {
                     let mut sums = [0.0; 2];
                     for k in 0..DEPTH {
-                        sums[k % 2] += call.product(block, (r, of_x), (j, of_weight), k);
+                        sums[k % 2] += call.x(block, r, part, k) * call.weight(block, j, k);
                     }
                     *out += sums[0] + sums[1];
                 }
@@ -301,15 +285,18 @@ fn portable_tile(call: SplitCall, tile: &mut OutputTile<MAX_REGISTER_TILE>) {
 }
 
 impl SplitCall {
-    /// The product of input `k` of a block: of a row's part and a column's part.
-    fn product(&self, block: usize, row: (usize, usize), column: (usize, usize), k: usize) -> f32 {
-        let ((r, of_x), (j, of_weight)) = (row, column);
-        let register = (block * self.registers + r / REGISTER_ROWS) * PARTS + of_x;
-        let a = register * REGISTER + r % REGISTER_ROWS * DEPTH + k;
-        let panel = j / PANEL * self.blocks * self.parts * REGISTER;
-        let b = panel + place_in_panel(self.parts, of_weight, block * DEPTH + k, j % PANEL);
-        // SAFETY: the call's pointers cover a tile of x and its panels.
-        unsafe { widened(*self.a.add(a)) * widened(*self.b.add(b)) }
+    /// A part of input `k` of a block of row `r`.
+    fn x(&self, block: usize, r: usize, part: usize, k: usize) -> f32 {
+        let register = (block * self.registers + r / REGISTER_ROWS) * PARTS + part;
+        // SAFETY: the call's pointers cover a tile of x.
+        widened(unsafe { *self.a.add(register * REGISTER + r % REGISTER_ROWS * DEPTH + k) })
+    }
+
+    /// The weight of input `k` of a block for output `j`.
+    fn weight(&self, block: usize, j: usize, k: usize) -> f32 {
+        let panel = j / PANEL * self.blocks * REGISTER;
+        // SAFETY: the call's pointers cover its panels.
+        widened(unsafe { *self.b.add(panel + place_in_panel(block * DEPTH + k, j % PANEL)) })
     }
 }
 

@@ -20,3 +20,29 @@ fn small_products_in_both_precisions() {
         }
     }
 }
+
+/// Weights that some instruction sets store and multiply in another way than f32's, until others
+/// are assigned.
+#[test]
+fn products_with_weights_that_are_bf16_numbers() {
+    let (rows, inputs, outputs) = (37, 70, 90);
+    let (x, f32_weights, bias) =
+        (matrix(rows, inputs, 3), matrix(outputs, inputs, 4), vec![0.5; 90]);
+    let leading = |w: &f32| f32::from_bits(w.to_bits() & 0xffff_0000);
+    let w: Vec<f32> = f32_weights.data().iter().map(leading).collect();
+    for device in devices() {
+        let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()));
+        let mut map = map.unwrap();
+        let product = |map: &Linear| run_linear(&device, &x, map, Activation::None);
+        assert_close(
+            product(&map).data(),
+            &naive_linear(&x, &w, &bias),
+            1e-5,
+            &format!("{device:?}"),
+        );
+        let shift = upload(&device, &Tensor::from_vec(1, outputs, bias.clone()));
+        map.assign(&device, &upload(&device, &f32_weights), Some(&shift)).unwrap();
+        let expected = naive_linear(&x, f32_weights.data(), &bias);
+        assert_close(product(&map).data(), &expected, 1e-5, &format!("{device:?}, assigned"));
+    }
+}
