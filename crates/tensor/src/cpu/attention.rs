@@ -1,9 +1,14 @@
 //! Attention over spans of KV slots.
 //!
-//! Keys are stored transposed in blocks of 16 slots, so that one pass over a query yields 16 scores
-//! without a horizontal sum; values are stored row-major. Scores are laid out by position, not by
-//! slot, and every sum runs in the order of positions, so a result does not depend on which slots
-//! hold a sequence.
+//! A slot's keys are next to each other, those of all heads, and so are its values: what is a row's
+//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows that
+//! begin with the same slots, as those of one question do, are a group, and the lanes of registers:
+//! these slots are read once for all of them, head by head.
+//!
+//! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
+//! result does not depend on which slots hold a sequence, nor on the rows beside it.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -12,12 +17,17 @@ use super::math::{exp, fold_lanes, sum_lanes};
 use crate::Tensor;
 use crate::ops::{AttentionBackward, AttentionSpans, CpuKv, CpuLayerKv, Span};
 
-/// Slots of a block of keys.
-pub(crate) const BLOCK: usize = 16;
-/// Blocks scored together: independent chains of multiply-adds hide each other's latency.
-const BLOCKS_AT_ONCE: usize = 4;
-/// Rows of one parallel task.
-const ROWS: usize = 16;
+/// Rows of a group where there are 32 registers of 512 bits, and elsewhere.
+const WIDE_GROUP: usize = 16;
+const GROUP: usize = 8;
+/// Fewer rows that begin with the same slots are computed one by one.
+const LEAST_GROUP: usize = 4;
+/// Slots that are scored together: independent chains of multiply-adds hide each other's latency.
+const TILE: usize = 8;
+/// The parts of a softmax's sum, which are interleaved: scores are padded to a multiple of it.
+const PARTS: usize = 16;
+/// Rows whose keys and values are stored by one task, at the least.
+const ROWS_PER_WRITE: usize = 32;
 
 /// The arguments that are the same for all rows and heads.
 pub(crate) struct AttentionCall<'a> {
@@ -28,23 +38,25 @@ pub(crate) struct AttentionCall<'a> {
 
 /// Stores keys and values of the rows of x in their slots; see `KvStore::write`.
 pub(crate) fn write(kv: &mut CpuKv, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
-    let (heads, dim, capacity) = (kv.kv_heads, kv.head_dim, kv.slots);
-    let store = &mut kv.layers[layer];
-    let per_head =
-        (store.keys.par_chunks_mut(capacity * dim), store.values.par_chunks_mut(capacity * dim));
-    let work = |(h, (keys, values)): (usize, (&mut [f32], &mut [f32]))| {
+    let (Some(&low), Some(&high)) = (slots.iter().min(), slots.iter().max()) else { return };
+    let (width, store) = (kv.kv_heads * kv.head_dim, &mut kv.layers[layer]);
+    // Each task has a range of the slots, and looks for its rows among all.
+    let (low, end) = (low as usize, high as usize + 1);
+    let tasks = (4 * rayon::current_num_threads()).min(slots.len().div_ceil(ROWS_PER_WRITE));
+    let part = (end - low).div_ceil(tasks);
+    let keys = store.keys[low * width..end * width].par_chunks_mut(part * width);
+    let values = store.values[low * width..end * width].par_chunks_mut(part * width);
+    keys.zip(values).enumerate().for_each(|(i, (keys, values))| {
+        let begin = low + i * part;
         for (r, &slot) in slots.iter().enumerate() {
-            let slot = slot as usize;
-            let row = &x.row(r)[first..];
-            let block = &mut keys[slot / BLOCK * BLOCK * dim..][..BLOCK * dim];
-            for (i, &k) in row[h * dim..(h + 1) * dim].iter().enumerate() {
-                block[i * BLOCK + slot % BLOCK] = k;
+            if (begin..begin + part).contains(&(slot as usize)) {
+                let at = (slot as usize - begin) * width;
+                let (key, value) = x.row(r)[first..first + 2 * width].split_at(width);
+                keys[at..at + width].copy_from_slice(key);
+                values[at..at + width].copy_from_slice(value);
             }
-            values[slot * dim..(slot + 1) * dim]
-                .copy_from_slice(&row[(heads + h) * dim..(heads + h + 1) * dim]);
         }
-    };
-    per_head.into_par_iter().enumerate().with_min_len(heads.div_ceil(4)).for_each(work);
+    });
 }
 
 /// See [`crate::ops::attention`].
@@ -55,364 +67,451 @@ pub(crate) fn attention(
     call: &AttentionCall<'_>,
     out: &mut Tensor,
 ) {
-    let width = out.cols();
-    out.data_mut().par_chunks_mut(ROWS * width).enumerate().for_each(|(chunk, out)| {
-        let of = &RowsCall { q, kv, call, first: chunk * ROWS, wide: isa.is_wide() };
-        per_isa!(isa, attend_rows(of: &RowsCall<'_>, out: &mut [f32]));
+    let (width, wide) = (out.cols(), isa.is_wide());
+    let mut rest = out.data_mut();
+    let mut tasks = Vec::new();
+    for rows in groups(call.spans, if wide { WIDE_GROUP } else { GROUP }) {
+        let (out, later) = std::mem::take(&mut rest).split_at_mut(rows.len() * width);
+        tasks.push((rows, out));
+        rest = later;
+    }
+    tasks.into_par_iter().for_each(|(rows, out)| {
+        let of = &GroupCall { q, kv, call, rows, wide };
+        per_isa!(isa, attend(of: &GroupCall<'_>, out: &mut [f32]));
     });
 }
 
+/// Cuts all rows into single ones and groups of up to `most` that begin with the same slots.
+fn groups(spans: &AttentionSpans, most: usize) -> Vec<Range<usize>> {
+    let begin = |r: usize| spans.row_spans(r).first().map(|span| span.start);
+    let (mut groups, mut first) = (Vec::new(), 0);
+    while first < spans.rows() {
+        let candidates = first..spans.rows().min(first + most);
+        let alike = candidates.take_while(|&r| begin(r) == begin(first)).count();
+        let end = first + if alike < LEAST_GROUP { 1 } else { alike };
+        groups.push(first..end);
+        first = end;
+    }
+    groups
+}
+
 /// The arguments of one task.
-struct RowsCall<'a> {
+struct GroupCall<'a> {
     q: &'a Tensor,
     kv: &'a CpuKv,
     call: &'a AttentionCall<'a>,
-    first: usize, // row
-    wide: bool,   // whether there are 32 wide registers
+    rows: Range<usize>, // one, or a group
+    wide: bool,         // whether there are 32 wide registers
 }
 
-/// Rows that attend to the same slots first, as those of one question do: these slots' keys and
-/// values are read once for all of them.
-#[derive(Clone, Copy)]
-struct RowGroup {
-    first: usize,
-    rows: usize,   // 1 or GROUP
-    shared: usize, // slots; 0 for a single row
+/// The slots of the rows of a task.
+struct GroupPlan {
+    begin: usize,        // the first of the shared slots
+    shared: usize,       // slots that all rows begin with; 0 for a single row
+    own: Vec<usize>,     // the other slots, row by row, in the order of positions
+    lens: Vec<usize>,    // slots of each row
+    tiles: Vec<OwnTile>, // of the own slots
 }
 
-/// Rows of a group.
-const GROUP: usize = 4;
-
-/// What is computed for the rows of a task, the same for every head.
-struct ScorePlan<'a> {
-    spans: Vec<&'a [Span]>, // of each row
-    starts: Vec<usize>,     // of each row's scores, and where the last row's end
-    groups: Vec<RowGroup>,
-    blocks: Vec<PlannedBlock>, // of slots that are not shared
+/// Up to [`TILE`] of a row's own slots.
+#[derive(Clone)]
+struct OwnTile {
+    row: usize,          // of the task
+    at: usize,           // the first slot's position
+    slots: Range<usize>, // among all own slots
 }
 
-/// A row's slots of one block of keys.
-#[derive(Clone, Copy)]
-struct PlannedBlock {
-    row: usize,
-    slot: usize, // the first
-    len: usize,  // slots
-    at: usize,   // index of the first slot's score
-}
-
-impl<'a> ScorePlan<'a> {
-    fn new(spans: &'a AttentionSpans, first: usize, rows: usize) -> Self {
-        let spans: Vec<&[Span]> = (first..first + rows).map(|r| spans.row_spans(r)).collect();
-        let mut plan = Self { starts: vec![0], groups: Vec::new(), blocks: Vec::new(), spans };
-        for spans in &plan.spans {
-            let len: usize = spans.iter().map(|s| s.len as usize).sum();
-            plan.starts.push(plan.starts[plan.starts.len() - 1] + len);
-        }
-        let mut row = 0;
-        while row < rows {
-            let shared = plan.shared_by_group(row);
-            let group = RowGroup { first: row, rows: if shared > 0 { GROUP } else { 1 }, shared };
-            (row..row + group.rows).for_each(|row| plan.add_blocks(row, shared));
-            plan.groups.push(group);
-            row += group.rows;
-        }
+impl GroupPlan {
+    fn new(spans: &AttentionSpans, rows: Range<usize>) -> Self {
+        let first = |r: usize| spans.row_spans(r).first().copied();
+        let lens = rows.clone().map(|r| first(r).map_or(0, |span| span.len as usize));
+        let shared = if rows.len() > 1 { lens.min().unwrap_or(0) } else { 0 };
+        let begin = first(rows.start).map_or(0, |span| span.start as usize);
+        let lens = Vec::with_capacity(rows.len());
+        let mut plan = Self { begin, shared, own: Vec::new(), lens, tiles: Vec::new() };
+        rows.for_each(|r| plan.add_row(spans.row_spans(r)));
         plan
     }
 
-    /// The slots that the rows from this one on share at their beginning, if they make a group.
-    fn shared_by_group(&self, row: usize) -> usize {
-        let Some(rows) = self.spans.get(row..row + GROUP) else { return 0 };
-        let mut shared = usize::MAX;
-        for spans in rows {
-            match spans.first() {
-                Some(span) if span.start == rows[0][0].start => {
-                    shared = shared.min(span.len as usize);
-                }
-                _ => return 0,
-            }
+    fn add_row(&mut self, spans: &[Span]) {
+        let (row, from) = (self.lens.len(), self.own.len());
+        for (i, span) in spans.iter().enumerate() {
+            let skipped = if i == 0 { self.shared } else { 0 };
+            let (start, len) = (span.start as usize, span.len as usize);
+            self.own.extend(start + skipped..start + len);
         }
-        shared
+        let end = self.own.len();
+        let tile = |first: usize| {
+            let at = self.shared + first - from;
+            OwnTile { row, at, slots: first..end.min(first + TILE) }
+        };
+        self.tiles.extend((from..end).step_by(TILE).map(tile));
+        self.lens.push(self.shared + end - from);
     }
 
-    /// Adds the blocks of a row beyond its first `shared` slots.
-    fn add_blocks(&mut self, row: usize, shared: usize) {
-        let mut at = self.starts[row] + shared;
-        for (slot, mut left) in own_slots(self.spans[row], shared) {
-            let mut slot = slot;
-            while left > 0 {
-                let len = (BLOCK - slot % BLOCK).min(left);
-                self.blocks.push(PlannedBlock { row, slot, len, at });
-                (slot, at, left) = (slot + len, at + len, left - len);
+    /// The slots of the longest row, as a multiple of [`PARTS`].
+    fn positions(&self) -> usize {
+        let longest = self.lens.iter().copied().max().unwrap_or(0);
+        longest.max(1).next_multiple_of(PARTS)
+    }
+
+    /// The tiles with their slots. When one is reached, the rows of `data` that the next will read
+    /// begin to be fetched.
+    #[inline(always)]
+    fn tiles<'a>(
+        &'a self,
+        data: LayerRows<'a>,
+    ) -> impl Iterator<Item = (&'a OwnTile, &'a [usize])> {
+        let slots = |tile: &OwnTile| &self.own[tile.slots.clone()];
+        self.tiles.iter().enumerate().map(move |(i, tile)| {
+            if let Some(next) = self.tiles.get(i + 1) {
+                let row = |slot: usize| &data.data[slot * data.width..][..data.width];
+                slots(next).iter().for_each(|&slot| prefetch(row(slot)));
             }
+            (tile, slots(tile))
+        })
+    }
+}
+
+/// Begins to read numbers into the L2 cache, where the processor has an instruction for it.
+#[inline(always)]
+fn prefetch(data: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in data.chunks(64 / size_of::<f32>()) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: every x86-64 processor has SSE; a prefetch changes nothing that can be seen.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = data;
+}
+
+/// A layer's keys or values.
+#[derive(Clone, Copy)]
+struct LayerRows<'a> {
+    data: &'a [f32], // (slots, kv_heads, head_dim)
+    width: usize,
+    dim: usize,
+    shared_by: usize, // query heads of a key head
+}
+
+impl<'a> LayerRows<'a> {
+    fn new(data: &'a [f32], kv: &CpuKv, heads: usize) -> Self {
+        let (width, dim) = (kv.kv_heads * kv.head_dim, kv.head_dim);
+        Self { data, width, dim, shared_by: heads / kv.kv_heads }
+    }
+
+    /// The head that query head `h` attends to.
+    #[inline(always)]
+    fn head(self, h: usize) -> HeadRows<'a> {
+        HeadRows { rows: self, first: h / self.shared_by * self.dim }
+    }
+}
+
+/// One head of a layer's keys or values.
+#[derive(Clone, Copy)]
+struct HeadRows<'a> {
+    rows: LayerRows<'a>,
+    first: usize, // column
+}
+
+impl<'a> HeadRows<'a> {
+    #[inline(always)]
+    fn row(self, slot: usize) -> &'a [f32] {
+        &self.rows.data[slot * self.rows.width + self.first..][..self.rows.dim]
+    }
+
+    /// `W` columns of a slot.
+    #[inline(always)]
+    fn columns<const W: usize>(self, slot: usize, column: usize) -> &'a [f32; W] {
+        let at = slot * self.rows.width + self.first + column;
+        self.rows.data[at..].first_chunk().expect("every slot has a key and a value")
+    }
+}
+
+#[inline(always)]
+fn attend<const FUSED: bool>(of: &GroupCall<'_>, out: &mut [f32]) {
+    match (of.rows.len(), of.wide) {
+        (1, _) => attend_lanes::<FUSED, 1>(of, out),
+        (_, true) => attend_lanes::<FUSED, WIDE_GROUP>(of, out),
+        (_, false) => attend_lanes::<FUSED, GROUP>(of, out),
+    }
+}
+
+/// Attention of up to `R` rows. Lanes without a row are computed and ignored.
+#[inline(always)]
+fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut [f32]) {
+    let (heads, dim) = (of.call.heads, of.kv.head_dim);
+    let store = &of.kv.layers[of.call.layer];
+    let rows_of = |data| LayerRows::new(data, of.kv, heads);
+    let (keys, values) = (rows_of(&store.keys), rows_of(&store.values));
+    let query = |row: usize, h: usize| &of.q.row(of.rows.start + row)[h * dim..(h + 1) * dim];
+    let plan = GroupPlan::new(of.call.spans, of.rows.clone());
+    let mut own = Vec::with_capacity(plan.tiles.len() * heads); // (tiles, heads)
+    for (tile, slots) in plan.tiles(keys) {
+        for h in 0..heads {
+            own.push(score_tile::<FUSED>(query(tile.row, h), keys.head(h), slots));
         }
     }
-
-    fn scores_of(&self, row: usize) -> std::ops::Range<usize> {
-        self.starts[row]..self.starts[row + 1]
-    }
-}
-
-/// The spans (first slot, slots) of a row beyond its first `shared` slots.
-#[inline(always)]
-fn own_slots(spans: &[Span], shared: usize) -> impl Iterator<Item = (usize, usize)> {
-    spans.iter().enumerate().map(move |(i, span)| {
-        let skipped = if i == 0 { shared } else { 0 };
-        (span.start as usize + skipped, span.len as usize - skipped)
-    })
-}
-
-/// One query against one block of keys.
-struct ScoreBlock<'a> {
-    query: &'a [f32], // (head_dim)
-    keys: &'a [f32],  // (head_dim, BLOCK)
-    place: PlannedBlock,
-}
-
-#[inline(always)]
-fn attend_rows<const FUSED: bool>(of: &RowsCall<'_>, out: &mut [f32]) {
-    let RowsCall { q, kv, call, first, wide } = *of;
-    let (dim, heads) = (kv.head_dim, call.heads);
-    let rows = out.len() / (heads * dim);
-    let store = &kv.layers[call.layer];
-    let plan = ScorePlan::new(call.spans, first, rows);
-    let mut scores = vec![0.0; plan.starts[rows]];
-    let mut scales = vec![0.0; rows];
+    let mut scores = vec![[0.0; R]; plan.positions()];
+    let (mut queries, mut scales) = (vec![[0.0; R]; dim], vec![[0.0; R]; heads]);
     for h in 0..heads {
-        let group = h / (heads / kv.kv_heads);
-        let keys = &store.keys[group * kv.slots * dim..][..kv.slots * dim];
-        let values = &store.values[group * kv.slots * dim..][..kv.slots * dim];
-        let query = |row: usize| &q.row(first + row)[h * dim..(h + 1) * dim];
-        for four in plan.blocks.chunks(BLOCKS_AT_ONCE) {
-            score::<FUSED>(four, &query, keys, &mut scores);
-        }
-        for group in plan.groups.iter().filter(|group| group.shared > 0) {
-            let queries = std::array::from_fn(|r| query(group.first + r));
-            if wide {
-                score_shared::<FUSED, 2>(group, &plan, queries, keys, &mut scores);
-            } else {
-                score_shared::<FUSED, 1>(group, &plan, queries, keys, &mut scores);
+        if plan.shared > 0 {
+            for row in 0..plan.lens.len() {
+                queries.iter_mut().zip(query(row, h)).for_each(|(lanes, &x)| lanes[row] = x);
             }
+            score_shared::<FUSED, R>(&plan, &queries, keys.head(h), &mut scores);
         }
-        for (row, scale) in scales.iter_mut().enumerate() {
-            *scale = softmax::<FUSED>(&mut scores[plan.scores_of(row)], 1.0 / (dim as f32).sqrt());
+        // Beyond a row's last position: nothing.
+        scores[plan.shared..].fill([f32::NEG_INFINITY; R]);
+        for (tile, own) in plan.tiles.iter().zip(own.iter().skip(h).step_by(heads)) {
+            let lanes = scores[tile.at..].iter_mut().take(tile.slots.len());
+            lanes.zip(own).for_each(|(lanes, &score)| lanes[tile.row] = score);
         }
-        let sums = ValueSums { plan: &plan, scores: &scores, scales: &scales, values, dim };
-        for group in &plan.groups {
-            let out = &mut out[group.first * heads * dim + h * dim..];
-            if group.rows == GROUP {
-                sums.write::<FUSED, GROUP>(group, wide, heads * dim, out);
-            } else {
-                sums.write::<FUSED, 1>(group, wide, heads * dim, out);
-            }
+        scales[h] = softmax::<FUSED, R>(&mut scores, 1.0 / (dim as f32).sqrt());
+        for (tile, own) in plan.tiles.iter().zip(own.iter_mut().skip(h).step_by(heads)) {
+            own.iter_mut().zip(&scores[tile.at..]).for_each(|(to, lanes)| *to = lanes[tile.row]);
         }
+        let sums = SharedSums {
+            plan: &plan,
+            weights: &scores,
+            values: values.head(h),
+            stride: heads * dim,
+        };
+        sums.write::<FUSED>(of.wide, &mut out[h * dim..]);
+    }
+    for ((tile, slots), own) in plan.tiles(values).zip(own.chunks_exact(heads)) {
+        let out = &mut out[tile.row * heads * dim..][..heads * dim];
+        for (h, (out, weights)) in out.chunks_exact_mut(dim).zip(own).enumerate() {
+            add_tile::<FUSED>(slots, weights, values.head(h), out);
+        }
+    }
+    for (i, out) in out.chunks_exact_mut(dim).enumerate() {
+        let scale = scales[i % heads][i / heads];
+        out.iter_mut().for_each(|o| *o *= scale);
     }
 }
 
+/// A query's scores of up to [`TILE`] slots; those beyond are of the last.
 #[inline(always)]
-fn score<'a, const FUSED: bool>(
-    blocks: &[PlannedBlock],
-    query: &impl Fn(usize) -> &'a [f32],
-    keys: &'a [f32],
-    scores: &mut [f32],
-) {
-    // A short last group repeats its last block and ignores the copies.
-    let block = |b: usize| {
-        let place = blocks[b.min(blocks.len() - 1)];
-        let query = query(place.row);
-        let size = BLOCK * query.len();
-        ScoreBlock { query, keys: &keys[place.slot / BLOCK * size..][..size], place }
-    };
-    let four: [ScoreBlock<'_>; BLOCKS_AT_ONCE] = std::array::from_fn(block);
-    score_blocks::<FUSED>(&four, blocks.len(), scores);
+fn score_tile<const FUSED: bool>(
+    query: &[f32],
+    keys: HeadRows<'_>,
+    slots: &[usize],
+) -> [f32; TILE] {
+    let k = |b: usize| &keys.row(slots[b.min(slots.len() - 1)])[..query.len()];
+    // By fours of dimensions and of slots: whole registers are loaded, and become lanes.
+    let (fours, rest) = query.as_chunks::<4>();
+    let four = |b: usize| &k(b).as_chunks::<4>().0[..fours.len()];
+    let [k0, k1, k2, k3] = [four(0), four(1), four(2), four(3)];
+    let [k4, k5, k6, k7] = [four(4), four(5), four(6), four(7)];
+    let [mut low, mut high] = [[0.0f32; 4]; 2];
+    for (i, q) in fours.iter().enumerate() {
+        for (c, &q) in q.iter().enumerate() {
+            low = fma_lanes::<FUSED, 4>(q, &[k0[i][c], k1[i][c], k2[i][c], k3[i][c]], low);
+            high = fma_lanes::<FUSED, 4>(q, &[k4[i][c], k5[i][c], k6[i][c], k7[i][c]], high);
+        }
+    }
+    let mut scores = [0.0; TILE];
+    scores[..4].copy_from_slice(&low);
+    scores[4..].copy_from_slice(&high);
+    for (i, &q) in rest.iter().enumerate() {
+        for (b, score) in scores.iter_mut().enumerate() {
+            *score = fma::<FUSED>(q, k(b)[4 * fours.len() + i], *score);
+        }
+    }
+    scores
 }
 
-/// Scores the first `count` of four blocks.
+/// The scores of a group's shared slots for the queries (head_dim) of all rows.
 #[inline(always)]
-fn score_blocks<const FUSED: bool>(
-    blocks: &[ScoreBlock<'_>; BLOCKS_AT_ONCE],
-    count: usize,
-    scores: &mut [f32],
+fn score_shared<const FUSED: bool, const R: usize>(
+    plan: &GroupPlan,
+    queries: &[[f32; R]],
+    keys: HeadRows<'_>,
+    scores: &mut [[f32; R]],
 ) {
-    let dim = blocks[0].query.len();
-    let q: [&[f32]; BLOCKS_AT_ONCE] = std::array::from_fn(|b| &blocks[b].query[..dim]);
-    let k: [&[[f32; BLOCK]]; BLOCKS_AT_ONCE] =
-        std::array::from_fn(|b| &blocks[b].keys.as_chunks().0[..dim]);
-    // Named accumulators, not an array: the compiler then keeps each in a register.
-    let [mut a0, mut a1, mut a2, mut a3] = [[0.0f32; BLOCK]; BLOCKS_AT_ONCE];
-    for i in 0..dim {
-        a0 = fma_lanes::<FUSED>(q[0][i], &k[0][i], a0);
-        a1 = fma_lanes::<FUSED>(q[1][i], &k[1][i], a1);
-        a2 = fma_lanes::<FUSED>(q[2][i], &k[2][i], a2);
-        a3 = fma_lanes::<FUSED>(q[3][i], &k[3][i], a3);
-    }
-    for (block, acc) in blocks.iter().zip([a0, a1, a2, a3]).take(count) {
-        let PlannedBlock { slot, len, at, .. } = block.place;
-        scores[at..at + len].copy_from_slice(&acc[slot % BLOCK..][..len]);
-    }
-}
-
-/// The scores of a group's shared slots, `B` blocks of keys at once: each key is read once for all
-/// rows.
-#[inline(always)]
-fn score_shared<const FUSED: bool, const B: usize>(
-    group: &RowGroup,
-    plan: &ScorePlan<'_>,
-    queries: [&[f32]; GROUP],
-    keys: &[f32],
-    scores: &mut [f32],
-) {
-    let dim = queries[0].len();
-    let [q0, q1, q2, q3] = queries.map(|query| &query[..dim]);
-    let begin = plan.spans[group.first][0].start as usize;
-    let end = begin + group.shared;
-    let last = (end - 1) / BLOCK;
-    for block in (begin / BLOCK..=last).step_by(B) {
-        // Where fewer blocks than `B` are left, the last one is repeated and ignored.
-        let k: [&[[f32; BLOCK]]; B] = std::array::from_fn(|b| {
-            let size = BLOCK * dim;
-            keys[(block + b).min(last) * size..][..size].as_chunks().0
-        });
-        let [mut a0, mut a1, mut a2, mut a3] = [[[0.0f32; BLOCK]; B]; GROUP];
-        for i in 0..dim {
-            for b in 0..B {
-                a0[b] = fma_lanes::<FUSED>(q0[i], &k[b][i], a0[b]);
-                a1[b] = fma_lanes::<FUSED>(q1[i], &k[b][i], a1[b]);
-                a2[b] = fma_lanes::<FUSED>(q2[i], &k[b][i], a2[b]);
-                a3[b] = fma_lanes::<FUSED>(q3[i], &k[b][i], a3[b]);
-            }
+    for first in (0..plan.shared).step_by(TILE) {
+        // Where fewer slots are left, the last one is repeated and ignored.
+        let key =
+            |b: usize| &keys.row(plan.begin + (first + b).min(plan.shared - 1))[..queries.len()];
+        let [k0, k1, k2, k3] = [key(0), key(1), key(2), key(3)];
+        let [k4, k5, k6, k7] = [key(4), key(5), key(6), key(7)];
+        // Named accumulators, not an array: the compiler then keeps each in a register.
+        let [mut a0, mut a1, mut a2, mut a3] = [[0.0f32; R]; 4];
+        let [mut a4, mut a5, mut a6, mut a7] = [[0.0f32; R]; 4];
+        for i in 0..queries.len() {
+            let q = &queries[i];
+            a0 = fma_lanes::<FUSED, R>(k0[i], q, a0);
+            a1 = fma_lanes::<FUSED, R>(k1[i], q, a1);
+            a2 = fma_lanes::<FUSED, R>(k2[i], q, a2);
+            a3 = fma_lanes::<FUSED, R>(k3[i], q, a3);
+            a4 = fma_lanes::<FUSED, R>(k4[i], q, a4);
+            a5 = fma_lanes::<FUSED, R>(k5[i], q, a5);
+            a6 = fma_lanes::<FUSED, R>(k6[i], q, a6);
+            a7 = fma_lanes::<FUSED, R>(k7[i], q, a7);
         }
-        for b in 0..B.min(last + 1 - block) {
-            let first = (block + b) * BLOCK;
-            let slots = begin.max(first)..end.min(first + BLOCK);
-            for (r, acc) in [a0[b], a1[b], a2[b], a3[b]].into_iter().enumerate() {
-                let at = plan.starts[group.first + r] + slots.start - begin;
-                scores[at..at + slots.len()]
-                    .copy_from_slice(&acc[slots.start - first..slots.end - first]);
-            }
-        }
+        let to = scores[first..plan.shared].iter_mut();
+        to.zip([a0, a1, a2, a3, a4, a5, a6, a7]).for_each(|(to, acc)| *to = acc);
     }
 }
 
 /// `acc + x * row`, lane by lane.
 #[inline(always)]
-fn fma_lanes<const FUSED: bool>(x: f32, row: &[f32; BLOCK], acc: [f32; BLOCK]) -> [f32; BLOCK] {
+fn fma_lanes<const FUSED: bool, const L: usize>(x: f32, row: &[f32; L], acc: [f32; L]) -> [f32; L] {
     std::array::from_fn(|l| fma::<FUSED>(x, row[l], acc[l]))
 }
 
-/// Turns scores into unnormalised probabilities; returns the factor that normalises them.
+/// Turns the scores of `R` rows (positions) into unnormalised probabilities; returns the factors
+/// that normalise them.
+///
+/// A row's sum is in sixteen interleaved parts, as in [`sum_lanes`]; positions that it does not
+/// have add 0.
 #[inline(always)]
-fn softmax<const FUSED: bool>(scores: &mut [f32], scale: f32) -> f32 {
-    let largest = largest(scores);
-    for x in scores.iter_mut() {
-        *x = exp::<FUSED>((*x - largest) * scale);
-    }
-    1.0 / sum_lanes(scores.len(), |i, s| s + scores[i])
-}
-
-/// The largest number, NaN ignored, in lanes: a maximum is the same in any order.
-#[inline(always)]
-fn largest(scores: &[f32]) -> f32 {
+fn softmax<const FUSED: bool, const R: usize>(scores: &mut [[f32; R]], scale: f32) -> [f32; R] {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; BLOCK];
-    let (whole, rest) = scores.as_chunks::<BLOCK>();
-    for chunk in whole {
-        for l in 0..BLOCK {
-            lanes[l] = larger(lanes[l], chunk[l]);
+    let largest = reduce(scores, f32::NEG_INFINITY, larger);
+    for lanes in scores.iter_mut() {
+        for r in 0..R {
+            lanes[r] = exp::<FUSED>((lanes[r] - largest[r]) * scale);
         }
     }
-    rest.iter().fold(fold_lanes(lanes, larger), |a, &b| larger(a, b))
+    let mut scales = reduce(scores, 0.0, |a, b| a + b);
+    scales.iter_mut().for_each(|sum| *sum = 1.0 / *sum);
+    scales
 }
 
-/// `out = scale * sum_j weights[j] * values[slot_j]` for rows, in the order of j.
-struct ValueSums<'a> {
-    plan: &'a ScorePlan<'a>,
-    scores: &'a [f32],
-    scales: &'a [f32],
-    values: &'a [f32], // (slots, dim)
-    dim: usize,
-}
-
-impl ValueSums<'_> {
-    /// `W` columns of a slot's value.
-    #[inline(always)]
-    fn value<const W: usize>(&self, slot: usize, column: usize) -> &[f32; W] {
-        let at = slot * self.dim + column;
-        self.values[at..].first_chunk().expect("every slot has a value")
-    }
-
-    /// Writes a group's `R` rows, which are `stride` apart in `out`.
-    #[inline(always)]
-    fn write<const FUSED: bool, const R: usize>(
-        &self,
-        group: &RowGroup,
-        wide: bool,
-        stride: usize,
-        out: &mut [f32],
-    ) {
-        let mut column = 0;
-        while wide && column + 64 <= self.dim {
-            self.write_columns::<FUSED, R, 64>(group, column, stride, out);
-            column += 64;
+/// `f` of each row's scores, in sixteen interleaved parts that are reduced in a fixed order.
+#[inline(always)]
+fn reduce<const R: usize>(
+    scores: &[[f32; R]],
+    neutral: f32,
+    f: impl Fn(f32, f32) -> f32,
+) -> [f32; R] {
+    // By registers of sixteen numbers: `R` of them are sixteen positions.
+    let registers = scores.as_flattened().as_chunks::<PARTS>().0;
+    let mut parts = [[neutral; PARTS]; R];
+    for (i, part) in parts.iter_mut().enumerate() {
+        let mut acc = [neutral; PARTS];
+        for register in registers[i..].iter().step_by(R) {
+            for l in 0..PARTS {
+                acc[l] = f(acc[l], register[l]);
+            }
         }
-        while column + 16 <= self.dim {
-            self.write_columns::<FUSED, R, 16>(group, column, stride, out);
+        *part = acc;
+    }
+    let mut of_rows = [[neutral; R]; PARTS];
+    of_rows.copy_from_slice(parts.as_flattened().as_chunks().0);
+    fold_lanes(of_rows, |a, b| {
+        let mut c = a;
+        for r in 0..R {
+            c[r] = f(a[r], b[r]);
+        }
+        c
+    })
+}
+
+/// `out = sum_j weights[j] * values[slot_j]` over the shared slots j, in their order.
+struct SharedSums<'a, const R: usize> {
+    plan: &'a GroupPlan,
+    weights: &'a [[f32; R]], // (positions)
+    values: HeadRows<'a>,
+    stride: usize, // of the rows of out
+}
+
+impl<const R: usize> SharedSums<'_, R> {
+    /// Writes a head of all rows.
+    #[inline(always)]
+    fn write<const FUSED: bool>(&self, wide: bool, out: &mut [f32]) {
+        let (dim, mut column) = (self.values.rows.dim, 0);
+        while wide && column + 32 <= dim {
+            self.write_columns::<FUSED, 2, 16>(column, out);
+            column += 32;
+        }
+        while column + 16 <= dim {
+            self.write_columns::<FUSED, 2, 8>(column, out);
             column += 16;
         }
-        while column < self.dim {
-            self.write_columns::<FUSED, R, 1>(group, column, stride, out);
+        while column < dim {
+            self.write_columns::<FUSED, 1, 1>(column, out);
             column += 1;
         }
     }
 
+    /// Writes `C` times `L` columns, in eight sums of `L` lanes at a time.
     #[inline(always)]
-    fn write_columns<const FUSED: bool, const R: usize, const W: usize>(
+    fn write_columns<const FUSED: bool, const C: usize, const L: usize>(
         &self,
-        group: &RowGroup,
         column: usize,
-        stride: usize,
         out: &mut [f32],
     ) {
-        let mut acc = [[0.0f32; W]; R];
-        if group.shared > 0 {
-            let begin = self.plan.spans[group.first][0].start as usize;
-            let weights: [&[f32]; R] = std::array::from_fn(|r| {
-                &self.scores[self.plan.starts[group.first + r]..][..group.shared]
-            });
-            #[allow(clippy::needless_range_loop, reason = "rows are indexed beside it")]
-            for j in 0..group.shared {
-                let value = self.value::<W>(begin + j, column);
-                for r in 0..R {
-                    for l in 0..W {
-                        acc[r][l] = fma::<FUSED>(weights[r][j], value[l], acc[r][l]);
-                    }
-                }
+        let rows = self.plan.lens.len();
+        for first in (0..rows).step_by(8 / C) {
+            let [mut a0, mut a1, mut a2, mut a3] = [[0.0f32; L]; 4];
+            let [mut a4, mut a5, mut a6, mut a7] = [[0.0f32; L]; 4];
+            for (j, weights) in self.weights[..self.plan.shared].iter().enumerate() {
+                let slot = self.plan.begin + j;
+                let first_value = self.values.columns::<L>(slot, column);
+                let values = [first_value, self.values.columns::<L>(slot, column + (C - 1) * L)];
+                let weights = &weights[first..first + 8 / C];
+                a0 = fma_lanes::<FUSED, L>(weights[0], values[0], a0);
+                a1 = fma_lanes::<FUSED, L>(weights[1 / C], values[1 % C], a1);
+                a2 = fma_lanes::<FUSED, L>(weights[2 / C], values[2 % C], a2);
+                a3 = fma_lanes::<FUSED, L>(weights[3 / C], values[3 % C], a3);
+                a4 = fma_lanes::<FUSED, L>(weights[4 / C], values[4 % C], a4);
+                a5 = fma_lanes::<FUSED, L>(weights[5 / C], values[5 % C], a5);
+                a6 = fma_lanes::<FUSED, L>(weights[6 / C], values[6 % C], a6);
+                a7 = fma_lanes::<FUSED, L>(weights[7 / C], values[7 % C], a7);
             }
-        }
-        // By value: what a loop over rows points to would stay in memory.
-        for (r, mut acc) in acc.into_iter().enumerate() {
-            let row = group.first + r;
-            let mut weights = &self.scores[self.plan.scores_of(row)][group.shared..];
-            for (slot, len) in own_slots(self.plan.spans[row], group.shared) {
-                let (own, rest) = weights.split_at(len);
-                for (j, &weight) in own.iter().enumerate() {
-                    let value = self.value::<W>(slot + j, column);
-                    for l in 0..W {
-                        acc[l] = fma::<FUSED>(weight, value[l], acc[l]);
-                    }
+            for (i, acc) in [a0, a1, a2, a3, a4, a5, a6, a7].into_iter().enumerate() {
+                if first + i / C < rows {
+                    let at = (first + i / C) * self.stride + column + i % C * L;
+                    out[at..at + L].copy_from_slice(&acc);
                 }
-                weights = rest;
-            }
-            let out = &mut out[r * stride + column..][..W];
-            for (o, a) in out.iter_mut().zip(acc) {
-                *o = a * self.scales[row];
             }
         }
     }
 }
 
+/// `out += sum_j weights[j] * values[slots[j]]`, in the order of j.
+#[inline(always)]
+fn add_tile<const FUSED: bool>(
+    slots: &[usize],
+    weights: &[f32; TILE],
+    values: HeadRows<'_>,
+    out: &mut [f32],
+) {
+    let (wide, rest) = out.as_chunks_mut::<32>();
+    let (narrow, single) = rest.as_chunks_mut::<16>();
+    let (narrow_at, single_at) = (32 * wide.len(), 32 * wide.len() + 16 * narrow.len());
+    for (i, out) in wide.iter_mut().enumerate() {
+        add_columns::<FUSED, 32>(slots, weights, values, 32 * i, out);
+    }
+    for (i, out) in narrow.iter_mut().enumerate() {
+        add_columns::<FUSED, 16>(slots, weights, values, narrow_at + 16 * i, out);
+    }
+    for (i, out) in single.as_chunks_mut::<1>().0.iter_mut().enumerate() {
+        add_columns::<FUSED, 1>(slots, weights, values, single_at + i, out);
+    }
+}
+
+#[inline(always)]
+fn add_columns<const FUSED: bool, const W: usize>(
+    slots: &[usize],
+    weights: &[f32; TILE],
+    values: HeadRows<'_>,
+    column: usize,
+    out: &mut [f32; W],
+) {
+    let mut acc = *out;
+    for (&slot, &weight) in slots.iter().zip(weights) {
+        acc = fma_lanes::<FUSED, W>(weight, values.columns::<W>(slot, column), acc);
+    }
+    *out = acc;
+}
+
 /// See [`crate::ops::attention_backward`]. Key heads are parallel tasks, since they share no
-/// gradients; each takes its rows in order. Both gradients are (kv_heads, slots, head_dim): the
-/// keys' are not transposed in blocks.
+/// gradients; each takes its rows in order. Both gradients are (kv_heads, slots, head_dim).
 pub(crate) fn attention_backward(
     isa: Isa,
     of: &AttentionBackward<'_>,
@@ -463,45 +562,39 @@ fn head_backward<const FUSED: bool>(
     let dim = kv.head_dim;
     let (group, scale) = (call.heads / kv.kv_heads, 1.0 / (dim as f32).sqrt());
     let store = &kv.layers[call.layer];
-    let keys = &store.keys[g * kv.slots * dim..][..kv.slots * dim];
-    let values = &store.values[g * kv.slots * dim..][..kv.slots * dim];
-    let (mut scores, mut lanes): (Vec<f32>, Vec<[f32; BLOCK]>) = (Vec::new(), Vec::new());
+    let keys = LayerRows::new(&store.keys, kv, call.heads).head(g * group);
+    let values = LayerRows::new(&store.values, kv, call.heads).head(g * group);
+    let (mut scores, mut parts) = (Vec::new(), vec![0.0; PARTS * dim]); // (PARTS, head_dim)
     for (i, dq) in dq.chunks_exact_mut(dim).enumerate() {
         let (r, column) = (i / group, (g * group + i % group) * dim);
         let [query, out, dout] = [of.q, of.out, of.dout].map(|x| &x.row(r)[column..column + dim]);
-        let plan = ScorePlan::new(call.spans, r, 1);
+        let plan = GroupPlan::new(call.spans, r..r + 1);
         scores.clear();
-        scores.resize(plan.starts[1], 0.0);
-        for four in plan.blocks.chunks(BLOCKS_AT_ONCE) {
-            score::<FUSED>(four, &|_| query, keys, &mut scores);
+        scores.resize(plan.positions(), [f32::NEG_INFINITY]);
+        for tile in &plan.tiles {
+            let slots = &plan.own[tile.slots.clone()];
+            let to = &mut scores[tile.at..][..slots.len()];
+            let found = score_tile::<FUSED>(query, keys, slots);
+            to.iter_mut().zip(found).for_each(|(to, score)| *to = [score]);
         }
-        let inverse = softmax::<FUSED>(&mut scores, scale);
+        let [inverse] = softmax::<FUSED, 1>(&mut scores, scale);
         let dot_out = sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], out[i], s));
-        lanes.clear();
-        lanes.resize(dim, [0.0; BLOCK]);
-        for block in &plan.blocks {
-            let mut dscores = [0.0; BLOCK];
-            for l in 0..block.len {
-                let (p, at) = (scores[block.at + l] * inverse, (block.slot + l) * dim);
-                let value = &values[at..at + dim];
-                let dscore = p
-                    * (sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], value[i], s)) - dot_out)
-                    * scale;
-                dk[at..at + dim]
-                    .iter_mut()
-                    .zip(query)
-                    .for_each(|(d, &q)| *d = fma::<FUSED>(dscore, q, *d));
-                dv[at..at + dim]
-                    .iter_mut()
-                    .zip(dout)
-                    .for_each(|(d, &o)| *d = fma::<FUSED>(p, o, *d));
-                dscores[block.slot % BLOCK + l] = dscore;
-            }
-            let keys = &keys[block.slot / BLOCK * BLOCK * dim..][..BLOCK * dim];
-            for (acc, keys) in lanes.iter_mut().zip(keys.as_chunks::<BLOCK>().0) {
-                *acc = std::array::from_fn(|l| fma::<FUSED>(dscores[l], keys[l], acc[l]));
+        parts.fill(0.0);
+        for (&[p], &slot) in scores.iter().zip(&plan.own) {
+            let (p, at, value) = (p * inverse, slot * dim, values.row(slot));
+            let dscore =
+                p * (sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], value[i], s)) - dot_out) * scale;
+            let part = &mut parts[slot % PARTS * dim..][..dim];
+            for (to, by, row) in [
+                (&mut dk[at..at + dim], dscore, query),
+                (&mut dv[at..at + dim], p, dout),
+                (part, dscore, keys.row(slot)),
+            ] {
+                to.iter_mut().zip(row).for_each(|(d, &x)| *d = fma::<FUSED>(by, x, *d));
             }
         }
-        dq.iter_mut().zip(&lanes).for_each(|(d, lanes)| *d = sum_lanes(BLOCK, |l, s| s + lanes[l]));
+        for (i, d) in dq.iter_mut().enumerate() {
+            *d = sum_lanes(PARTS, |l, s| s + parts[l * dim + i]);
+        }
     }
 }

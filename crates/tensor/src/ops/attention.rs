@@ -31,16 +31,16 @@ pub(crate) struct CpuKv {
     pub(crate) layers: Vec<CpuLayerKv>,
 }
 
-/// One layer's keys and values in the layout of the kernels, or their gradients.
+/// One layer's keys and values, or their gradients.
 #[derive(Debug)]
 pub(crate) struct CpuLayerKv {
-    pub(crate) keys: Vec<f32>,   // (kv_heads, slots / BLOCK, head_dim, BLOCK)
-    pub(crate) values: Vec<f32>, // (kv_heads, slots, head_dim)
+    pub(crate) keys: Vec<f32>, // (slots, kv_heads, head_dim); gradients: (kv_heads, slots, head_dim)
+    pub(crate) values: Vec<f32>, // the same
 }
 
 impl KvStore {
     /// Spans that begin at a multiple of this are read fastest.
-    pub const ALIGNMENT: usize = kernel::BLOCK;
+    pub const ALIGNMENT: usize = 16;
 
     /// A store of zeros; `slots` is rounded up to [`KvStore::ALIGNMENT`].
     pub fn new(
@@ -50,7 +50,7 @@ impl KvStore {
         head_dim: usize,
         slots: usize,
     ) -> Result<Self, DeviceError> {
-        let slots = slots.next_multiple_of(kernel::BLOCK);
+        let slots = slots.next_multiple_of(Self::ALIGNMENT);
         Ok(Self(match device.backend() {
             Backend::Cpu(_) => {
                 let size = kv_heads * head_dim * slots;
