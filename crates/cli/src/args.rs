@@ -614,6 +614,10 @@ pub struct BenchArgs {
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
+    /// The checkpoint's dtype. Processors with AMX multiply weights that are bf16 numbers faster
+    #[arg(long, value_enum, value_name = "DTYPE", default_value = "f32", conflicts_with = "train")]
+    pub weights: StoredDtypeKind,
+
     #[command(flatten)]
     pub machine: MachineArgs,
 

@@ -19,10 +19,13 @@ use model::config::{
     Architecture, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
     PositionEncoding,
 };
-use model::{Config, Decoder, LatentHead, LmHead, RandomWeights, RewardHead, Tokenizer};
+use model::{
+    Config, Decoder, LatentHead, LmHead, ModelError, RandomWeights, RewardHead, TensorSource,
+    Tokenizer,
+};
 use tensor::Device;
 
-use crate::args::{BenchArgs, BenchShape};
+use crate::args::{BenchArgs, BenchShape, StoredDtypeKind};
 use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
 
@@ -169,12 +172,32 @@ fn print(
     machine.print_throughput(*flops, seconds.total, printer)
 }
 
+/// Random weights as a checkpoint of some dtype has them.
+struct BenchWeights {
+    random: RandomWeights,
+    dtype: StoredDtypeKind,
+}
+
+impl TensorSource for BenchWeights {
+    fn has(&self, name: &str) -> bool {
+        self.random.has(name)
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let mut values = self.random.tensor(name, shape)?;
+        if self.dtype == StoredDtypeKind::Bf16 {
+            values.iter_mut().for_each(|x| *x = f32::from_bits(x.to_bits() & 0xffff_0000));
+        }
+        Ok(values)
+    }
+}
+
 /// A model with random weights and a published shape. Thoughts are unprojected hidden states, and
 /// there is no EOS token, so that every answer has its full length.
 fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
     let config = shape_config(args.shape)?;
-    let decoder = device
-        .run(|| Decoder::load(device, &config, &RandomWeights { seed: args.seed }, LmHead::With))?;
+    let weights = BenchWeights { random: RandomWeights { seed: args.seed }, dtype: args.weights };
+    let decoder = device.run(|| Decoder::load(device, &config, &weights, LmHead::With))?;
     let count = LatentLength::Exactly(args.thoughts);
     let method = Method {
         family: Family::COCONUT,
@@ -228,7 +251,9 @@ fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingPara
 
 /// A reward model of the same shape, with random weights.
 fn random_reward_model(device: &Device, args: &BenchArgs) -> Result<RewardModel> {
-    let (config, weights) = (shape_config(args.shape)?, RandomWeights { seed: args.seed + 1 });
+    let config = shape_config(args.shape)?;
+    let random = RandomWeights { seed: args.seed + 1 };
+    let weights = BenchWeights { random, dtype: args.weights };
     let head = RewardHead::load(device, &config, &weights)?;
     let decoder = device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?;
     let (outcome_head, reference, warnings) = (None, None, Vec::new());
