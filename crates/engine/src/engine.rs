@@ -8,7 +8,7 @@
 //! ([`aggregate`]), so that one reply at N holds those of every smaller N and of every rule.
 
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
@@ -40,6 +40,9 @@ pub struct Engine {
     reasoner: Arc<Reasoner>,
     reward_model: Option<Arc<RewardModel>>,
     memory: usize,
+    /// A run's caches for the next one, of these models and on a processor: the operating system
+    /// clears all memory that it gives, page by page. A GPU's memory is given back.
+    spare: Arc<StreamState<WaveCaches>>,
 }
 
 impl Engine {
@@ -49,19 +52,20 @@ impl Engine {
 
     /// An engine without a reward model.
     pub fn new(reasoner: impl Into<Arc<Reasoner>>) -> Self {
-        Self { reasoner: reasoner.into(), reward_model: None, memory: Self::DEFAULT_MEMORY }
+        let (memory, spare) = (Self::DEFAULT_MEMORY, Arc::default());
+        Self { reasoner: reasoner.into(), reward_model: None, memory, spare }
     }
 
     /// Scores every trajectory with this model, which must have been loaded for the reasoner.
     #[must_use]
     pub fn with_reward_model(self, model: impl Into<Arc<RewardModel>>) -> Self {
-        Self { reward_model: Some(model.into()), ..self }
+        Self { reward_model: Some(model.into()), spare: Arc::default(), ..self }
     }
 
     /// The same reasoner without its reward model: trajectories are not scored.
     #[must_use]
     pub fn without_reward_model(self) -> Self {
-        Self { reward_model: None, ..self }
+        Self { reward_model: None, spare: Arc::default(), ..self }
     }
 
     /// Bounds the bytes of keys and values on the device. It changes speed, never results.
@@ -156,7 +160,7 @@ impl Engine {
             prompts.iter().map(|(index, prompt)| requests[*index].item(prompt)).collect();
         let context = self.context();
         let plan = BatchPlan::new(&context, &items, self.memory);
-        let streams = streams::open(plan.streams());
+        let streams = RunStreams::open(self, plan.streams());
         let mut collector = Collector::new(self, context, &plan, &streams[0]);
         let mut deliver = |question: usize, reply| {
             let index = prompts[question].0;
@@ -274,6 +278,38 @@ impl Drop for Replies {
         if let Some(worker) = self.worker.take() {
             // A panic was printed by the thread itself; there is no one to hand it to here.
             let _ = worker.join();
+        }
+    }
+}
+
+/// The streams of a run, the first of which has the caches that the engine has to spare, and leaves
+/// it its own.
+struct RunStreams<'a> {
+    engine: &'a Engine,
+    streams: Vec<StreamState<WaveCaches>>,
+}
+
+impl<'a> RunStreams<'a> {
+    fn open(engine: &'a Engine, count: usize) -> Self {
+        let streams = streams::open(count);
+        *streams::lock(&streams[0]) = std::mem::take(&mut *streams::lock(&engine.spare));
+        Self { engine, streams }
+    }
+}
+
+impl Deref for RunStreams<'_> {
+    type Target = [StreamState<WaveCaches>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.streams
+    }
+}
+
+impl Drop for RunStreams<'_> {
+    fn drop(&mut self) {
+        if !self.engine.reasoner.model.decoder.device().is_cuda() {
+            let caches = std::mem::take(&mut *streams::lock(&self.streams[0]));
+            *streams::lock(&self.engine.spare) = caches.without_contents();
         }
     }
 }

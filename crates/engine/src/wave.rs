@@ -343,6 +343,11 @@ impl TracedQuestions {
 }
 
 impl WaveCaches {
+    /// The memory alone, for the waves of another run.
+    pub(crate) fn without_contents(self) -> Self {
+        Self { model: self.model, reward_model: self.reward_model, ..Self::default() }
+    }
+
     /// Whether they hold the first extensions of all of these questions.
     pub(crate) fn hold_searches(&self, questions: &[usize]) -> bool {
         self.first.as_ref().is_some_and(|first| first.holds(questions))
