@@ -1,9 +1,9 @@
 //! Attention over spans of KV slots.
 //!
 //! A slot's keys are next to each other, those of all heads, and so are its values: what is a row's
-//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows that
-//! begin with the same slots, as those of one question do, are a group, and the lanes of registers:
-//! these slots are read once for all of them, head by head.
+//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows
+//! that begin with the same slots, as those of one question do, are a group, and the lanes of
+//! registers: these slots are read once for all of them, head by head.
 //!
 //! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
 //! result does not depend on which slots hold a sequence, nor on the rows beside it.
@@ -114,7 +114,6 @@ struct GroupPlan {
 }
 
 /// Up to [`TILE`] of a row's own slots.
-#[derive(Clone)]
 struct OwnTile {
     row: usize,          // of the task
     at: usize,           // the first slot's position
@@ -299,28 +298,58 @@ fn score_tile<const FUSED: bool>(
     keys: HeadRows<'_>,
     slots: &[usize],
 ) -> [f32; TILE] {
-    let k = |b: usize| &keys.row(slots[b.min(slots.len() - 1)])[..query.len()];
-    // By fours of dimensions and of slots: whole registers are loaded, and become lanes.
-    let (fours, rest) = query.as_chunks::<4>();
-    let four = |b: usize| &k(b).as_chunks::<4>().0[..fours.len()];
-    let [k0, k1, k2, k3] = [four(0), four(1), four(2), four(3)];
-    let [k4, k5, k6, k7] = [four(4), four(5), four(6), four(7)];
-    let [mut low, mut high] = [[0.0f32; 4]; 2];
-    for (i, q) in fours.iter().enumerate() {
-        for (c, &q) in q.iter().enumerate() {
-            low = fma_lanes::<FUSED, 4>(q, &[k0[i][c], k1[i][c], k2[i][c], k3[i][c]], low);
-            high = fma_lanes::<FUSED, 4>(q, &[k4[i][c], k5[i][c], k6[i][c], k7[i][c]], high);
-        }
+    let last = slots.len() - 1;
+    let mut k = [&query[..0]; TILE];
+    for (b, k) in k.iter_mut().enumerate() {
+        *k = &keys.row(slots[b.min(last)])[..query.len()];
     }
-    let mut scores = [0.0; TILE];
-    scores[..4].copy_from_slice(&low);
-    scores[4..].copy_from_slice(&high);
-    for (i, &q) in rest.iter().enumerate() {
-        for (b, score) in scores.iter_mut().enumerate() {
-            *score = fma::<FUSED>(q, k(b)[4 * fours.len() + i], *score);
+    let (mut scores, mut begun) = ([0.0; TILE], 0);
+    #[cfg(target_arch = "x86_64")]
+    if FUSED {
+        // SAFETY: on x86-64 what is fused is compiled for processors with AVX2 and FMA.
+        (scores, begun) = unsafe { score_fours(query, &k) };
+    }
+    for i in begun..query.len() {
+        for b in 0..TILE {
+            scores[b] = fma::<FUSED>(query[i], k[b][i], scores[b]);
         }
     }
     scores
+}
+
+/// Scores eight keys by whole fours of dimensions, which are transposed in registers: compilers
+/// move number by number. Returns how many dimensions that are.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn score_fours(query: &[f32], k: &[&[f32]; TILE]) -> ([f32; TILE], usize) {
+    use std::arch::x86_64::*;
+    let (fours, mut acc) = (query.as_chunks::<4>().0, _mm256_setzero_ps());
+    // Slots b and b + 4 are the halves of a register.
+    let four = |b: usize, i: usize| {
+        let (low, high) = (&k[b][4 * i..4 * i + 4], &k[b + 4][4 * i..4 * i + 4]);
+        // SAFETY: both are four numbers.
+        unsafe { _mm256_loadu2_m128(high.as_ptr(), low.as_ptr()) }
+    };
+    for (i, q) in fours.iter().enumerate() {
+        let (a, b, c, d) = (four(0, i), four(1, i), four(2, i), four(3, i));
+        let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let first = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+        let second = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
+        let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let third = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
+        let fourth = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
+        acc = _mm256_fmadd_ps(_mm256_set1_ps(q[0]), first, acc);
+        acc = _mm256_fmadd_ps(_mm256_set1_ps(q[1]), second, acc);
+        acc = _mm256_fmadd_ps(_mm256_set1_ps(q[2]), third, acc);
+        acc = _mm256_fmadd_ps(_mm256_set1_ps(q[3]), fourth, acc);
+    }
+    let mut scores = [0.0; TILE];
+    // SAFETY: they are eight numbers.
+    unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), acc) };
+    (scores, 4 * fours.len())
 }
 
 /// The scores of a group's shared slots for the queries (head_dim) of all rows.
