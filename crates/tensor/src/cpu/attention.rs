@@ -1,9 +1,9 @@
 //! Attention over spans of KV slots.
 //!
 //! A slot's keys are next to each other, those of all heads, and so are its values: what is a row's
-//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows that
-//! begin with the same slots, as those of one question do, are a group, and the lanes of registers:
-//! these slots are read once for all of them, head by head.
+//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows
+//! that begin with the same slots, as those of one question do, are a group, and the lanes of
+//! registers: these slots are read once for all of them, head by head.
 //!
 //! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
 //! result does not depend on which slots hold a sequence, nor on the rows beside it.
