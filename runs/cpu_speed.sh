@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The CPU figures of BENCHMARKS.md: this engine and PyTorch on the same work, interleaved, on an otherwise idle machine.
 # Usage: [ONLY=GLOB] runs/cpu_speed.sh PYTHON [ROUNDS]     (PYTHON has torch; each round runs every program once)
-#   ONLY="4x64*" leaves out the lines of other names. Those of 256-bit instructions need a processor that has others.
+#   ONLY="4x64*" leaves out the lines of other names. Those of 256-bit instructions need a processor that has others, "pytorch avx2" is
+#   PyTorch with those alone, and "bf16 weights" need AMX.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:?give a python that has torch} rounds=${2:-3}
@@ -20,9 +21,17 @@ for round in $(seq "$rounds"); do
   echo "round $round"
   line "4x64 ours" $ours bench --questions 4 --samples 64 --repeat 3 --json
   line "4x64 ours int8" $ours bench --dtype int8 --questions 4 --samples 64 --repeat 3 --json
+  if grep -qm1 amx_bf16 /proc/cpuinfo; then
+    line "4x64 ours bf16 weights" $ours bench --weights bf16 --questions 4 --samples 64 --repeat 3 --json
+  fi
   if [[ ${#isas[@]} -gt 1 ]]; then
     line "4x64 ours avx2" $ours bench --isa avx2 --questions 4 --samples 64 --repeat 2 --json
     line "4x64 ours avx2 int8" $ours bench --isa avx2 --dtype int8 --questions 4 --samples 64 --repeat 2 --json
+  fi
+  if [[ ${#isas[@]} -gt 1 ]]; then
+    avx2=(env ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2)
+    line "4x64 pytorch avx2" "${avx2[@]}" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --json
+    line "4x64 pytorch avx2 packed" "${avx2[@]}" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json
   fi
   line "4x64 pytorch" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --json
   line "4x64 pytorch packed" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json

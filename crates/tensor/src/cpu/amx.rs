@@ -12,8 +12,8 @@ use super::linear::REGISTER_ROWS;
 /// Bytes of a row of a tile register.
 pub(super) const ROW_BYTES: usize = 64;
 
-/// Whether this CPU multiplies tiles of bytes and of bf16 numbers, and the operating system lets this
-/// process use them.
+/// Whether this CPU multiplies tiles of bytes and of bf16 numbers, and the operating system lets
+/// this process use them.
 pub(super) fn is_present() -> bool {
     static PRESENT: LazyLock<bool> = LazyLock::new(|| cpu_has_amx() && may_use_tiles());
     *PRESENT

@@ -27,8 +27,8 @@ impl Isa {
         Self::ALL.into_iter().find(|isa| isa.is_present()).unwrap_or(Self::Portable)
     }
 
-    /// Whether a product of f32 is a chain of multiply-adds of one rounding each; all whose are give
-    /// the same bits.
+    /// Whether each element of a product of f32 is one chain of multiply-adds with one rounding
+    /// each; all such instruction sets give the same bits.
     pub fn is_fused(self) -> bool {
         matches!(self, Self::Avx512 | Self::Avx2 | Self::Neon)
     }

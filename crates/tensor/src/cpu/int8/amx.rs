@@ -1,5 +1,5 @@
-//! Products of bytes by Intel AMX: an instruction multiplies 16 rows of 64 bytes with 64 bytes of 16
-//! columns.
+//! Products of bytes by Intel AMX: an instruction multiplies 16 rows of 64 bytes with 64 bytes of
+//! 16 columns.
 //!
 //! A panel's bytes lie as the instruction wants them: 16 quads of 16 columns are 16 rows of 64
 //! bytes.

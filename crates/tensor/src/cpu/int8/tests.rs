@@ -1,22 +1,11 @@
 use super::*;
-
-struct Store(*mut f32, usize);
-// SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
-unsafe impl Sync for Store {}
-impl TileEpilogue for Store {
-    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
-        // SAFETY: the tests' outputs have the product's shape.
-        let out =
-            unsafe { std::slice::from_raw_parts_mut(self.0.add(row * self.1 + col), values.len()) };
-        out.copy_from_slice(values);
-    }
-}
+use crate::cpu::linear::StoreEpilogue;
 
 fn product(kernel: ByteKernel, x: &[f32], weights: &Int8Weights) -> Vec<f32> {
-    let mut out = vec![f32::NAN; x.len() / weights.inputs * weights.outputs];
-    let store = Store(out.as_mut_ptr(), weights.outputs);
-    gemm_by(kernel, Isa::detect(), x, weights, &store);
-    out
+    let rows = x.len() / weights.inputs;
+    StoreEpilogue::product(rows, weights.outputs, |store| {
+        gemm_by(kernel, Isa::detect(), x, weights, store);
+    })
 }
 
 fn numbers(count: usize, salt: u32) -> Vec<f32> {

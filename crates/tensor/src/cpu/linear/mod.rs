@@ -118,6 +118,38 @@ pub(crate) trait TileEpilogue: Sync {
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]);
 }
 
+/// Writes results as they are, for tests.
+#[cfg(test)]
+pub(super) struct StoreEpilogue {
+    out: *mut f32, // (rows, cols)
+    cols: usize,
+}
+
+// SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
+#[cfg(test)]
+unsafe impl Sync for StoreEpilogue {}
+
+#[cfg(test)]
+impl StoreEpilogue {
+    /// What `gemm` stores of a product of this shape.
+    pub(super) fn product(rows: usize, cols: usize, gemm: impl FnOnce(&Self)) -> Vec<f32> {
+        let mut out = vec![f32::NAN; rows * cols];
+        gemm(&Self { out: out.as_mut_ptr(), cols });
+        out
+    }
+}
+
+#[cfg(test)]
+impl TileEpilogue for StoreEpilogue {
+    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
+        // SAFETY: the output has the product's shape, and each element is passed once.
+        let out = unsafe {
+            std::slice::from_raw_parts_mut(self.out.add(row * self.cols + col), values.len())
+        };
+        out.copy_from_slice(values);
+    }
+}
+
 /// Multiplies x (rows, inputs) with the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = PackedRows::new(isa, x, weights.inputs);

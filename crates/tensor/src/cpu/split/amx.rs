@@ -1,5 +1,5 @@
-//! Products of parts by Intel AMX: an instruction multiplies 16 rows of 32 bf16 numbers with 32 of 16
-//! columns.
+//! Products of parts by Intel AMX: an instruction multiplies 16 rows of 32 bf16 numbers with 32 of
+//! 16 columns.
 
 use std::arch::asm;
 

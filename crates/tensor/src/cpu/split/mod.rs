@@ -1,14 +1,14 @@
-//! GEMM of f32 rows with weights that are bf16 numbers, for processors that multiply those many times
-//! faster than f32.
+//! GEMM of f32 rows with weights that are bf16 numbers, for processors that multiply those many
+//! times faster than f32.
 //!
-//! A significand of 24 bits is three of eight: every f32 number is the sum of three bf16 numbers, its
-//! parts. So a product with a bf16 weight is the sum of three products of bf16 numbers, which are
-//! exact in f32.
+//! A significand of 24 bits is three of eight: every f32 number is the sum of three bf16 numbers,
+//! its parts. So a product with a bf16 weight is the sum of three products of bf16 numbers, which
+//! are exact in f32.
 //!
 //! The order of the sums is that of the instruction: over each [`DEPTH`] inputs, for each part,
-//! smallest first, even and odd inputs are summed apart from zero on, and the sum of both is added to
-//! the result. It depends on neither the tile nor the batch. Numbers below 2^-126 count as zero, and
-//! an infinite one makes its products NaN.
+//! smallest first, even and odd inputs are summed apart from zero on, and the sum of both is added
+//! to the result. It depends on neither the tile nor the batch. Numbers below 2^-126 count as zero,
+//! and an infinite one makes its products NaN.
 
 use std::mem::MaybeUninit;
 
@@ -61,14 +61,15 @@ pub(crate) struct Bf16Weights {
 }
 
 impl Bf16Weights {
-    /// Packs a matrix whose element (input, output) is `at(input, output)`, if all are bf16 numbers.
+    /// Packs a matrix whose element (input, output) is `at(input, output)`, if all are bf16
+    /// numbers.
     pub(crate) fn new(
         inputs: usize,
         outputs: usize,
         at: impl Fn(usize, usize) -> f32 + Sync,
     ) -> Option<Self> {
         let is_bf16 = |j: usize| (0..inputs).all(|k| at(k, j).to_bits() & 0xffff == 0);
-        if !(0..outputs).into_par_iter().all(is_bf16) {
+        if inputs == 0 || !(0..outputs).into_par_iter().all(is_bf16) {
             return None;
         }
         let panels = AlignedVec::filled(0, outputs.div_ceil(PANEL) * panel_size(inputs));
@@ -192,15 +193,15 @@ impl SplitTile<'_> {
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &Bf16Weights, epilogue: &E) {
     let kernel = match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => Kernel::Amx,
-        _ => Kernel::Portable,
+        Isa::Amx => SplitKernel::Amx,
+        _ => SplitKernel::Portable,
     };
     gemm_by(kernel, isa, x, weights, epilogue);
 }
 
 /// The instructions that multiply parts.
 #[derive(Clone, Copy, Debug)]
-enum Kernel {
+enum SplitKernel {
     #[cfg(target_arch = "x86_64")]
     Amx,
     /// The same bits from plain loops: what the tests compare the others with.
@@ -208,7 +209,7 @@ enum Kernel {
 }
 
 fn gemm_by<E: TileEpilogue>(
-    kernel: Kernel,
+    kernel: SplitKernel,
     isa: Isa,
     x: &[f32],
     weights: &Bf16Weights,
@@ -224,8 +225,8 @@ fn gemm_by<E: TileEpilogue>(
         match kernel {
             // SAFETY: `gemm` was asked for it.
             #[cfg(target_arch = "x86_64")]
-            Kernel::Amx => unsafe { amx::run(&task, epilogue) },
-            Kernel::Portable => {
+            SplitKernel::Amx => unsafe { amx::run(&task, epilogue) },
+            SplitKernel::Portable => {
                 sweep::<false, MAX_REGISTER_TILE, E>(&task.range, epilogue, |place, tile| {
                     portable_tile(task.call(place), tile);
                 })

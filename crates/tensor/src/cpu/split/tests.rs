@@ -1,29 +1,18 @@
 use super::*;
+use crate::cpu::linear::StoreEpilogue;
 
-struct Store(*mut f32, usize);
-// SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
-unsafe impl Sync for Store {}
-impl TileEpilogue for Store {
-    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
-        // SAFETY: the tests' outputs have the product's shape.
-        let out =
-            unsafe { std::slice::from_raw_parts_mut(self.0.add(row * self.1 + col), values.len()) };
-        out.copy_from_slice(values);
-    }
+fn product(kernel: SplitKernel, x: &[f32], weights: &Bf16Weights) -> Vec<f32> {
+    let rows = x.len() / weights.inputs;
+    StoreEpilogue::product(rows, weights.outputs, |store| {
+        gemm_by(kernel, Isa::detect(), x, weights, store);
+    })
 }
 
-fn product(kernel: Kernel, x: &[f32], weights: &Bf16Weights) -> Vec<f32> {
-    let mut out = vec![f32::NAN; x.len() / weights.inputs * weights.outputs];
-    let store = Store(out.as_mut_ptr(), weights.outputs);
-    gemm_by(kernel, Isa::detect(), x, weights, &store);
-    out
-}
-
-fn present() -> Vec<Kernel> {
-    let mut kernels = vec![Kernel::Portable];
+fn present() -> Vec<SplitKernel> {
+    let mut kernels = vec![SplitKernel::Portable];
     #[cfg(target_arch = "x86_64")]
     if Isa::Amx.is_present() {
-        kernels.push(Kernel::Amx);
+        kernels.push(SplitKernel::Amx);
     } else {
         println!("skipped with AMX: this processor has none, or the system does not lend it");
     }
@@ -49,8 +38,8 @@ fn parts_add_up_to_their_number() {
     }
 }
 
-/// In units of the sum of the products' magnitudes a chain of n multiply-adds of f32 is off by up to
-/// n 2^-24; these sums are shorter.
+/// In units of the sum of the products' magnitudes a chain of n multiply-adds of f32 is off by up
+/// to n 2^-24; these sums are shorter.
 #[test]
 fn products_are_those_of_f32() {
     for (rows, inputs, outputs) in
@@ -58,7 +47,7 @@ fn products_are_those_of_f32() {
     {
         let (x, w) = (numbers(rows * inputs, 1), bf16_numbers(inputs * outputs, 2));
         let weights = Bf16Weights::new(inputs, outputs, |k, j| w[k * outputs + j]).unwrap();
-        let expected = product(Kernel::Portable, &x, &weights);
+        let expected = product(SplitKernel::Portable, &x, &weights);
         for kernel in present() {
             let got = product(kernel, &x, &weights);
             let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
