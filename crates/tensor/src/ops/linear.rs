@@ -12,7 +12,7 @@ use crate::{Device, DeviceError, Precision, Tensor, cpu, cuda};
 
 /// A linear map `x W + b`, its weights in the layout that the device's kernels read.
 #[derive(Debug)]
-pub struct Linear(LinearWeights);
+pub struct Linear(Box<LinearWeights>);
 
 #[derive(Debug)]
 enum LinearWeights {
@@ -116,7 +116,7 @@ impl Linear {
         bias: Option<Vec<f32>>,
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
-        Ok(Self(match device.backend() {
+        Ok(Self(Box::new(match device.backend() {
             Backend::Cpu(cpu) => {
                 let at = |k: usize, j: usize| matrix[j * inputs + k];
                 LinearWeights::on_cpu(CpuWeights::new(cpu, inputs, outputs, at), bias)
@@ -126,7 +126,7 @@ impl Linear {
                 let weights = CudaLinear::from_output_major(cuda, inputs, outputs, matrix, bias)?;
                 LinearWeights::Cuda(weights)
             }
-        }))
+        })))
     }
 
     /// From a matrix stored (inputs, outputs), as in GPT-2's `Conv1D`.
@@ -138,7 +138,7 @@ impl Linear {
         bias: Option<Vec<f32>>,
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
-        Ok(Self(match device.backend() {
+        Ok(Self(Box::new(match device.backend() {
             Backend::Cpu(cpu) => {
                 let at = |k: usize, j: usize| matrix[k * outputs + j];
                 LinearWeights::on_cpu(CpuWeights::new(cpu, inputs, outputs, at), bias)
@@ -148,12 +148,12 @@ impl Linear {
                 let weights = CudaLinear::from_input_major(cuda, inputs, outputs, matrix, bias)?;
                 LinearWeights::Cuda(weights)
             }
-        }))
+        })))
     }
 
     /// The width of x.
     pub fn inputs(&self) -> usize {
-        match &self.0 {
+        match &*self.0 {
             LinearWeights::Cpu(map) => map.weights.inputs(),
             LinearWeights::Cuda(weights) => weights.inputs(),
         }
@@ -161,7 +161,7 @@ impl Linear {
 
     /// The width of the result.
     pub fn outputs(&self) -> usize {
-        match &self.0 {
+        match &*self.0 {
             LinearWeights::Cpu(map) => map.weights.outputs(),
             LinearWeights::Cuda(weights) => weights.outputs(),
         }
@@ -185,7 +185,7 @@ impl Linear {
             bias.is_none_or(|b| (b.rows(), b.cols()) == (1, outputs)),
             "assign: the bias is not {outputs} wide"
         );
-        match (device.backend(), &mut self.0) {
+        match (device.backend(), &mut *self.0) {
             (Backend::Cpu(_), LinearWeights::Cpu(map)) => {
                 assert_eq!(map.bias.is_some(), bias.is_some(), "assign: a bias on one side");
                 let matrix = matrix.data();
@@ -218,7 +218,7 @@ impl Linear {
             (outputs, inputs),
             "prepare_backward: a matrix of another shape"
         );
-        if let (Backend::Cpu(_), LinearWeights::Cpu(map)) = (device.backend(), &mut self.0) {
+        if let (Backend::Cpu(_), LinearWeights::Cpu(map)) = (device.backend(), &mut *self.0) {
             let matrix = matrix.data();
             map.backward = Some(PackedWeights::new(outputs, inputs, |j, k| matrix[j * inputs + k]));
         }
@@ -237,14 +237,14 @@ impl Linear {
 
     /// Weights and bias on the CPU.
     pub(crate) fn cpu(&self) -> (&CpuWeights, Option<&[f32]>) {
-        match &self.0 {
+        match &*self.0 {
             LinearWeights::Cpu(map) => (&map.weights, map.bias.as_deref()),
             LinearWeights::Cuda(_) => panic!("these weights are on a gpu"),
         }
     }
 
     pub(crate) fn gpu(&self) -> &CudaLinear {
-        match &self.0 {
+        match &*self.0 {
             LinearWeights::Cuda(weights) => weights,
             LinearWeights::Cpu(_) => panic!("these weights are not on the gpu"),
         }
@@ -408,7 +408,7 @@ pub fn linear_dx(
         dy.cols(),
         map.outputs()
     );
-    match (device.backend(), &map.0) {
+    match (device.backend(), &*map.0) {
         (Backend::Cpu(cpu), LinearWeights::Cpu(own)) => {
             let Some(backward) = &own.backward else {
                 panic!("linear_dx: the map was not prepared for its backward")
