@@ -68,21 +68,20 @@ impl Bf16Weights {
         outputs: usize,
         at: impl Fn(usize, usize) -> f32 + Sync,
     ) -> Option<Self> {
-        let is_bf16 = |j: usize| (0..inputs).all(|k| at(k, j).to_bits() & 0xffff == 0);
-        if inputs == 0 || !(0..outputs).into_par_iter().all(is_bf16) {
-            return None;
-        }
         let panels = AlignedVec::filled(0, outputs.div_ceil(PANEL) * panel_size(inputs));
         let mut packed = Self { inputs, outputs, panels };
-        let parts = packed.panels.par_chunks_mut(panel_size(inputs).max(1));
-        parts.enumerate().for_each(|(p, panel)| {
-            for j in 0..PANEL.min(outputs - p * PANEL) {
-                for k in 0..inputs {
-                    panel[place_in_panel(k, j)] = (at(k, p * PANEL + j).to_bits() >> 16) as u16;
-                }
-            }
-        });
-        Some(packed)
+        let pack = |(p, panel): (usize, &mut [u16])| {
+            let width = PANEL.min(outputs - p * PANEL);
+            (0..inputs).all(|k| {
+                (0..width).all(|j| {
+                    let bits = at(k, p * PANEL + j).to_bits();
+                    panel[place_in_panel(k, j)] = (bits >> 16) as u16;
+                    bits & 0xffff == 0
+                })
+            })
+        };
+        let panels = packed.panels.par_chunks_mut(panel_size(inputs).max(1)).enumerate();
+        (inputs > 0 && panels.map(pack).all(|is_bf16| is_bf16)).then_some(packed)
     }
 
     pub(crate) fn inputs(&self) -> usize {
