@@ -176,15 +176,15 @@ pub struct RewardModel {
 pub const REFERENCE_DIR: &str = "mind";
 
 impl RewardModel {
-    /// Loads a LatentRM for the thoughts of a reasoner. On a device of precision fp8 it is bf16, of
-    /// int8 f32: trajectories are many and their votes forgive rounding, a ranking of them does not
+    /// Loads a LatentRM for the thoughts of a reasoner. On a device of precision fp8 it is bf16:
+    /// trajectories are many and their votes forgive rounding, a ranking of them does not
     /// (docs/numerics.md).
     pub fn load(
         device: &Device,
         from: impl Into<ModelFiles>,
         reasoner: &Reasoner,
     ) -> Result<Self, EngineError> {
-        let device = &device.unquantized();
+        let device = &device.without_fp8();
         let checkpoint = Checkpoint::open(from)?;
         if RewardHead::detect(&checkpoint).is_none() {
             return Err(EngineError::NotARewardModel { dir: checkpoint.dir().to_owned() });

@@ -59,7 +59,7 @@ methods! { CudaDevice:
     fn name() -> &str;
     fn capability() -> (i32, i32);
     fn precision() -> Precision;
-    fn unquantized() -> Option<Self>;
+    fn without_fp8() -> Option<Self>;
     fn is_deterministic() -> bool;
     fn peak_memory() -> CudaResult<usize>;
     fn reset_peak_memory() -> CudaResult<()>;

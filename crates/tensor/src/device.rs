@@ -74,17 +74,9 @@ pub(crate) enum Backend {
 
 #[derive(Debug)]
 pub(crate) struct CpuDevice {
-    pool: Arc<rayon::ThreadPool>,
+    pool: rayon::ThreadPool,
     pub(crate) isa: Isa,
     pub(crate) precision: Precision,
-}
-
-impl CpuDevice {
-    /// Of a device of precision int8, one of the same threads in f32.
-    fn unquantized(&self) -> Option<Self> {
-        let f32 = || Self { pool: self.pool.clone(), isa: self.isa, precision: Precision::F32 };
-        (self.precision == Precision::Int8).then(f32)
-    }
 }
 
 impl Device {
@@ -120,7 +112,7 @@ impl Device {
             .thread_name(|i| format!("latent-tts-{i}"))
             .build()
             .map_err(|e| DeviceError::Threads { threads, reason: e.to_string() })?;
-        Ok(Self(Arc::new(Backend::Cpu(CpuDevice { pool: Arc::new(pool), isa, precision }))))
+        Ok(Self(Arc::new(Backend::Cpu(CpuDevice { pool, isa, precision }))))
     }
 
     /// GPU number `ordinal`.
@@ -142,14 +134,14 @@ impl Device {
         Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision, deterministic)?))))
     }
 
-    /// The same device; of precision int8 in f32, of fp8 in bf16: for models whose results do not
-    /// bear weights of a byte.
-    pub fn unquantized(&self) -> Self {
-        let backend = match self.backend() {
-            Backend::Cpu(cpu) => cpu.unquantized().map(Backend::Cpu),
-            Backend::Cuda(cuda) => cuda.unquantized().map(Backend::Cuda),
+    /// The same device; of one of precision fp8, in bf16: for models whose results do not bear four
+    /// bits.
+    pub fn without_fp8(&self) -> Self {
+        let bf16 = match self.backend() {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => cuda.without_fp8(),
         };
-        backend.map_or_else(|| self.clone(), |backend| Self(Arc::new(backend)))
+        bf16.map_or_else(|| self.clone(), |cuda| Self(Arc::new(Backend::Cuda(cuda))))
     }
 
     /// Whether there is a usable GPU; if not, why.

@@ -185,7 +185,7 @@ impl CudaDevice {
     }
 
     /// Of a handle of precision fp8, one on the same GPU in bf16.
-    pub(crate) fn unquantized(&self) -> Option<Self> {
+    pub(crate) fn without_fp8(&self) -> Option<Self> {
         let bf16 = || CudaHandle { gpu: self.0.gpu.clone(), precision: Precision::Bf16 };
         (self.0.precision == Precision::Fp8).then(|| Self(Arc::new(bf16())))
     }
