@@ -23,7 +23,7 @@ mod checks;
     reason = "the backend, included whole; not all of it is checked here"
 )]
 mod cuda;
-#[path = "../src/cuda/fp8_checks.rs"]
+#[path = "../src/cuda/fp8_checks/mod.rs"]
 mod fp8_checks;
 #[path = "cuda_check/logit_checks.rs"]
 mod logit_checks;

@@ -183,7 +183,7 @@ pub enum StoredDtypeKind {
 /// The CPU instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IsaKind {
-    /// The widest one that this CPU supports
+    /// The fastest one that this CPU supports
     Auto,
     /// 512-bit vectors, and products by Intel's tiles: as accurate as the others, not the same bits
     Amx,

@@ -48,14 +48,17 @@ fn instruction_sets_agree() {
             if vectors.is_empty() {
                 println!("skipped: this processor has no vector kernels to compare");
             }
-            let tiles = Some(Isa::Amx).filter(|isa| isa.is_present()).map(on);
             let what = format!("{family:?}, {perturbation:?}");
             for other in &vectors {
                 assert_all_same(&vectors[0], other, &what);
-            }
-            for other in vectors.iter().chain(&tiles) {
                 let error = latents_error(other, &portable);
-                assert!(error < 5e-4, "{what}: the error of portable kernels is {error:e}");
+                assert!(error < 1e-4, "{what}: the error of portable kernels is {error:e}");
+            }
+            if Isa::Amx.is_present() {
+                let error = latents_error(&on(Isa::Amx), &portable);
+                assert!(error < 5e-4, "{what}: the error of portable kernels to AMX is {error:e}");
+            } else {
+                println!("skipped with AMX: this processor has none");
             }
         }
     }

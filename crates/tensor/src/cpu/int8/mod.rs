@@ -191,14 +191,11 @@ fn gemm_by<E: TileEpilogue>(
 ) {
     let rows = QuantizedRows::new(isa, x, weights.inputs);
     let count = rows.scales.len();
-    let height = kernel.tile_height().of(count);
-    let block_rows = ROW_BLOCK / height * height;
-    for_each_task(
-        TaskGrid { rows: count, outputs: weights.outputs, height, block_rows },
-        |range| {
-            run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
-        },
-    );
+    let (outputs, height) = (weights.outputs, kernel.tile_height().of(count));
+    let grid = TaskGrid { rows: count, outputs, height, cached_rows: ROW_BLOCK };
+    for_each_task(grid, |range| {
+        run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
+    });
 }
 
 /// The instructions that multiply bytes.

@@ -153,8 +153,8 @@ impl TileEpilogue for StoreEpilogue {
 /// Multiplies x (rows, inputs) with the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = PackedRows::new(isa, x, weights.inputs);
-    let (height, block_rows) = (rows.height, ROW_BLOCK / rows.height * rows.height);
-    let grid = TaskGrid { rows: rows.count, outputs: weights.outputs, height, block_rows };
+    let (count, outputs, height) = (rows.count, weights.outputs, rows.height);
+    let grid = TaskGrid { rows: count, outputs, height, cached_rows: ROW_BLOCK };
     for_each_task(grid, |range| {
         run_task(isa, &GemmTask { rows: &rows, weights, range }, epilogue);
     });
@@ -238,19 +238,20 @@ pub(super) struct TaskRange {
 pub(super) struct TaskGrid {
     pub(super) rows: usize,
     pub(super) outputs: usize,
-    pub(super) height: usize,     // of the tiles
-    pub(super) block_rows: usize, // of a task: a multiple of the height
+    pub(super) height: usize,      // of the tiles
+    pub(super) cached_rows: usize, // the most that a task has, but for one tile at least
 }
 
 /// Runs a product's tasks on the current pool's threads.
 pub(super) fn for_each_task(grid: TaskGrid, run: impl Fn(TaskRange) + Sync) {
-    let TaskGrid { rows, outputs, height, block_rows } = grid;
+    let TaskGrid { rows, outputs, height, cached_rows } = grid;
     if rows == 0 || outputs == 0 {
         return;
     }
     let panels = outputs.div_ceil(PANEL);
     let group = group_size(panels);
     let groups = panels.div_ceil(group);
+    let block_rows = (cached_rows / height).max(1) * height;
     // All blocks' tasks at once, a block's next to each other: threads that waited for each other
     // after every block would idle for a good part of a task each time.
     let task = |i: usize| {

@@ -215,10 +215,10 @@ fn gemm_by<E: TileEpilogue>(
     epilogue: &E,
 ) {
     let rows = SplitRows::new(isa, x, weights.inputs);
-    let height = rows.registers * REGISTER_ROWS;
-    let bytes = (rows.blocks * DEPTH * PARTS * size_of::<u16>()).max(1);
-    let block_rows = (CACHED_BYTES / bytes / height * height).clamp(height, ROW_BLOCK);
-    let grid = TaskGrid { rows: rows.count, outputs: weights.outputs, height, block_rows };
+    let (count, outputs, height) = (rows.count, weights.outputs, rows.registers * REGISTER_ROWS);
+    let row_bytes = (rows.blocks * DEPTH * PARTS * size_of::<u16>()).max(1);
+    let cached_rows = ROW_BLOCK.min(CACHED_BYTES / row_bytes);
+    let grid = TaskGrid { rows: count, outputs, height, cached_rows };
     for_each_task(grid, |range| {
         let task = SplitTask { rows: &rows, weights, range };
         match kernel {

@@ -1,5 +1,5 @@
 //! The operations of a decoder's block on a device of precision fp8: near those of the processor in
-//! f32, and a row's bits those of the row alone. The kernels one by one: `cuda/fp8_checks.rs`.
+//! f32, and a row's bits those of the row alone. The kernels one by one: `cuda/fp8_checks`.
 
 use std::ops::Range;
 
