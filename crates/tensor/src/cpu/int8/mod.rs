@@ -2,7 +2,8 @@
 //!
 //! Both are rounded to whole numbers from -127 to 127 and multiplied exactly: a sum of products is
 //! one integer, whatever the tile, the batch or the instruction set. Its value in f32 is
-//! `sum * scale of the row * scale of the output`, in that order.
+//! `sum * scale of the row * scale of the output`, in that order. Before they are rounded, rows and
+//! weights are rotated (`rotation`), which leaves their product as it is.
 //!
 //! The dot-product instructions of x86-64 multiply unsigned by signed bytes, so weights are stored
 //! with 128 added, and 128 times the sum of a row's numbers is taken away again. Panels are 16
@@ -18,11 +19,13 @@ use super::linear::{
     MAX_TILE, OutputTile, PANEL, ROW_BLOCK, TILE_COLS, TaskGrid, TaskRange, TileEpilogue,
     TileHeight, TilePlace, for_each_task, sweep,
 };
+use rotation::rotate;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod rotation;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -69,6 +72,7 @@ impl Int8Weights {
             let (mut column, mut values) = (vec![0.0; inputs], vec![0; inputs]);
             for (j, scale) in scales.iter_mut().enumerate().take(outputs - p * PANEL) {
                 column.iter_mut().enumerate().for_each(|(k, x)| *x = at(k, p * PANEL + j));
+                rotate(isa, &mut column);
                 let (from, to) = (&column, &mut values);
                 (*scale, _) = per_isa!(isa, quantize(from: &[f32], to: &mut [i8]) -> (f32, i32));
                 let quads = panel.chunks_exact_mut(QUAD).skip(j).step_by(PANEL);
@@ -96,6 +100,7 @@ impl Int8Weights {
             let stored = panel[(k / QUAD * PANEL + j % PANEL) * QUAD + k % QUAD];
             *x = (i32::from(stored) - OFFSET) as f32 * self.scales[j];
         }
+        rotate(Isa::detect(), out);
     }
 
     fn panel_size(&self) -> usize {
@@ -125,7 +130,7 @@ fn rounded(x: f32, inverse: f32) -> i8 {
     (value + ROUND).to_bits() as i8
 }
 
-/// Rows of x as whole numbers.
+/// Rows of x, rotated, as whole numbers.
 struct QuantizedRows {
     quads: usize,           // of a row
     values: ScratchVec<i8>, // (rows, quads * QUAD), and rows of zeros that a tile may read
@@ -143,7 +148,12 @@ impl QuantizedRows {
             .par_chunks_mut((quads * QUAD).max(1))
             .zip(x.par_chunks(inputs.max(1)))
             .zip(scales.par_iter_mut().zip(&mut offsets));
-        parts.with_min_len(ROWS_PER_TASK).for_each(|((to, from), (scale, offset))| {
+        let parts = parts.with_min_len(ROWS_PER_TASK);
+        parts.for_each_init(Vec::new, |rotated: &mut Vec<f32>, ((to, from), (scale, offset))| {
+            rotated.clear();
+            rotated.extend_from_slice(from);
+            rotate(isa, rotated);
+            let from = &rotated[..];
             (*scale, *offset) = per_isa!(isa, quantize(from: &[f32], to: &mut [i8]) -> (f32, i32));
         });
         Self { quads, values, scales, offsets }
