@@ -9,12 +9,13 @@ mod chunk;
 mod trainable;
 
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 use tensor::ops::{
-    self, Activation, DropoutMask, GraphCache, GraphKey, KeepMask, LearnedPositions, Linear,
-    LinearResidualNorm, Normalization, OutputDtype, PerturbedRows, QkvProjection, QkvTransform,
-    Rope, RowPerturbation, SiteSet, SlotMapping,
+    self, Activation, DropoutMask, GraphCache, GraphKey, KeepMask, KvLayer, LearnedPositions,
+    Linear, LinearResidualNorm, Normalization, OutputDtype, PerturbedRows, QkvProjection,
+    QkvTransform, Rope, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -41,6 +42,7 @@ pub struct Decoder {
     blocks: Vec<Block>,
     final_norm: Normalization,
     flops_per_position: f64,
+    free_activations: Mutex<Vec<ChunkActivations>>, // memory of passes that have ended
 }
 
 #[derive(Debug)]
@@ -150,6 +152,7 @@ impl Decoder {
             blocks,
             final_norm,
             config: config.clone(),
+            free_activations: Mutex::default(),
         })
     }
 
@@ -263,49 +266,100 @@ impl Decoder {
         if pass.rows() > device.max_batch_rows() {
             let x = x()?;
             proceed()?;
-            return Ok(self.forward_chunked(cache, pass, options, x)?);
+            return Ok(self.forward_in_turn(cache, pass, options, &x)?);
         }
         let rows = ChunkRows::new(pass, 0..pass.rows());
         if let Some(key) = self.graph_key(cache, pass, &rows, options) {
             // A graph has input buffers of its own, and copies for its few rows take little time.
             let chunk = |x| PassChunk::new(device, pass, &rows, options.dropout)?.staged(device, x);
             let body = |chunk: PassChunk<'_>| {
-                let work = &mut ChunkActivations::default();
-                self.forward_chunk(cache, chunk, work, options.output, || Ok(()))
+                let proceed = || Ok::<(), DeviceError>(());
+                self.concat(self.forward_chunks(cache, vec![chunk], options.output, proceed)?)
             };
             let x = x()?;
             proceed()?; // a graph cannot be called off midway
             return Ok(self.graphs.run(device, key, x, chunk, body)?);
         }
-        let mut chunk = PassChunk::new(device, pass, &rows, options.dropout)?;
+        let rows = self.chunk_rows(pass, 0..pass.rows());
+        let mut chunks = self.chunks(pass, &rows, options.dropout)?;
         if stage_ahead {
-            chunk.stage(device, width)?;
+            chunks.iter_mut().try_for_each(|chunk| chunk.stage(device, width))?;
         }
-        chunk.x = x()?;
-        self.forward_chunk(cache, chunk, &mut ChunkActivations::default(), options.output, proceed)
+        match (x()?, &mut chunks[..]) {
+            (x, [chunk]) => chunk.x = x,
+            (x, chunks) => self.set_inputs(chunks, &rows, &x)?,
+        }
+        let hidden = self.forward_chunks(cache, chunks, options.output, proceed)?;
+        Ok(self.concat(hidden)?)
     }
 
-    /// Runs a pass of more rows than the device takes at once, in chunks of about equal size: a
-    /// small last chunk would leave the device idle.
-    fn forward_chunked(
+    /// Runs a pass of more rows than the device takes at once, in turns of about as many: a small
+    /// last one would leave the device idle.
+    fn forward_in_turn(
         &self,
         cache: &mut Cache,
         pass: &Pass,
         options: ForwardOptions<'_>,
-        x: Tensor,
+        x: &Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let (mut work, mut outputs) = (ChunkActivations::default(), Vec::new());
-        let chunk_rows = pass.rows().div_ceil(pass.rows().div_ceil(self.device.max_batch_rows()));
-        for start in (0..pass.rows()).step_by(chunk_rows) {
-            let range = start..pass.rows().min(start + chunk_rows);
-            let inputs = ops::select(&self.device, [&x], &range.clone().collect::<Vec<_>>())?;
-            let rows = ChunkRows::new(pass, range);
-            let mut chunk = PassChunk::new(&self.device, pass, &rows, options.dropout)?;
-            chunk.x = inputs;
+        let mut hidden = Vec::new();
+        let turns = pass.rows().div_ceil(self.device.max_batch_rows());
+        for range in ranges(0..pass.rows(), pass.rows().div_ceil(turns)) {
+            let rows = self.chunk_rows(pass, range);
+            let mut chunks = self.chunks(pass, &rows, options.dropout)?;
+            self.set_inputs(&mut chunks, &rows, x)?;
             let proceed = || Ok::<(), DeviceError>(());
-            outputs.push(self.forward_chunk(cache, chunk, &mut work, options.output, proceed)?);
+            hidden.extend(self.forward_chunks(cache, chunks, options.output, proceed)?);
         }
-        ops::concat(&self.device, &outputs.iter().collect::<Vec<_>>())
+        self.concat(hidden)
+    }
+
+    /// A range of a pass's rows in the chunks that the device computes side by side.
+    fn chunk_rows<'a>(&self, pass: &'a Pass, range: Range<usize>) -> Vec<ChunkRows<'a>> {
+        let rows = self.device.part_rows(range.len());
+        ranges(range, rows).map(|range| ChunkRows::new(pass, range)).collect()
+    }
+
+    /// Chunks without input vectors, in memory of earlier passes.
+    fn chunks<'a>(
+        &self,
+        pass: &Pass,
+        rows: &'a [ChunkRows<'a>],
+        dropout: Option<Dropout<'a>>,
+    ) -> Result<Vec<PassChunk<'a>>, DeviceError> {
+        let mut free = self.free_activations();
+        let chunk = |rows| {
+            let mut chunk = PassChunk::new(&self.device, pass, rows, dropout)?;
+            chunk.work = free.pop().unwrap_or_default();
+            Ok(chunk)
+        };
+        rows.iter().map(chunk).collect()
+    }
+
+    fn free_activations(&self) -> MutexGuard<'_, Vec<ChunkActivations>> {
+        self.free_activations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives each chunk its rows of the pass's input vectors.
+    fn set_inputs(
+        &self,
+        chunks: &mut [PassChunk<'_>],
+        rows: &[ChunkRows<'_>],
+        x: &Tensor,
+    ) -> Result<(), DeviceError> {
+        for (chunk, rows) in chunks.iter_mut().zip(rows) {
+            let picked: Vec<usize> = rows.range.clone().collect();
+            chunk.x = ops::select(&self.device, [x], &picked)?;
+        }
+        Ok(())
+    }
+
+    /// The rows of all tensors.
+    fn concat(&self, mut parts: Vec<Tensor>) -> Result<Tensor, DeviceError> {
+        match parts.len() {
+            1 => Ok(parts.remove(0)),
+            _ => ops::concat(&self.device, &parts.iter().collect::<Vec<_>>()),
+        }
     }
 
     /// The key of the CUDA graph for this pass; `None` if it is launched without a graph.
@@ -345,69 +399,85 @@ impl Decoder {
         ))
     }
 
-    /// Runs all blocks over a chunk and returns its hidden states in the dtype `output`; `proceed`
-    /// is called once the first block is launched.
-    fn forward_chunk<E: From<DeviceError>>(
+    /// Runs all blocks over chunks of a pass, side by side where the device can, and returns their
+    /// hidden states in the dtype `output`; `proceed` is called once the first block is launched.
+    ///
+    /// A row attends to rows of any chunk, so that the keys and values of all are stored before
+    /// attention; nothing else of a block needs another chunk.
+    fn forward_chunks<E: From<DeviceError>>(
         &self,
         cache: &mut Cache,
-        mut chunk: PassChunk<'_>,
-        work: &mut ChunkActivations,
+        mut chunks: Vec<PassChunk<'_>>,
         output: OutputDtype,
         proceed: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Tensor, E> {
-        let mut proceed = Some(proceed);
-        let (device, heads) = (&self.device, self.config.heads);
-        let x = std::mem::take(&mut chunk.x);
-        chunk.x = self.embed_norm(x, &chunk.slot_mapping, &mut work.normed)?;
+    ) -> Result<Vec<Tensor>, E> {
+        let (device, mut proceed) = (&self.device, Some(proceed));
+        device.for_each(&mut chunks, |chunk| {
+            let x = std::mem::take(&mut chunk.x);
+            chunk.x = self.embed_norm(x, &chunk.slot_mapping, &mut chunk.work.normed)?;
+            Ok(())
+        })?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            let next = self.blocks.get(layer + 1);
             let qkv = QkvProjection { map: &block.qkv, transform: self.qkv_params(block) };
-            let (kv, slots) = (cache.kv.layer_mut(layer), &chunk.slot_mapping);
-            ops::project_qkv(device, &work.normed, qkv, kv, slots, &mut work.qkv)?;
-            work.normed.release();
-            let mut metadata = chunk.take_metadata(device)?;
-            if next.is_none() {
-                // Beyond the keys and values, the last block is computed for the output rows only.
-                metadata = chunk.select_output(device, metadata, &mut work.qkv)?;
-            }
-            ops::attention(
-                device,
-                &work.qkv,
-                cache.kv.layer(layer),
-                heads,
-                &metadata.attention,
-                &mut work.attended,
-            )?;
-            work.qkv.release();
-            let of = LinearResidualNorm {
-                x: &work.attended,
-                map: &block.attn_out,
-                mask: metadata.dropout.mask(layer, Site::AttnOut),
-                norm: &block.mlp_norm,
-                dtype: OutputDtype::Operand,
-            };
-            ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
-            work.attended.release();
-            self.mlp(block, work)?;
-            let (norm, dtype) = match next {
-                Some(next) => (&next.attn_norm, OutputDtype::Operand),
-                None => (&self.final_norm, output),
-            };
-            let of = LinearResidualNorm {
-                x: &work.inner,
-                map: &block.mlp_out,
-                mask: metadata.dropout.mask(layer, Site::MlpOut),
-                norm,
-                dtype,
-            };
-            ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
-            work.inner.release();
-            chunk.metadata = Some(metadata);
+            let parts = chunks.iter_mut().map(PassChunk::qkv_rows).collect();
+            ops::project_qkv(device, parts, qkv, cache.kv.layer_mut(layer))?;
+            let kv = cache.kv.layer(layer);
+            device.for_each(&mut chunks, |chunk| self.finish_block(layer, kv, output, chunk))?;
             if let Some(proceed) = proceed.take() {
                 proceed()?;
             }
         }
-        Ok(std::mem::take(&mut work.normed))
+        let hidden =
+            chunks.iter_mut().map(|chunk| std::mem::take(&mut chunk.work.normed)).collect();
+        self.free_activations().extend(chunks.into_iter().map(|chunk| chunk.work));
+        Ok(hidden)
+    }
+
+    /// Attention of a layer and what follows it, up to the norm that the next layer begins with, or
+    /// the final one.
+    fn finish_block(
+        &self,
+        layer: usize,
+        kv: KvLayer<'_>,
+        output: OutputDtype,
+        chunk: &mut PassChunk<'_>,
+    ) -> Result<(), DeviceError> {
+        let (device, heads) = (&self.device, self.config.heads);
+        let (block, next) = (&self.blocks[layer], self.blocks.get(layer + 1));
+        chunk.work.normed.release();
+        let mut metadata = chunk.take_metadata(device)?;
+        if next.is_none() {
+            // Beyond the keys and values, the last block is computed for the output rows only.
+            metadata = chunk.select_output(device, metadata)?;
+        }
+        let work = &mut chunk.work;
+        ops::attention(device, &work.qkv, kv, heads, &metadata.attention, &mut work.attended)?;
+        work.qkv.release();
+        let of = LinearResidualNorm {
+            x: &work.attended,
+            map: &block.attn_out,
+            mask: metadata.dropout.mask(layer, Site::AttnOut),
+            norm: &block.mlp_norm,
+            dtype: OutputDtype::Operand,
+        };
+        ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
+        work.attended.release();
+        self.mlp(block, work)?;
+        let (norm, dtype) = match next {
+            Some(next) => (&next.attn_norm, OutputDtype::Operand),
+            None => (&self.final_norm, output),
+        };
+        let of = LinearResidualNorm {
+            x: &work.inner,
+            map: &block.mlp_out,
+            mask: metadata.dropout.mask(layer, Site::MlpOut),
+            norm,
+            dtype,
+        };
+        ops::linear_residual_norm(device, of, &mut chunk.x, &mut work.normed)?;
+        work.inner.release();
+        chunk.metadata = Some(metadata);
+        Ok(())
     }
 
     /// Adds position embeddings to the input vectors, if any; returns the residual stream and
@@ -539,9 +609,16 @@ fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
     Some((0..config.head_dim / 2).map(|i| scale(base(i))).collect())
 }
 
-/// Activations of one chunk. On the CPU their memory is reused from layer to layer; on a GPU each
-/// is released after its last use, so that a layer's activations fit the L2 cache.
-#[derive(Default)]
+/// A range in parts of so many, but for the last.
+fn ranges(range: Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(count.max(1)).map(move |start| start..end.min(start + count))
+}
+
+/// Activations of one chunk. On the CPU their memory is reused from layer to layer and from pass to
+/// pass; on a GPU each is released after its last use, so that a layer's activations fit the L2
+/// cache.
+#[derive(Debug, Default)]
 struct ChunkActivations {
     normed: Tensor,   // (rows, width)
     qkv: Tensor,      // (rows, (heads + 2 kv_heads) * head_dim)

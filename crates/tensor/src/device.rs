@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rayon::prelude::*;
+
 use crate::cpu::int8::ByteKernel;
 use crate::cpu::isa::Isa;
 use crate::cuda::stream::CudaEvent;
@@ -308,6 +310,39 @@ impl Device {
         match self.backend() {
             Backend::Cpu(_) => 768,
             Backend::Cuda(_) => 16_384,
+        }
+    }
+
+    /// The rows of the parts in which so many rows of a pass are best computed.
+    ///
+    /// A processor with several threads computes parts side by side ([`Device::for_each`]): a
+    /// thread that takes its own rows through all of a layer waits for the others far less often
+    /// than threads that share every operation. Where each would have few rows, all of them share
+    /// the operations of one part: weights are read once a part.
+    pub fn part_rows(&self, rows: usize) -> usize {
+        const FEWEST: usize = 48;
+        const MOST: usize = 96;
+        let threads = match self.backend() {
+            Backend::Cpu(cpu) => cpu.pool.current_num_threads(),
+            Backend::Cuda(_) => 1,
+        };
+        if threads == 1 || rows < threads * FEWEST {
+            return rows;
+        }
+        // As many parts for each thread.
+        rows.div_ceil(rows.div_ceil(MOST).next_multiple_of(threads))
+    }
+
+    /// Does `work` with each item; a processor's threads take them side by side, and what an
+    /// operation in it could share with threads that have nothing else to do, they share.
+    pub fn for_each<T: Send>(
+        &self,
+        items: &mut [T],
+        work: impl Fn(&mut T) -> Result<(), DeviceError> + Send + Sync,
+    ) -> Result<(), DeviceError> {
+        match (self.backend(), items) {
+            (Backend::Cpu(_), items @ [_, _, ..]) => items.par_iter_mut().try_for_each(work),
+            (_, items) => items.iter_mut().try_for_each(work),
         }
     }
 

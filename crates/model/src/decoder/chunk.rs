@@ -6,21 +6,21 @@
 //! only the [`OutputRows`] are computed.
 
 use std::borrow::Cow;
-use std::cell::OnceCell;
 use std::ops::Range;
+use std::sync::OnceLock;
 
-use tensor::ops::{self, AttentionMetadata, AttentionSpans, Indices, SlotMapping};
+use tensor::ops::{self, AttentionMetadata, AttentionSpans, Indices, QkvRows, SlotMapping};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ChunkDropout, Dropout};
+use super::{ChunkActivations, ChunkDropout, Dropout};
 use crate::cache::Pass;
 
 /// A range of rows of a pass, on the host.
 pub(super) struct ChunkRows<'a> {
-    range: Range<usize>,
+    pub(super) range: Range<usize>,
     pub(super) spans: Cow<'a, AttentionSpans>, // of all rows
     pub(super) output_rows: Vec<usize>,        // relative to the start of the range
-    output_spans: OnceCell<AttentionSpans>,    // of the output rows
+    output_spans: OnceLock<AttentionSpans>,    // of the output rows
 }
 
 impl<'a> ChunkRows<'a> {
@@ -32,7 +32,7 @@ impl<'a> ChunkRows<'a> {
         };
         let outputs = pass.output_rows.iter().filter(|row| range.contains(row));
         let output_rows = outputs.map(|row| row - range.start).collect();
-        Self { range, spans, output_rows, output_spans: OnceCell::new() }
+        Self { range, spans, output_rows, output_spans: OnceLock::new() }
     }
 
     /// Whether some rows are not output rows.
@@ -60,6 +60,7 @@ pub(super) fn slot_mapping(
 /// A range of rows of a pass with its inputs on the device.
 pub(super) struct PassChunk<'a> {
     pub(super) x: Tensor, // (rows, width): the input vectors, then the residual stream
+    pub(super) work: ChunkActivations,
     pub(super) slot_mapping: SlotMapping,
     rows: &'a ChunkRows<'a>,
     dropout: Option<Dropout<'a>>, // of all rows of the pass
@@ -122,6 +123,7 @@ impl<'a> PassChunk<'a> {
     ) -> Result<Self, DeviceError> {
         Ok(Self {
             x: Tensor::default(),
+            work: ChunkActivations::default(),
             slot_mapping: slot_mapping(device, pass, rows.range.clone())?,
             rows,
             dropout,
@@ -168,12 +170,17 @@ impl<'a> PassChunk<'a> {
         }
     }
 
-    /// Reduces `x` and `qkv` to the output rows; returns their metadata.
+    /// What its QKV projection reads and writes.
+    pub(super) fn qkv_rows(&mut self) -> QkvRows<'_> {
+        let ChunkActivations { normed, qkv, .. } = &mut self.work;
+        QkvRows { x: normed, slot_mapping: &self.slot_mapping, qkv }
+    }
+
+    /// Reduces `x` and the queries to the output rows; returns their metadata.
     pub(super) fn select_output(
         &mut self,
         device: &Device,
         metadata: ChunkMetadata<'a>,
-        qkv: &mut Tensor,
     ) -> Result<ChunkMetadata<'a>, DeviceError> {
         if !self.rows.drops_rows() {
             return Ok(metadata);
@@ -183,7 +190,7 @@ impl<'a> PassChunk<'a> {
             None => self.output_rows(device, &metadata, self.x.cols())?,
         };
         self.x = ops::gather(device, &self.x, &output.rows)?;
-        *qkv = ops::gather(device, qkv, &output.rows)?;
+        self.work.qkv = ops::gather(device, &self.work.qkv, &output.rows)?;
         Ok(ChunkMetadata { attention: output.attention, dropout: output.dropout })
     }
 }

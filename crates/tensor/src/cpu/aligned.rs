@@ -3,10 +3,10 @@
 //! A vector of 512 bits that lies across two lines is loaded in two steps, and a row of a tile
 //! register of AMX far slower than that; what the allocator gives begins 16 bytes into a line.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -68,15 +68,14 @@ impl<T: Pod> DerefMut for AlignedVec<T> {
     }
 }
 
-/// Memory of scratch vectors that are no longer used. The allocator would give it back to the
-/// operating system, which clears it, page by page, for the next product.
-static FREE: Mutex<Vec<Vec<CacheLine>>> = Mutex::new(Vec::new());
-/// The most vectors that are kept: one for each product that is computed at a time.
-const MOST_FREE: usize = 4;
-
-fn free_lines() -> std::sync::MutexGuard<'static, Vec<Vec<CacheLine>>> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+thread_local! {
+    /// Memory of a thread's scratch vectors that are no longer used. The allocator would give it
+    /// back to the operating system, which clears it, page by page, for the next product.
+    static FREE: RefCell<Vec<Vec<CacheLine>>> = const { RefCell::new(Vec::new()) };
 }
+/// The most vectors that a thread keeps: a thread that waits for others in a product may begin
+/// another one.
+const MOST_FREE: usize = 2;
 
 /// An aligned vector that lives for one product; its memory is used again.
 pub(crate) struct ScratchVec<T>(AlignedVec<T>);
@@ -93,7 +92,7 @@ impl<T: Pod> ScratchVec<T> {
     /// # Safety
     /// `write` writes every element.
     pub(crate) unsafe fn written_by(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Self {
-        let lines = free_lines().pop().unwrap_or_default();
+        let lines = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
         // SAFETY: by this function's own contract.
         Self(unsafe { AlignedVec::written_to(lines, len, write) })
     }
@@ -101,10 +100,14 @@ impl<T: Pod> ScratchVec<T> {
 
 impl<T> Drop for ScratchVec<T> {
     fn drop(&mut self) {
-        let mut free = free_lines();
-        if free.len() < MOST_FREE {
-            free.push(std::mem::take(&mut self.0.lines));
-        }
+        let lines = std::mem::take(&mut self.0.lines);
+        // At a thread's end there is nothing to keep it for.
+        let _ = FREE.try_with(|free| {
+            let mut free = free.borrow_mut();
+            if free.len() < MOST_FREE {
+                free.push(lines);
+            }
+        });
     }
 }
 

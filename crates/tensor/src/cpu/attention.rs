@@ -36,24 +36,27 @@ pub(crate) struct AttentionCall<'a> {
     pub(crate) spans: &'a AttentionSpans,
 }
 
-/// Stores keys and values of the rows of x in their slots; see `KvStore::write`.
-pub(crate) fn write(kv: &mut CpuKv, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
-    let (Some(&low), Some(&high)) = (slots.iter().min(), slots.iter().max()) else { return };
+/// Stores keys and values of rows in their slots; see `KvStore::write`.
+pub(crate) fn write(kv: &mut CpuKv, layer: usize, rows: &[(&Tensor, &[u32])], first: usize) {
+    let slots = || rows.iter().flat_map(|(_, slots)| slots.iter());
+    let (Some(&low), Some(&high)) = (slots().min(), slots().max()) else { return };
     let (width, store) = (kv.kv_heads * kv.head_dim, &mut kv.layers[layer]);
     // Each task has a range of the slots, and looks for its rows among all.
     let (low, end) = (low as usize, high as usize + 1);
-    let tasks = (4 * rayon::current_num_threads()).min(slots.len().div_ceil(ROWS_PER_WRITE));
+    let tasks = (4 * rayon::current_num_threads()).min(slots().count().div_ceil(ROWS_PER_WRITE));
     let part = (end - low).div_ceil(tasks);
     let keys = store.keys[low * width..end * width].par_chunks_mut(part * width);
     let values = store.values[low * width..end * width].par_chunks_mut(part * width);
     keys.zip(values).enumerate().for_each(|(i, (keys, values))| {
         let begin = low + i * part;
-        for (r, &slot) in slots.iter().enumerate() {
-            if (begin..begin + part).contains(&(slot as usize)) {
-                let at = (slot as usize - begin) * width;
-                let (key, value) = x.row(r)[first..first + 2 * width].split_at(width);
-                keys[at..at + width].copy_from_slice(key);
-                values[at..at + width].copy_from_slice(value);
+        for (x, slots) in rows {
+            for (r, &slot) in slots.iter().enumerate() {
+                if (begin..begin + part).contains(&(slot as usize)) {
+                    let at = (slot as usize - begin) * width;
+                    let (key, value) = x.row(r)[first..first + 2 * width].split_at(width);
+                    keys[at..at + width].copy_from_slice(key);
+                    values[at..at + width].copy_from_slice(value);
+                }
             }
         }
     });

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
+use super::SlotMapping;
 use crate::cpu::attention as kernel;
 use crate::cuda::attention::CudaAttentionMetadata;
 use crate::device::Backend;
@@ -120,23 +121,26 @@ impl KvStore {
         KvLayerMut { store: self, layer }
     }
 
-    /// Stores each row's keys (columns `first ..` of x) and values (the columns after them) in that
-    /// row's slot. On the CPU alone.
-    pub(crate) fn write(&mut self, layer: usize, x: &Tensor, first: usize, slots: &[u32]) {
+    /// Stores each row's keys (columns `first ..` of a tensor) and values (the columns after them)
+    /// in that row's slot. On the CPU alone.
+    pub(crate) fn write(&mut self, layer: usize, rows: &[(&Tensor, &SlotMapping)], first: usize) {
         let KvStorage::Cpu(kv) = &mut self.0 else { panic!("this store is on a gpu") };
         let width = kv.kv_heads * kv.head_dim;
-        assert_eq!(x.rows(), slots.len(), "kv write: {} rows into {} slots", x.rows(), slots.len());
-        assert!(
-            first + 2 * width <= x.cols(),
-            "kv write: keys and values of {width} do not fit {}",
-            x.cols()
-        );
-        assert!(
-            slots.iter().all(|&s| (s as usize) < kv.slots),
-            "kv write: a slot beyond {}",
-            kv.slots
-        );
-        kernel::write(kv, layer, x, first, slots);
+        let rows: Vec<_> = rows.iter().map(|(x, slots)| (*x, slots.slots.host())).collect();
+        for (x, slots) in &rows {
+            let (count, cols) = (x.rows(), x.cols());
+            assert_eq!(count, slots.len(), "kv write: {count} rows into {} slots", slots.len());
+            assert!(
+                first + 2 * width <= cols,
+                "kv write: keys and values of {width} do not fit {cols}"
+            );
+            assert!(
+                slots.iter().all(|&s| (s as usize) < kv.slots),
+                "kv write: a slot beyond {}",
+                kv.slots
+            );
+        }
+        kernel::write(kv, layer, &rows, first);
     }
 
     pub(crate) fn gpu_mut(&mut self) -> &mut cuda::attention::CudaKv {

@@ -43,8 +43,8 @@ pub use norm::{
 };
 pub use optimizer::{AdamW, Moments, adamw, sum_of_squares};
 pub use qkv::{
-    QkvProjection, QkvTransform, Rope, SlotMapping, project_qkv, qk_norm_backward, rope_and_cache,
-    rope_and_cache_backward,
+    QkvProjection, QkvRows, QkvTransform, Rope, SlotMapping, project_qkv, qk_norm_backward,
+    rope_and_cache, rope_and_cache_backward,
 };
 pub use regression::{GaussianLoss, gaussian_loss, smooth_l1};
 pub use rows::{

@@ -45,6 +45,30 @@ pub struct QkvTransform<'a> {
 }
 
 impl<'a> QkvTransform<'a> {
+    /// Normalises and rotates the queries and keys of qkv on a processor.
+    fn apply(
+        self,
+        device: &Device,
+        qkv: &mut Tensor,
+        kv_heads: usize,
+        dim: usize,
+        slot_mapping: &SlotMapping,
+    ) {
+        let (cols, width) = (qkv.cols(), (self.heads + 2 * kv_heads) * dim);
+        assert_eq!(cols, width, "qkv: rows of {cols} are not {} heads of {dim}", self.heads);
+        let Backend::Cpu(cpu) = device.backend() else { panic!("these rows are on a gpu") };
+        let queries = 0..self.heads * dim;
+        let keys = queries.end..(self.heads + kv_heads) * dim;
+        if let Some((q, k)) = self.qk_norms {
+            cpu::norm::norm_heads(cpu.isa, qkv, q.cpu(), queries);
+            cpu::norm::norm_heads(cpu.isa, qkv, k.cpu(), keys);
+        }
+        if let Some(rope) = self.rope {
+            let positions = slot_mapping.positions.host();
+            cpu::rope::rope(cpu.isa, qkv, rope, positions, self.heads + kv_heads, 1.0);
+        }
+    }
+
     fn gpu(self) -> CudaQkvTransform<'a> {
         CudaQkvTransform {
             heads: self.heads,
@@ -79,27 +103,44 @@ impl SlotMapping {
     }
 }
 
-/// `qkv = x W + b` of the compute dtype, then [`rope_and_cache`]: x is (rows, inputs), qkv becomes
-/// (rows, (heads + 2 kv_heads) * head_dim). Only its queries, the first columns, may be read: a
-/// fused kernel writes keys and values to the store alone.
+/// Rows of a pass that are computed together.
+#[derive(Debug)]
+pub struct QkvRows<'a> {
+    /// (rows, inputs)
+    pub x: &'a Tensor,
+    /// Of these rows.
+    pub slot_mapping: &'a SlotMapping,
+    /// Becomes (rows, (heads + 2 kv_heads) * head_dim).
+    pub qkv: &'a mut Tensor,
+}
+
+/// `qkv = x W + b` of the compute dtype, then [`rope_and_cache`], for all parts of a pass. Only the
+/// queries of qkv, its first columns, may be read: a fused kernel writes keys and values to the
+/// store alone. A processor computes the parts side by side.
 pub fn project_qkv(
     device: &Device,
-    x: &Tensor,
+    mut parts: Vec<QkvRows<'_>>,
     projection: QkvProjection<'_>,
     kv: KvLayerMut<'_>,
-    slot_mapping: &SlotMapping,
-    qkv: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let QkvProjection { map, transform } = projection;
+    let (QkvProjection { map, transform }, KvLayerMut { store, layer }) = (projection, kv);
     if let Backend::Cuda(_) = device.backend() {
-        let KvLayerMut { store, layer } = kv;
-        let (transform, slots) = (transform.gpu(), slot_mapping.gpu());
-        let store = store.gpu_mut();
-        *qkv = cuda::qkv::project_qkv(x.gpu(), map.gpu(), transform, store, layer, slots)?.into();
+        for QkvRows { x, slot_mapping, qkv } in parts {
+            let (map, transform, slots) = (map.gpu(), transform.gpu(), slot_mapping.gpu());
+            let store = store.gpu_mut();
+            *qkv = cuda::qkv::project_qkv(x.gpu(), map, transform, store, layer, slots)?.into();
+        }
         return Ok(());
     }
-    linear(device, x, map, Activation::None, OutputDtype::Compute, qkv)?;
-    rope_and_cache(device, qkv, transform, kv, slot_mapping)
+    let (kv_heads, dim) = (store.kv_heads(), store.head_dim());
+    device.for_each(&mut parts, |QkvRows { x, slot_mapping, qkv }| {
+        linear(device, x, map, Activation::None, OutputDtype::Compute, qkv)?;
+        transform.apply(device, qkv, kv_heads, dim, slot_mapping);
+        Ok(())
+    })?;
+    let rows: Vec<_> = parts.iter().map(|part| (&*part.qkv, part.slot_mapping)).collect();
+    store.write(layer, &rows, transform.heads * dim);
+    Ok(())
 }
 
 /// Normalises and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
@@ -116,17 +157,9 @@ pub fn rope_and_cache(
     let (cols, width) = (qkv.cols(), (heads + 2 * kv_heads) * dim);
     assert_eq!(cols, width, "rope_and_cache: rows of {cols} are not {heads} heads of {dim}");
     match device.backend() {
-        Backend::Cpu(cpu) => {
-            let (queries, keys) = (0..heads * dim, heads * dim..(heads + kv_heads) * dim);
-            if let Some((q, k)) = transform.qk_norms {
-                cpu::norm::norm_heads(cpu.isa, qkv, q.cpu(), queries);
-                cpu::norm::norm_heads(cpu.isa, qkv, k.cpu(), keys);
-            }
-            if let Some(rope) = transform.rope {
-                let positions = slot_mapping.positions.host();
-                cpu::rope::rope(cpu.isa, qkv, rope, positions, heads + kv_heads, 1.0);
-            }
-            store.write(layer, qkv, heads * dim, slot_mapping.slots.host());
+        Backend::Cpu(_) => {
+            transform.apply(device, qkv, kv_heads, dim, slot_mapping);
+            store.write(layer, &[(&*qkv, slot_mapping)], heads * dim);
         }
         Backend::Cuda(_) => {
             let (transform, slots) = (transform.gpu(), slot_mapping.gpu());

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use tensor::ops::{
     self, AttentionMetadata, Indices, KvLayer, KvLayerMut, KvStore, LinearResidualNorm,
-    Normalization, OutputDtype, QkvProjection, RowPerturbation, SiteSet, SlotMapping,
+    Normalization, OutputDtype, QkvProjection, QkvRows, RowPerturbation, SiteSet, SlotMapping,
 };
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
@@ -260,7 +260,8 @@ impl<'a> LayerForward<'a> {
         let (normed, map, qkv) = (&saved.normed, &self.block.qkv, &mut saved.qkv);
         if transform.qk_norms.is_none() && !self.params.qkv.has_adapter_pass() {
             let projection = QkvProjection { map, transform };
-            return ops::project_qkv(device, normed, projection, kv, slots, qkv);
+            let rows = QkvRows { x: normed, slot_mapping: slots, qkv };
+            return ops::project_qkv(device, vec![rows], projection, kv);
         }
         let input = self.input(normed, Site::LoraQkv);
         self.params.qkv.forward(device, map, input, OutputDtype::Compute, qkv)?;

@@ -182,7 +182,8 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
             let (mut qkv, mut attended) = (Tensor::default(), Tensor::default());
             let transform = QkvTransform { heads, qk_norms: None, rope: None };
             let projection = QkvProjection { map: &map, transform };
-            project_qkv(device, &x, projection, kv.layer_mut(1), &slots, &mut qkv)?;
+            let part = QkvRows { x: &x, slot_mapping: &slots, qkv: &mut qkv };
+            project_qkv(device, vec![part], projection, kv.layer_mut(1))?;
             let spans: Vec<_> =
                 to.iter().map(|&slot| vec![(rows as u32 - 3, 3), (slot, 1)]).collect();
             let metadata = metadata(device, &spans);

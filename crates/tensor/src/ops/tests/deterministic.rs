@@ -179,7 +179,8 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
                 let (mut qkv, mut values) = (Tensor::default(), Tensor::default());
                 let projection = QkvProjection { map: &map, transform };
                 let x = some(&device, &x, rows);
-                project_qkv(&device, &x, projection, kv.layer_mut(0), &slots, &mut qkv)?;
+                let part = QkvRows { x: &x, slot_mapping: &slots, qkv: &mut qkv };
+                project_qkv(&device, vec![part], projection, kv.layer_mut(0))?;
                 let spans: Vec<_> = (0..count as u32).rev().map(|slot| vec![(slot, 1)]).collect();
                 let metadata = metadata(&device, &spans);
                 attention(&device, &qkv, kv.layer(0), heads, &metadata, &mut values)?;

@@ -73,7 +73,8 @@ impl TestBlock {
         let slots = slot_mapping(device, vec![0; rows], (0..rows as u32).rev().collect());
         let transform = QkvTransform { heads, qk_norms: None, rope: None };
         let projection = QkvProjection { map: &self.maps[0], transform };
-        project_qkv(device, &normed, projection, kv.layer_mut(0), &slots, &mut qkv)?;
+        let part = QkvRows { x: &normed, slot_mapping: &slots, qkv: &mut qkv };
+        project_qkv(device, vec![part], projection, kv.layer_mut(0))?;
         let spans: Vec<_> = (0..rows as u32).rev().map(|slot| vec![(slot, 1)]).collect();
         attention(device, &qkv, kv.layer(0), heads, &metadata(device, &spans), &mut attended)?;
         let key = |r: usize| {
