@@ -9,35 +9,85 @@
 //! trajectory, question. The key is the seed. One call yields four words, for four consecutive
 //! elements.
 
+const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// What each round adds to the key.
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+const ROUNDS: usize = 10;
+/// Counters that [`philox_lanes`] takes.
+pub(crate) const LANES: usize = 8;
+
 /// The generator's four output words for a counter and a key.
 #[inline(always)]
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let [w] = philox_lanes([counter[0]], [counter[1], counter[2], counter[3]], key);
-    w
+    let [mut c0, mut c1, mut c2, mut c3] = counter;
+    let [mut k0, mut k1] = key;
+    for _ in 0..ROUNDS {
+        let [p0, p1] = [MULTIPLIERS[0] * u64::from(c0), MULTIPLIERS[1] * u64::from(c2)];
+        let (n0, n2) = ((p1 >> 32) as u32 ^ c1 ^ k0, (p0 >> 32) as u32 ^ c3 ^ k1);
+        (c0, c1, c2, c3) = (n0, p1 as u32, n2, p0 as u32);
+        (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
+    }
+    [c0, c1, c2, c3]
 }
 
-/// `philox` for `L` counters that differ in word 0 alone, written so that compilers vectorise it.
+/// [`philox`] for counters that count up in word 0 and are alike in the others. `FUSED` is as in
+/// [`crate::cpu::isa`].
 #[inline(always)]
-pub(crate) fn philox_lanes<const L: usize>(
-    word0: [u32; L],
+pub(crate) fn philox_lanes<const FUSED: bool>(
+    word0: u32,
     rest: [u32; 3],
     key: [u32; 2],
-) -> [[u32; 4]; L] {
-    const M0: u64 = 0xD251_1F53;
-    const M1: u64 = 0xCD9E_8D57;
-    let mut c0 = word0;
-    let (mut c1, mut c2, mut c3) = ([rest[0]; L], [rest[1]; L], [rest[2]; L]);
-    let [mut k0, mut k1] = key;
-    for _ in 0..10 {
-        for l in 0..L {
-            let (p0, p1) = (M0 * u64::from(c0[l]), M1 * u64::from(c2[l]));
-            let (n0, n2) = ((p1 >> 32) as u32 ^ c1[l] ^ k0, (p0 >> 32) as u32 ^ c3[l] ^ k1);
-            (c0[l], c1[l], c2[l], c3[l]) = (n0, p1 as u32, n2, p0 as u32);
-        }
-        k0 = k0.wrapping_add(0x9E37_79B9);
-        k1 = k1.wrapping_add(0xBB67_AE85);
+) -> [[u32; 4]; LANES] {
+    #[cfg(target_arch = "x86_64")]
+    if FUSED {
+        // SAFETY: on x86-64 what is fused is compiled for processors with AVX2 and FMA.
+        return unsafe { philox_avx2(word0, rest, key) };
     }
-    std::array::from_fn(|l| [c0[l], c1[l], c2[l], c3[l]])
+    std::array::from_fn(|l| philox([word0 + l as u32, rest[0], rest[1], rest[2]], key))
+}
+
+/// [`philox_lanes`] in registers of four products; compilers make it number by number.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn philox_avx2(word0: u32, rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; LANES] {
+    use std::arch::x86_64::*;
+    const HALF: usize = LANES / 2;
+    let wide = |x: u32| _mm256_set1_epi64x(i64::from(x));
+    let [m0, m1] = MULTIPLIERS.map(|m| _mm256_set1_epi64x(m as i64));
+    let low_words = wide(u32::MAX);
+    let counts = _mm256_set_epi64x(3, 2, 1, 0);
+    // A number of 32 bits in each 64; what is above them is ignored or cleared.
+    let mut c0 = [0, HALF as u32].map(|first| _mm256_add_epi64(wide(word0 + first), counts));
+    let (mut c1, mut c2, mut c3) = ([wide(rest[0]); 2], [wide(rest[1]); 2], [wide(rest[2]); 2]);
+    let [mut k0, mut k1] = key;
+    for _ in 0..ROUNDS {
+        for i in 0..2 {
+            let (p0, p1) = (_mm256_mul_epu32(m0, c0[i]), _mm256_mul_epu32(m1, c2[i]));
+            let high = |p: __m256i| _mm256_srli_epi64::<32>(p);
+            let n0 = _mm256_xor_si256(_mm256_xor_si256(high(p1), c1[i]), wide(k0));
+            let n2 = _mm256_xor_si256(_mm256_xor_si256(high(p0), c3[i]), wide(k1));
+            (c0[i], c1[i], c2[i], c3[i]) = (n0, p1, n2, p0);
+        }
+        (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
+    }
+    let mut words = [[0u32; 4]; LANES];
+    for (i, words) in words.as_chunks_mut::<HALF>().0.iter_mut().enumerate() {
+        // Words 0 and 1, and words 2 and 3, of each counter.
+        let pair = |low: __m256i, high: __m256i| {
+            _mm256_or_si256(_mm256_and_si256(low, low_words), _mm256_slli_epi64::<32>(high))
+        };
+        let (first, second) = (pair(c0[i], c1[i]), pair(c2[i], c3[i]));
+        let even = _mm256_unpacklo_epi64(first, second); // counters 0 and 2
+        let odd = _mm256_unpackhi_epi64(first, second); // 1 and 3
+        let to = words.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: four counters of four words are two registers.
+        unsafe {
+            _mm256_storeu_si256(to, _mm256_permute2x128_si256::<0x20>(even, odd));
+            _mm256_storeu_si256(to.add(1), _mm256_permute2x128_si256::<0x31>(even, odd));
+        }
+    }
+    words
 }
 
 /// What a random number is for. Sites never share numbers.
@@ -168,6 +218,7 @@ fn normals(words: [u32; 4]) -> [f64; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
 
     /// Random123's published known-answer vectors for philox4x32-10.
     #[test]
@@ -189,10 +240,19 @@ mod tests {
 
     #[test]
     fn lanes_equal_scalar_calls() {
-        let words: [u32; 8] = std::array::from_fn(|i| 1 << 26 | i as u32);
-        let lanes = philox_lanes(words, [7, 8, 9], [1, 2]);
-        for (w, lane) in words.iter().zip(lanes) {
-            assert_eq!(lane, philox([*w, 7, 8, 9], [1, 2]));
+        for (first, rest, key) in
+            [(1 << 26, [7, 8, 9], [1, 2]), (u32::MAX - 7, [u32::MAX; 3], [u32::MAX; 2])]
+        {
+            let mut found = vec![philox_lanes::<false>(first, rest, key)];
+            if Isa::detect().is_fused() || Isa::detect() == Isa::Amx {
+                found.push(philox_lanes::<true>(first, rest, key));
+            }
+            for lanes in found {
+                for (l, lane) in lanes.into_iter().enumerate() {
+                    let counter = [first + l as u32, rest[0], rest[1], rest[2]];
+                    assert_eq!(lane, philox(counter, key));
+                }
+            }
         }
     }
 

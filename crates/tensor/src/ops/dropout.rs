@@ -4,10 +4,10 @@
 use rayon::prelude::*;
 
 use super::OutputDtype;
-use crate::cpu::linear::TILE_COLS;
+use crate::cpu::linear::{PANEL, TILE_COLS};
 use crate::device::Backend;
 use crate::params::{RowPerturbation, SiteSet, keep_scale};
-use crate::rng::{MAX_ELEMENTS, Site, drop_threshold, philox_lanes, site_word};
+use crate::rng::{LANES, MAX_ELEMENTS, Site, drop_threshold, philox_lanes, site_word};
 use crate::{Device, DeviceError, Tensor, cuda};
 
 /// The perturbation of each row of a batch, where the device can read it; `None` leaves a row
@@ -120,13 +120,20 @@ impl<'a> DropoutMask<'a> {
     }
 
     /// Applies the mask to columns `col ..` (a multiple of 4; at most `TILE_COLS` of them) of a row
-    /// of `cols` columns.
+    /// of `cols` columns. `FUSED` is as in [`crate::cpu::isa`].
     #[inline(always)]
-    pub(crate) fn apply(&self, row: usize, col: usize, cols: usize, values: &mut [f32]) {
+    pub(crate) fn apply<const FUSED: bool>(
+        &self,
+        row: usize,
+        col: usize,
+        cols: usize,
+        values: &mut [f32],
+    ) {
         match *self {
             Self::Sampled { layer, site, rows } => {
                 if let Some(perturbation) = rows.at(row, site) {
-                    apply_philox_mask(values, perturbation, site_word(layer, site), col);
+                    let word = site_word(layer, site);
+                    apply_philox_mask::<FUSED>(values, perturbation, word, col);
                 }
             }
             Self::Recorded { p, keep } => {
@@ -153,16 +160,24 @@ impl<'a> DropoutMask<'a> {
 }
 
 #[inline(always)]
-fn apply_philox_mask(values: &mut [f32], row: &RowPerturbation, site_word: u32, col: usize) {
-    const LANES: usize = TILE_COLS / 4;
+fn apply_philox_mask<const FUSED: bool>(
+    values: &mut [f32],
+    row: &RowPerturbation,
+    site_word: u32,
+    col: usize,
+) {
+    const { assert!(TILE_COLS == 4 * LANES) };
     let (key, rest) = row.key.key_and_counter();
     let (threshold, scale) = (drop_threshold(row.strength), keep_scale(row.strength));
-    let first = site_word | (col / 4) as u32;
-    let words: [u32; LANES] = std::array::from_fn(|l| first + l as u32);
-    let bits = philox_lanes(words, rest, key);
-    for (x, &b) in values.iter_mut().zip(bits.as_flattened()) {
-        *x = if b >= threshold { *x * scale } else { 0.0 };
+    let bits = philox_lanes::<FUSED>(site_word | (col / 4) as u32, rest, key);
+    let kept = |x: f32, bits: u32| if bits >= threshold { x * scale } else { 0.0 };
+    // By arrays of a register's length, which compilers take at once.
+    let (bits, (registers, rest)) = (bits.as_flattened(), values.as_chunks_mut::<PANEL>());
+    let (bits, bits_rest) = bits.split_at(PANEL * registers.len());
+    for (x, bits) in registers.iter_mut().zip(bits.as_chunks::<PANEL>().0) {
+        *x = std::array::from_fn(|l| kept(x[l], bits[l]));
     }
+    rest.iter_mut().zip(bits_rest).for_each(|(x, &bits)| *x = kept(*x, bits));
 }
 
 /// `out = dropout(x)`, both (rows, cols); a copy if there is no mask. The gradient passes back
@@ -186,7 +201,7 @@ pub fn dropout(
             out.data_mut().par_chunks_mut(cols.max(1)).enumerate().for_each(|(r, row)| {
                 row.chunks_mut(TILE_COLS)
                     .enumerate()
-                    .for_each(|(i, part)| mask.apply(r, i * TILE_COLS, cols, part));
+                    .for_each(|(i, part)| mask.apply::<false>(r, i * TILE_COLS, cols, part));
             });
         }
         Backend::Cuda(cuda) => {

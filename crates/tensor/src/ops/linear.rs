@@ -3,7 +3,7 @@
 use super::{Activation, DropoutMask, Normalization, OutputDtype};
 use crate::cpu::int8::{self, Int8Weights};
 use crate::cpu::isa::Isa;
-use crate::cpu::linear::{PackedWeights, TileEpilogue, gemm, transposed};
+use crate::cpu::linear::{PANEL, PackedWeights, TileEpilogue, gemm, transposed};
 use crate::cpu::math::sum_lanes;
 use crate::cpu::split::{self, Bf16Weights};
 use crate::cuda::linear::CudaLinear;
@@ -523,7 +523,8 @@ impl TileEpilogue for OutputEpilogue<'_> {
             std::slice::from_raw_parts_mut(self.out.add(row * self.cols + col), values.len())
         };
         if let Some(bias) = self.bias {
-            values.iter_mut().zip(&bias[col..]).for_each(|(x, b)| *x += b);
+            let bias = &bias[col..col + values.len()];
+            by_registers(values, bias, |x, b| x + b);
         }
         match self.op {
             EpilogueOp::Write(activation) => {
@@ -532,10 +533,21 @@ impl TileEpilogue for OutputEpilogue<'_> {
             }
             EpilogueOp::Residual(mask) => {
                 if let Some(mask) = mask {
-                    mask.apply(row, col, self.cols, values);
+                    mask.apply::<FUSED>(row, col, self.cols, values);
                 }
-                out.iter_mut().zip(values).for_each(|(o, x)| *o += *x);
+                by_registers(out, values, |o, x| o + x);
             }
         }
     }
+}
+
+/// `x = f(x, y)`, both of one length. By arrays of a register's length: compilers would unroll a
+/// loop over a tile's row, and take its numbers one by one.
+#[inline(always)]
+fn by_registers(x: &mut [f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks_mut::<PANEL>(), y.as_chunks::<PANEL>());
+    for (x, y) in x.iter_mut().zip(y) {
+        *x = std::array::from_fn(|l| f(x[l], y[l]));
+    }
+    x_rest.iter_mut().zip(y_rest).for_each(|(x, &y)| *x = f(*x, y));
 }
