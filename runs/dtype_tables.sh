@@ -3,19 +3,21 @@
 # Usage: runs/dtype_tables.sh BIN OUT DEVICE WIDE NARROW
 #   runs/dtype_tables.sh BIN runs/int8_tables cpu f32 int8      (about half an hour a seed on two cores)
 #   runs/dtype_tables.sh BIN runs/fp8_tables cuda bf16 fp8      (on one H200 a minute)
-# SEEDS (3), COUNT (1000), and SIDE=1 to run all six side by side with THREADS (2) each.
+# SEEDS (3), COUNT (1000), and SIDE=1 to run all six side by side with THREADS each ("2 2", of the wide format and of the narrow one).
 # OUT/FORMAT-SPLIT.json are the results.json of every run; OUT/SPLIT.txt has the narrow format less the wide one under every rule, paired
 # by question (runs/fresh.py).
 set -euo pipefail
 bin=$1 out=$2 device=$3 formats=("$4" "$5")
-threads=()
-[[ $device != cpu ]] || threads=(--threads "${THREADS:-2}")
+declare -A threads
+read -r "threads[$4]" "threads[$5]" <<<"${THREADS:-2 2}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
 measure() { # FORMAT SPLIT
+    local of_cpu=()
+    [[ $device != cpu ]] || of_cpu=(--threads "${threads[$1]}")
     "$bin" eval --device "$device" --dtype "$1" --data "$work/$2.json" --out "$work/$1-$2" --max-new-tokens 12 --samples 64 --seeds "${SEEDS:-3}" \
-        ${threads[@]+"${threads[@]}"} --no-report -q --json >/dev/null
+        ${of_cpu[@]+"${of_cpu[@]}"} --no-report -q --json >/dev/null
     cp "$work/$1-$2/results.json" "$out/$1-$2.json"
     echo "$1 $2 done after $SECONDS s"
 }

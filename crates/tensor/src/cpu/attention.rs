@@ -8,11 +8,13 @@
 //! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
 //! result does not depend on which slots hold a sequence, nor on the rows beside it.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::isa::{Isa, fma, per_isa};
+use super::linear::{PackedTile, TileRows, pack_tile};
 use super::math::{exp, fold_lanes, sum_lanes};
 use crate::Tensor;
 use crate::ops::{AttentionBackward, AttentionSpans, CpuKv, CpuLayerKv, Span};
@@ -70,16 +72,16 @@ pub(crate) fn attention(
     call: &AttentionCall<'_>,
     out: &mut Tensor,
 ) {
-    let (width, wide) = (out.cols(), isa.is_wide());
+    let width = out.cols();
     let mut rest = out.data_mut();
     let mut tasks = Vec::new();
-    for rows in groups(call.spans, if wide { WIDE_GROUP } else { GROUP }) {
+    for rows in groups(call.spans, if isa.is_wide() { WIDE_GROUP } else { GROUP }) {
         let (out, later) = std::mem::take(&mut rest).split_at_mut(rows.len() * width);
         tasks.push((rows, out));
         rest = later;
     }
     tasks.into_par_iter().for_each(|(rows, out)| {
-        let of = &GroupCall { q, kv, call, rows, wide };
+        let of = &GroupCall { isa, q, kv, call, rows };
         per_isa!(isa, attend(of: &GroupCall<'_>, out: &mut [f32]));
     });
 }
@@ -100,11 +102,25 @@ fn groups(spans: &AttentionSpans, most: usize) -> Vec<Range<usize>> {
 
 /// The arguments of one task.
 struct GroupCall<'a> {
+    isa: Isa,
     q: &'a Tensor,
     kv: &'a CpuKv,
     call: &'a AttentionCall<'a>,
     rows: Range<usize>, // one, or a group
-    wide: bool,         // whether there are 32 wide registers
+}
+
+impl GroupCall<'_> {
+    /// Writes the queries of a head as (head_dim, lanes).
+    #[inline(always)]
+    fn pack_queries<const R: usize>(&self, head: usize, to: &mut [[f32; R]]) {
+        let (dim, stride) = (to.len(), self.q.cols());
+        let data = &self.q.data()[self.rows.start * stride + head * dim..];
+        let values = to.as_flattened_mut();
+        // SAFETY: what is written through it are numbers.
+        let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
+        let rows = TileRows { data, count: self.rows.len(), stride };
+        pack_tile(self.isa, &mut PackedTile { values, height: R, inputs: dim }, rows);
+    }
 }
 
 /// The slots of the rows of a task.
@@ -112,7 +128,7 @@ struct GroupPlan {
     begin: usize,        // the first of the shared slots
     shared: usize,       // slots that all rows begin with; 0 for a single row
     own: Vec<usize>,     // the other slots, row by row, in the order of positions
-    lens: Vec<usize>,    // slots of each row
+    rows: usize,         // those that were added
     tiles: Vec<OwnTile>, // of the own slots
 }
 
@@ -129,14 +145,13 @@ impl GroupPlan {
         let lens = rows.clone().map(|r| first(r).map_or(0, |span| span.len as usize));
         let shared = if rows.len() > 1 { lens.min().unwrap_or(0) } else { 0 };
         let begin = first(rows.start).map_or(0, |span| span.start as usize);
-        let lens = Vec::with_capacity(rows.len());
-        let mut plan = Self { begin, shared, own: Vec::new(), lens, tiles: Vec::new() };
+        let mut plan = Self { begin, shared, own: Vec::new(), rows: 0, tiles: Vec::new() };
         rows.for_each(|r| plan.add_row(spans.row_spans(r)));
         plan
     }
 
     fn add_row(&mut self, spans: &[Span]) {
-        let (row, from) = (self.lens.len(), self.own.len());
+        let (row, from) = (self.rows, self.own.len());
         for (i, span) in spans.iter().enumerate() {
             let skipped = if i == 0 { self.shared } else { 0 };
             let (start, len) = (span.start as usize, span.len as usize);
@@ -148,13 +163,13 @@ impl GroupPlan {
             OwnTile { row, at, slots: first..end.min(first + TILE) }
         };
         self.tiles.extend((from..end).step_by(TILE).map(tile));
-        self.lens.push(self.shared + end - from);
+        self.rows += 1;
     }
 
-    /// The slots of the longest row, as a multiple of [`PARTS`].
+    /// The positions of the longest row in whole tiles, as a multiple of [`PARTS`].
     fn positions(&self) -> usize {
-        let longest = self.lens.iter().copied().max().unwrap_or(0);
-        longest.max(1).next_multiple_of(PARTS)
+        let longest = self.tiles.iter().map(|tile| tile.at + TILE).max();
+        longest.unwrap_or(0).max(self.shared).max(1).next_multiple_of(PARTS)
     }
 
     /// The tiles with their slots. When one is reached, the rows of `data` that the next will read
@@ -233,7 +248,7 @@ impl<'a> HeadRows<'a> {
 
 #[inline(always)]
 fn attend<const FUSED: bool>(of: &GroupCall<'_>, out: &mut [f32]) {
-    match (of.rows.len(), of.wide) {
+    match (of.rows.len(), of.isa.is_wide()) {
         (1, _) => attend_lanes::<FUSED, 1>(of, out),
         (_, true) => attend_lanes::<FUSED, WIDE_GROUP>(of, out),
         (_, false) => attend_lanes::<FUSED, GROUP>(of, out),
@@ -252,27 +267,30 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
     let mut own = Vec::with_capacity(plan.tiles.len() * heads); // (tiles, heads)
     for (tile, slots) in plan.tiles(keys) {
         for h in 0..heads {
-            own.push(score_tile::<FUSED>(query(tile.row, h), keys.head(h), slots));
+            let mut scores = score_tile::<FUSED>(query(tile.row, h), keys.head(h), slots);
+            scores[slots.len()..].fill(f32::NEG_INFINITY);
+            own.push(scores);
         }
     }
     let mut scores = vec![[0.0; R]; plan.positions()];
     let (mut queries, mut scales) = (vec![[0.0; R]; dim], vec![[0.0; R]; heads]);
     for h in 0..heads {
         if plan.shared > 0 {
-            for row in 0..plan.lens.len() {
-                queries.iter_mut().zip(query(row, h)).for_each(|(lanes, &x)| lanes[row] = x);
-            }
+            of.pack_queries(h, &mut queries);
             score_shared::<FUSED, R>(&plan, &queries, keys.head(h), &mut scores);
         }
         // Beyond a row's last position: nothing.
         scores[plan.shared..].fill([f32::NEG_INFINITY; R]);
         for (tile, own) in plan.tiles.iter().zip(own.iter().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].iter_mut().take(tile.slots.len());
-            lanes.zip(own).for_each(|(lanes, &score)| lanes[tile.row] = score);
+            let lanes = scores[tile.at..].first_chunk_mut().expect("positions are whole tiles");
+            let lanes: &mut [[f32; R]; TILE] = lanes;
+            (0..TILE).for_each(|b| lanes[b][tile.row] = own[b]);
         }
         scales[h] = softmax::<FUSED, R>(&mut scores, 1.0 / (dim as f32).sqrt());
         for (tile, own) in plan.tiles.iter().zip(own.iter_mut().skip(h).step_by(heads)) {
-            own.iter_mut().zip(&scores[tile.at..]).for_each(|(to, lanes)| *to = lanes[tile.row]);
+            let lanes = scores[tile.at..].first_chunk().expect("positions are whole tiles");
+            let lanes: &[[f32; R]; TILE] = lanes;
+            (0..TILE).for_each(|b| own[b] = lanes[b][tile.row]);
         }
         let sums = SharedSums {
             plan: &plan,
@@ -280,7 +298,7 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
             values: values.head(h),
             stride: heads * dim,
         };
-        sums.write::<FUSED>(of.wide, &mut out[h * dim..]);
+        sums.write::<FUSED>(of.isa.is_wide(), &mut out[h * dim..]);
     }
     for ((tile, slots), own) in plan.tiles(values).zip(own.chunks_exact(heads)) {
         let out = &mut out[tile.row * heads * dim..][..heads * dim];
@@ -477,7 +495,7 @@ impl<const R: usize> SharedSums<'_, R> {
         column: usize,
         out: &mut [f32],
     ) {
-        let rows = self.plan.lens.len();
+        let rows = self.plan.rows;
         for first in (0..rows).step_by(8 / C) {
             let [mut a0, mut a1, mut a2, mut a3] = [[0.0f32; L]; 4];
             let [mut a4, mut a5, mut a6, mut a7] = [[0.0f32; L]; 4];

@@ -178,7 +178,8 @@ impl PackedRows {
         let size = (height * inputs).max(1);
         let pack = |to: &mut [MaybeUninit<f32>]| {
             let parts = to.par_chunks_mut(size).zip(x.par_chunks(size));
-            parts.with_min_len(NUMBERS_PER_TASK.div_ceil(size)).for_each(|(tile, rows)| {
+            parts.with_min_len(NUMBERS_PER_TASK.div_ceil(size)).for_each(|(tile, x)| {
+                let rows = TileRows { data: x, count: x.len() / inputs, stride: inputs };
                 pack_tile(isa, &mut PackedTile { values: tile, height, inputs }, rows);
             });
         };
@@ -189,30 +190,40 @@ impl PackedRows {
 }
 
 /// A tile of x that is being packed.
-struct PackedTile<'a> {
-    values: &'a mut [MaybeUninit<f32>], // (inputs, height)
-    height: usize,
-    inputs: usize,
+pub(super) struct PackedTile<'a> {
+    pub(super) values: &'a mut [MaybeUninit<f32>], // (inputs, height)
+    pub(super) height: usize,
+    pub(super) inputs: usize,
 }
 
-/// Writes rows of x (up to height, inputs) as (inputs, height).
-fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, x: &[f32]) {
+/// The rows of x that are packed into a tile.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows<'a> {
+    pub(super) data: &'a [f32], // begins with the first row
+    pub(super) count: usize,
+    pub(super) stride: usize, // from row to row
+}
+
+/// Writes rows (up to height, inputs) as (inputs, height); lanes without a row become 0.
+pub(super) fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
     let whole = match isa {
         // SAFETY: a device is only created for an instruction set that the CPU has.
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx | Isa::Avx512 => unsafe { x86::pack_avx512(tile, x) },
+        Isa::Amx | Isa::Avx512 => unsafe { x86::pack_avx512(tile, rows) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { x86::pack_avx2(tile, x) },
+        Isa::Avx2 => unsafe { x86::pack_avx2(tile, rows) },
         _ => 0,
     };
     let (inputs, height) = (tile.inputs, tile.height);
     let rest = &mut tile.values[whole * height..];
     for r in 0..height {
         let to = rest.iter_mut().skip(r).step_by(height);
-        match x.get(r * inputs..(r + 1) * inputs) {
-            Some(row) => to.zip(&row[whole..]).for_each(|(to, &value)| _ = to.write(value)),
-            None => to.for_each(|to| _ = to.write(0.0)),
+        if r < rows.count {
+            let row = &rows.data[r * rows.stride..][whole..inputs];
+            to.zip(row).for_each(|(to, &value)| _ = to.write(value));
+        } else {
+            to.for_each(|to| _ = to.write(0.0));
         }
     }
 }

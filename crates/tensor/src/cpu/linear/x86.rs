@@ -1,7 +1,8 @@
 //! Micro-kernels of x86-64: AVX-512 and AVX2.
 
 use super::{
-    GemmTask, MAX_TILE, OutputTile, PANEL, PackedTile, TileCall, TileEpilogue, by_size, sweep,
+    GemmTask, MAX_TILE, OutputTile, PANEL, PackedTile, TileCall, TileEpilogue, TileRows, by_size,
+    sweep,
 };
 use std::arch::x86_64::*;
 
@@ -139,17 +140,18 @@ unsafe fn avx2_at<const R: usize, const P: usize>(
 /// # Safety
 /// The CPU has AVX-512 F.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, x: &[f32]) -> usize {
+pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, rows: TileRows<'_>) -> usize {
     let (inputs, height) = (tile.inputs, tile.height);
-    let rows = x.len() / inputs;
-    assert!(rows <= height && height <= PANEL && tile.values.len() == inputs * height);
+    let TileRows { data, count, stride } = rows;
+    assert!(count <= height && height <= PANEL && tile.values.len() == inputs * height);
+    assert!(count == 0 || (count - 1) * stride + inputs <= data.len());
     let lanes = ((1u32 << height) - 1) as u16;
     let whole = inputs / PANEL * PANEL;
     for k in (0..whole).step_by(PANEL) {
         let mut block = [_mm512_setzero_ps(); PANEL];
-        for (r, row) in block.iter_mut().enumerate().take(rows) {
-            // SAFETY: x is (rows, inputs), and `k + PANEL <= inputs`.
-            *row = unsafe { _mm512_loadu_ps(x.as_ptr().add(r * inputs + k)) };
+        for (r, row) in block.iter_mut().enumerate().take(count) {
+            // SAFETY: the row has `inputs` numbers, and `k + PANEL <= inputs`.
+            *row = unsafe { _mm512_loadu_ps(data.as_ptr().add(r * stride + k)) };
         }
         for (i, column) in transposed(block).into_iter().enumerate() {
             // SAFETY: the tile is (inputs, height), and `height` lanes are stored.
@@ -167,19 +169,20 @@ pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, x: &[f32]) -> usize 
 /// # Safety
 /// The CPU has AVX2.
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn pack_avx2(tile: &mut PackedTile<'_>, x: &[f32]) -> usize {
+pub(super) unsafe fn pack_avx2(tile: &mut PackedTile<'_>, rows: TileRows<'_>) -> usize {
     const LANES: usize = 8;
     let (inputs, height) = (tile.inputs, tile.height);
-    let rows = x.len() / inputs;
-    assert!(rows <= height && height <= LANES && tile.values.len() == inputs * height);
+    let TileRows { data, count, stride } = rows;
+    assert!(count <= height && height <= LANES && tile.values.len() == inputs * height);
+    assert!(count == 0 || (count - 1) * stride + inputs <= data.len());
     // A whole register is stored for each input, and the next one's overwrites what is beyond its
     // rows; so the last inputs are left to the caller.
     let whole = inputs.saturating_sub(LANES) / LANES * LANES;
     for k in (0..whole).step_by(LANES) {
         let mut block = [_mm256_setzero_ps(); LANES];
-        for (r, row) in block.iter_mut().enumerate().take(rows) {
-            // SAFETY: x is (rows, inputs), and `k + LANES <= inputs`.
-            *row = unsafe { _mm256_loadu_ps(x.as_ptr().add(r * inputs + k)) };
+        for (r, row) in block.iter_mut().enumerate().take(count) {
+            // SAFETY: the row has `inputs` numbers, and `k + LANES <= inputs`.
+            *row = unsafe { _mm256_loadu_ps(data.as_ptr().add(r * stride + k)) };
         }
         for (i, column) in transposed_by_eight(block).into_iter().enumerate() {
             // SAFETY: the tile is (inputs, height), and at least eight inputs follow.
