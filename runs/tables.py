@@ -301,7 +301,8 @@ def formats(folder, wide, narrow):
         for line in (RUNS / folder / f"{split}.txt").read_text().splitlines():
             rule, _, difference = line.split(": ")
             paired[rule, split] = difference
-    for rule, k in (("greedy", 1), ("majority", 64), ("weighted", 64), ("best_of", 64), ("beam", 64)):
+    measured = ((rule, k) for rule, k in (("greedy", 1), ("majority", 64), ("weighted", 64), ("best_of", 64), ("beam", 64)) if (rule, "test") in paired)
+    for rule, k in measured:
         cells = ([Results(f"{folder}/{name}-{split}").share(rule, k) for name in (wide, narrow)] + [paired[rule, split]] for split in SPLITS)
         row(rule.replace("_", " ") + (" 64" if k > 1 else ""), *(", ".join(cell) for cell in cells))
 

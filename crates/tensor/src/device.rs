@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::cpu::int8::ByteKernel;
 use crate::cpu::isa::Isa;
+use crate::cpu::linear::REGISTER_ROWS;
 use crate::cuda::stream::CudaEvent;
 use crate::cuda::{CudaDevice, CudaError};
 use crate::params::{GPU_STREAMS, Precision};
@@ -322,15 +323,14 @@ impl Device {
     pub fn part_rows(&self, rows: usize) -> usize {
         const FEWEST: usize = 48;
         const MOST: usize = 96;
-        let threads = match self.backend() {
-            Backend::Cpu(cpu) => cpu.pool.current_num_threads(),
-            Backend::Cuda(_) => 1,
-        };
+        let Backend::Cpu(cpu) = self.backend() else { return rows };
+        let threads = cpu.pool.current_num_threads();
         if threads == 1 || rows < threads * FEWEST {
             return rows;
         }
-        // As many parts for each thread.
-        rows.div_ceil(rows.div_ceil(MOST).next_multiple_of(threads))
+        // As many parts for each thread, of whole registers of AMX.
+        let step = if cpu.isa == Isa::Amx { REGISTER_ROWS } else { 1 };
+        rows.div_ceil(rows.div_ceil(MOST).next_multiple_of(threads)).next_multiple_of(step)
     }
 
     /// Does `work` with each item; a processor's threads take them side by side, and what an

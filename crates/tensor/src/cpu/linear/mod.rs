@@ -353,7 +353,7 @@ pub(super) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; RO
 pub(super) const MAX_TILE: usize = 14;
 
 /// Rows of a tile register of AMX.
-pub(super) const REGISTER_ROWS: usize = 16;
+pub(crate) const REGISTER_ROWS: usize = 16;
 /// The most rows of a tile in tile registers.
 pub(super) const MAX_REGISTER_TILE: usize = 2 * REGISTER_ROWS;
 
