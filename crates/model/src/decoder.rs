@@ -609,10 +609,13 @@ fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
     Some((0..config.head_dim / 2).map(|i| scale(base(i))).collect())
 }
 
-/// A range in parts of so many, but for the last.
+/// A range in parts of so many, but for the last; an empty one is one part.
 fn ranges(range: Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(count.max(1)).map(move |start| start..end.min(start + count))
+    let parts = range.len().div_ceil(count.max(1)).max(1);
+    (0..parts).map(move |i| {
+        let start = range.start + i * count;
+        start..range.end.min(start + count)
+    })
 }
 
 /// Activations of one chunk. On the CPU their memory is reused from layer to layer and from pass to

@@ -195,7 +195,10 @@ fn threads_change_nothing() {
         let run = |threads| {
             let device = Device::cpu(Some(nonzero(threads))).unwrap();
             let pair = RewardedReasoner::new(&device, &spec);
-            let params = short_params(&pair.reasoner, 8, thought_dropout(0.2));
+            // So many that several threads take parts of a pass side by side.
+            let params = short_params(&pair.reasoner, 60, thought_dropout(0.2));
+            let rows = 60 * questions().len();
+            assert!(device.part_rows(rows) < rows || threads == 1);
             pair.run(SamplingParams { greedy: true, ..params }, &questions())
         };
         let one = run(1);
