@@ -347,11 +347,12 @@ impl Decoder {
         rows: &[ChunkRows<'_>],
         x: &Tensor,
     ) -> Result<(), DeviceError> {
-        for (chunk, rows) in chunks.iter_mut().zip(rows) {
+        let mut chunks: Vec<_> = chunks.iter_mut().zip(rows).collect();
+        self.device.for_each(&mut chunks, |(chunk, rows)| {
             let picked: Vec<usize> = rows.range.clone().collect();
             chunk.x = ops::select(&self.device, [x], &picked)?;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The rows of all tensors.

@@ -8,6 +8,23 @@ use crate::Tensor;
 /// Elements of one parallel task.
 const CHUNK: usize = 4096;
 
+/// Rows that one task copies, at the least.
+const ROWS_PER_COPY: usize = 64;
+
+/// The matrix of some rows, each of `cols` numbers.
+pub(crate) fn matrix_of(rows: &[&[f32]], cols: usize) -> Tensor {
+    let len = rows.len() * cols;
+    let mut data = Vec::with_capacity(len);
+    let to = data.spare_capacity_mut()[..len].par_chunks_mut(cols.max(1));
+    to.zip(rows).with_min_len(ROWS_PER_COPY).for_each(|(to, from)| {
+        assert_eq!(from.len(), cols, "every row of a matrix has {cols} columns");
+        to.iter_mut().zip(*from).for_each(|(to, &x)| _ = to.write(x));
+    });
+    // SAFETY: each of the rows was written whole.
+    unsafe { data.set_len(len) };
+    Tensor::from_vec(rows.len(), cols, data)
+}
+
 /// See [`crate::ops::add_scaled`].
 pub(crate) fn add_scaled(isa: Isa, x: &mut Tensor, y: &Tensor, by: f32) {
     x.data_mut().par_chunks_mut(CHUNK).zip(y.data().par_chunks(CHUNK)).for_each(|(x, y)| {

@@ -1,5 +1,7 @@
 //! Rows: gathering, concatenating, adding, scattering.
 
+use rayon::prelude::*;
+
 use super::{Linear, PerturbedRows};
 use crate::cuda::CudaDtype;
 use crate::cuda::args::ResidualAddend;
@@ -47,9 +49,8 @@ pub fn select<'a>(
     };
     match device.backend() {
         Backend::Cpu(_) => {
-            let mut rows = Vec::with_capacity(picked.len() * first.cols());
-            picked.iter().for_each(|&r| rows.extend_from_slice(row_of(&parts, r)));
-            Ok(Tensor::from_vec(picked.len(), first.cols(), rows))
+            let rows: Vec<&[f32]> = picked.iter().map(|&r| row_of(&parts, r)).collect();
+            Ok(cpu::rows::matrix_of(&rows, first.cols()))
         }
         Backend::Cuda(cuda) => {
             if parts.len() == 1
@@ -84,12 +85,14 @@ pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, D
 }
 
 /// Concatenates the rows of at least one tensor.
-pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError> {
+pub fn concat<'a>(device: &Device, parts: &[&'a Tensor]) -> Result<Tensor, DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => {
-            let mut out = Tensor::zeros(0, parts[0].cols());
-            parts.iter().for_each(|part| out.extend(part));
-            Ok(out)
+            let rows_of = |part: &&'a Tensor| -> Vec<&'a [f32]> {
+                (0..part.rows()).map(|r| part.row(r)).collect()
+            };
+            let rows: Vec<&[f32]> = parts.iter().flat_map(rows_of).collect();
+            Ok(cpu::rows::matrix_of(&rows, parts[0].cols()))
         }
         Backend::Cuda(_) => {
             Ok(cuda::embedding::concat(&parts.iter().map(|p| p.gpu()).collect::<Vec<_>>())?.into())
@@ -97,16 +100,18 @@ pub fn concat(device: &Device, parts: &[&Tensor]) -> Result<Tensor, DeviceError>
     }
 }
 
+/// Rows that one task of a processor looks up, at the least.
+const ROWS_PER_LOOKUP: usize = 16;
+
 /// The weights of some outputs of a map, (outputs, inputs): a map to the vocabulary serves as an
 /// embedding table.
 pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor, DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => {
             let mut out = Tensor::zeros(outputs.len(), table.inputs());
-            outputs
-                .iter()
-                .enumerate()
-                .for_each(|(r, &j)| table.output_weights(j as usize, out.row_mut(r)));
+            let rows = out.data_mut().par_chunks_mut(table.inputs().max(1)).zip(outputs);
+            rows.with_min_len(ROWS_PER_LOOKUP)
+                .for_each(|(row, &j)| table.output_weights(j as usize, row));
             Ok(out)
         }
         Backend::Cuda(cuda) => {
