@@ -41,10 +41,9 @@ fn mix<const N: usize>(block: &mut [[f32; PANEL]; N], scale: f32) {
     let mut half = 1;
     while half < N {
         for i in (0..N).filter(|i| i & half == 0) {
-            for l in 0..PANEL {
-                let (a, b) = (values[i][l], values[i + half][l]);
-                (values[i][l], values[i + half][l]) = (a + b, a - b);
-            }
+            let (a, b) = (values[i], values[i + half]);
+            values[i] = std::array::from_fn(|l| a[l] + b[l]);
+            values[i + half] = std::array::from_fn(|l| a[l] - b[l]);
         }
         half *= 2;
     }
