@@ -322,7 +322,7 @@ impl Device {
     /// the operations of one part: weights are read once a part.
     pub fn part_rows(&self, rows: usize) -> usize {
         const FEWEST: usize = 48;
-        const MOST: usize = 96;
+        const MOST: usize = 128;
         let Backend::Cpu(cpu) = self.backend() else { return rows };
         let threads = cpu.pool.current_num_threads();
         if threads == 1 || rows < threads * FEWEST {

@@ -303,10 +303,13 @@ struct Int8Task<'a> {
 }
 
 /// The arguments of a micro-kernel: rows of bytes at `a`, `quads` quads apart, times panels at `b`.
+/// What lies at `fetched`, a panel or beyond the last one, is only fetched.
 #[derive(Clone, Copy)]
 struct Int8Call<'a> {
     a: *const i8,
     b: *const u8,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fetched: *const u8,
     quads: usize,
     rows: usize,
     panels: usize,
@@ -318,10 +321,13 @@ struct Int8Call<'a> {
 impl Int8Task<'_> {
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> Int8Call<'_> {
-        let quads = self.rows.quads;
+        let (quads, panels, size) =
+            (self.rows.quads, &self.weights.panels, self.weights.panel_size());
+        let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         Int8Call {
             a: self.rows.values[tile.row * quads * QUAD..].as_ptr(),
-            b: self.weights.panels[tile.panel * self.weights.panel_size()..].as_ptr(),
+            b: panels[tile.panel * size..].as_ptr(),
+            fetched: panels.as_ptr().wrapping_add(fetched * size),
             quads,
             rows: tile.rows,
             panels: tile.panels,

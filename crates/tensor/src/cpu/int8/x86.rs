@@ -51,6 +51,7 @@ unsafe fn avx512_vnni<const R: usize, const P: usize>(call: Int8Call<'_>, tile: 
             let b: [__m512i; P] = std::array::from_fn(|p| {
                 _mm512_loadu_si512(call.b.add(p * panel + q * QUAD * PANEL).cast())
             });
+            _mm_prefetch::<_MM_HINT_T1>(call.fetched.wrapping_add(q * QUAD * PANEL).cast());
             for (r, sums) in sums.iter_mut().enumerate() {
                 let a = call.a.add(r * row + q * QUAD).cast::<i32>().read_unaligned();
                 let a = _mm512_set1_epi32(a);

@@ -245,6 +245,19 @@ pub(super) struct TaskRange {
     outputs: usize,
 }
 
+impl TaskRange {
+    /// The panel that a tile's micro-kernel fetches from memory into the L2 cache, a line at a time,
+    /// while it computes: the tiles of the first rows fetch the panels that come next. `None` if
+    /// there is nothing to fetch, or only one tile for each panel, which then waits for memory
+    /// whatever is fetched.
+    #[inline(always)]
+    pub(super) fn fetched_panel(&self, tile: TilePlace) -> Option<usize> {
+        let i = (tile.row - self.rows.start) / self.height;
+        let fetches = i < PANELS_PER_TILE && self.rows.len() > self.height;
+        fetches.then_some(tile.panel + tile.panels + i)
+    }
+}
+
 /// A product of (rows, outputs) that is cut into tasks of whole tiles.
 pub(super) struct TaskGrid {
     pub(super) rows: usize,
@@ -298,10 +311,12 @@ impl GemmTask<'_> {
     /// The arguments of the micro-kernel for a tile.
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> TileCall {
-        let inputs = self.weights.inputs;
+        let (inputs, panels) = (self.weights.inputs, &self.weights.panels);
+        let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         TileCall {
             a: self.rows.tiles[tile.row * inputs..].as_ptr(),
-            b: self.weights.panels[tile.panel * inputs * PANEL..].as_ptr(),
+            b: panels[tile.panel * inputs * PANEL..].as_ptr(),
+            fetched: panels.as_ptr().wrapping_add(fetched * inputs * PANEL),
             inputs,
             height: self.rows.height,
             rows: tile.rows,
@@ -327,11 +342,14 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
 }
 
 /// The arguments of a micro-kernel: the first `rows` of a tile of x at `a`, which is (inputs,
-/// height), times `panels` (1 or 2) panels at `b`.
+/// height), times `panels` (1 or 2) panels at `b`. What lies at `fetched`, a panel or beyond the
+/// last one, is only fetched.
 #[derive(Clone, Copy)]
 struct TileCall {
     a: *const f32,
     b: *const f32,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fetched: *const f32,
     inputs: usize,
     height: usize,
     rows: usize,

@@ -34,9 +34,9 @@ pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &GemmTask<'_>, epilogue: &E
                 by_size!(call, tile, avx2, [1 2 3]);
             } else {
                 for p in 0..call.panels {
-                    let one =
-                        TileCall { b: call.b.add(p * call.inputs * PANEL), panels: 1, ..call };
-                    by_one_panel(one, tile, p);
+                    let b = call.b.add(p * call.inputs * PANEL);
+                    let fetched = if p == 0 { call.fetched } else { b };
+                    by_one_panel(TileCall { b, fetched, panels: 1, ..call }, tile, p);
                 }
             }
         }
@@ -64,7 +64,7 @@ unsafe fn by_one_panel(call: TileCall, tile: &mut OutputTile, p: usize) {
 unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
     let mut acc = [[_mm512_setzero_ps(); P]; R];
     let stride = call.inputs * PANEL;
-    let (mut a, mut b) = (call.a, call.b);
+    let (mut a, mut b, mut fetched) = (call.a, call.b, call.fetched);
     for _ in 0..call.inputs {
         // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
@@ -72,6 +72,7 @@ unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut Outp
             for p in 0..P {
                 _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(p * stride + AHEAD * PANEL).cast());
             }
+            _mm_prefetch::<_MM_HINT_T1>(fetched.cast());
             for (r, row) in acc.iter_mut().enumerate() {
                 let a = _mm512_set1_ps(*a.add(r));
                 for (x, b) in row.iter_mut().zip(columns) {
@@ -79,6 +80,7 @@ unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut Outp
                 }
             }
             (a, b) = (a.add(call.height), b.add(PANEL));
+            fetched = fetched.wrapping_add(PANEL);
         }
     }
     for (row, out) in acc.iter().zip(tile) {
@@ -115,6 +117,7 @@ unsafe fn avx2_at<const R: usize, const P: usize>(
                 let at = call.b.add(p * stride + k * PANEL);
                 [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]
             });
+            _mm_prefetch::<_MM_HINT_T1>(call.fetched.wrapping_add(k * PANEL).cast());
             for (r, row) in acc.iter_mut().enumerate() {
                 let a = _mm256_broadcast_ss(&*call.a.add(k * call.height + r));
                 for (x, b) in row.iter_mut().zip(b) {
