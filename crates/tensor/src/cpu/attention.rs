@@ -8,13 +8,12 @@
 //! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
 //! result does not depend on which slots hold a sequence, nor on the rows beside it.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::isa::{Isa, fma, per_isa};
-use super::linear::{PackedTile, TileRows, pack_tile};
+use super::linear::{TileRows, pack_lanes};
 use super::math::{exp, fold_lanes, sum_lanes};
 use crate::Tensor;
 use crate::ops::{AttentionBackward, AttentionSpans, CpuKv, CpuLayerKv, Span};
@@ -115,11 +114,7 @@ impl GroupCall<'_> {
     fn pack_queries<const R: usize>(&self, head: usize, to: &mut [[f32; R]]) {
         let (dim, stride) = (to.len(), self.q.cols());
         let data = &self.q.data()[self.rows.start * stride + head * dim..];
-        let values = to.as_flattened_mut();
-        // SAFETY: what is written through it are numbers.
-        let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
-        let rows = TileRows { data, count: self.rows.len(), stride };
-        pack_tile(self.isa, &mut PackedTile { values, height: R, inputs: dim }, rows);
+        pack_lanes(self.isa, TileRows { data, count: self.rows.len(), stride }, to);
     }
 }
 

@@ -78,18 +78,26 @@ pub(crate) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Compiles `body::<FUSED>(args)` once per instruction set and calls the version for `isa`.
+/// Compiles `body::<FUSED>(args)` once per instruction set and calls the version for `isa`. A body
+/// with another number `N` as a parameter, which the arguments tell, is given as `body<const N>`.
 ///
 /// The body must be `#[inline(always)]`, so that it is compiled inside each version with that
 /// version's instructions.
 macro_rules! per_isa {
-    ($isa:expr, $body:ident ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?) => {{
+    (
+        $isa:expr,
+        $body:ident $(<const $n:ident>)? ( $($arg:ident : $ty:ty),* $(,)? ) $(-> $ret:ty)?
+    ) => {{
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
-        fn avx512($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
+        fn avx512$(<const $n: usize>)?($($arg: $ty),*) $(-> $ret)? {
+            $body::<true $(, $n)?>($($arg),*)
+        }
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma")]
-        fn avx2($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
+        fn avx2$(<const $n: usize>)?($($arg: $ty),*) $(-> $ret)? {
+            $body::<true $(, $n)?>($($arg),*)
+        }
         debug_assert!($isa.is_present());
         match $isa {
             // SAFETY: a device is only created for an instruction set that the CPU has.
@@ -100,8 +108,8 @@ macro_rules! per_isa {
             $crate::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
             // Every aarch64 processor has NEON, so the target's baseline is compiled for it.
             #[cfg(target_arch = "aarch64")]
-            $crate::cpu::isa::Isa::Neon => $body::<true>($($arg),*),
-            _ => $body::<false>($($arg),*),
+            $crate::cpu::isa::Isa::Neon => $body::<true $(, $n)?>($($arg),*),
+            _ => $body::<false $(, $n)?>($($arg),*),
         }
     }};
 }

@@ -3,24 +3,48 @@
 //! Each panel of a row is reduced to its maximum and the sum of exponentials relative to it, from
 //! its own columns alone; panels are combined in order. So neither the tile, the batch nor the
 //! number of threads changes a bit of the result, nor does it matter whether the row is stored.
+//!
+//! Several panels are reduced at once, each in a lane of registers: those of a tile's rows, or the
+//! next ones of a row that is stored. Within a register a maximum or a sum would be shuffles.
 
+use std::mem::MaybeUninit;
+
+use bytemuck::{Pod, Zeroable};
 use rayon::prelude::*;
 
+use super::aligned::ScratchVec;
 use super::isa::{Isa, per_isa};
-use super::linear::{PANEL, ROW_BLOCK, TileEpilogue};
-use super::math::{exp, fold_lanes, sum_lanes};
+use super::linear::{
+    OutputTile, PANEL, ROW_BLOCK, TILE_COLS, TileBounds, TileEpilogue, TileRows, pack_lanes,
+};
+use super::math::{exp, fold_lanes};
 use crate::ops::{CpuWeights, TokenLogprob};
 
-/// One panel of a row of logits, reduced.
-#[derive(Clone, Copy, Default)]
-struct PanelMax {
+/// Lanes with 512-bit registers, and with others.
+const WIDE_LANES: usize = 16;
+const LANES: usize = 8;
+
+/// Panels of logits, reduced, one in each lane.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PanelMaxes<const L: usize> {
     /// The largest logit, NaN ignored; negative infinity if there is none.
-    max: f32,
-    /// The first index of that logit in the row.
-    index: u32,
+    max: [f32; L],
+    /// The first index of that logit in the row, or `NO_INDEX`.
+    index: [u32; L],
     /// The sum of e^(logit - max).
-    exp_sum: f32,
+    exp_sum: [f32; L],
 }
+
+impl<const L: usize> PanelMaxes<L> {
+    /// Its numbers of 32 bits.
+    const WORDS: usize = size_of::<Self>() / size_of::<u32>();
+}
+
+// SAFETY: arrays of one length of numbers of 32 bits, without padding.
+unsafe impl<const L: usize> Zeroable for PanelMaxes<L> {}
+// SAFETY: as above.
+unsafe impl<const L: usize> Pod for PanelMaxes<L> {}
 
 /// The index of a panel of nothing but NaN.
 const NO_INDEX: u32 = u32::MAX;
@@ -38,7 +62,7 @@ pub(crate) struct RowMax {
 
 impl RowMax {
     pub(crate) fn from_logits(isa: Isa, logits: &[f32]) -> Self {
-        per_isa!(isa, row_max_of_logits(logits: &[f32]) -> RowMax)
+        per_isa!(isa, row_max_of_logits(isa: Isa, logits: &[f32]) -> RowMax)
     }
 
     /// The log-probability of the token with such a logit.
@@ -54,103 +78,227 @@ pub(crate) fn greedy_tokens(
     weights: &CpuWeights,
     bias: Option<&[f32]>,
 ) -> Vec<TokenLogprob> {
-    let panels = weights.outputs().div_ceil(PANEL);
-    let (mut tokens, mut parts) = (Vec::new(), Vec::new());
+    let mut tokens = Vec::new();
     // The rows that one sweep of the GEMM takes: bounds the number of panels in memory.
     for some in x.chunks(ROW_BLOCK * weights.inputs()) {
-        parts.resize(some.len() / weights.inputs() * panels, PanelMax::default());
-        weights.gemm(isa, some, &PanelMaxEpilogue { out: parts.as_mut_ptr(), panels, bias });
-        tokens.par_extend(parts.par_chunks(panels).map(|row: &[PanelMax]| {
-            let whole = per_isa!(isa, row_max(row: &[PanelMax]) -> RowMax);
-            TokenLogprob { token: whole.argmax, logprob: whole.logprob(whole.max) }
-        }));
+        tokens.extend(if isa.is_wide() {
+            greedy_tokens_by_lanes::<WIDE_LANES>(isa, some, weights, bias)
+        } else {
+            greedy_tokens_by_lanes::<LANES>(isa, some, weights, bias)
+        });
     }
     tokens
 }
 
+fn greedy_tokens_by_lanes<const L: usize>(
+    isa: Isa,
+    x: &[f32],
+    weights: &CpuWeights,
+    bias: Option<&[f32]>,
+) -> Vec<TokenLogprob> {
+    let (count, outputs) = (x.len() / weights.inputs(), weights.outputs());
+    let rows = LaneRows::<L> { count, tile: weights.tile_height(isa, count) };
+    let (panels, slots) = (outputs.div_ceil(PANEL), rows.slots());
+    let reduce = |out: &mut [MaybeUninit<u32>]| {
+        let out = out.as_mut_ptr().cast();
+        weights.gemm(isa, x, &PanelMaxEpilogue { isa, out, rows, outputs, bias });
+    };
+    // SAFETY: every panel of every tile is finished, and they fill the slots.
+    let parts = unsafe { ScratchVec::written_by(panels * slots * PanelMaxes::<L>::WORDS, reduce) };
+    let parts: &[PanelMaxes<L>] = bytemuck::cast_slice(&parts);
+    let token = |row: RowMax| TokenLogprob { token: row.argmax, logprob: row.logprob(row.max) };
+    let of_slot = |slot: usize| {
+        let parts = PanelStride { parts: &parts[slot..], stride: slots };
+        let whole = per_isa!(isa, row_maxes<const L>(parts: PanelStride<'_, L>) -> [RowMax; L]);
+        whole.into_iter().take(rows.of_slot(slot)).map(token).collect::<Vec<_>>()
+    };
+    (0..slots).into_par_iter().flat_map_iter(of_slot).collect()
+}
+
+/// Rows in lanes: a tile's are those of one slot, or of several, each but the last one full.
+#[derive(Clone, Copy)]
+struct LaneRows<const L: usize> {
+    count: usize,
+    tile: usize, // rows of each tile but the last
+}
+
+impl<const L: usize> LaneRows<L> {
+    /// The slots of a whole tile.
+    fn slots_per_tile(self) -> usize {
+        self.tile.div_ceil(L)
+    }
+
+    fn slots(self) -> usize {
+        self.count / self.tile * self.slots_per_tile() + (self.count % self.tile).div_ceil(L)
+    }
+
+    /// The rows of a slot.
+    fn of_slot(self, slot: usize) -> usize {
+        let (tile, i) = (slot / self.slots_per_tile(), slot % self.slots_per_tile());
+        L.min(self.tile - i * L).min(self.count - tile * self.tile - i * L)
+    }
+}
+
 /// Stores each panel reduced, instead of its logits.
-struct PanelMaxEpilogue<'a> {
-    out: *mut PanelMax, // (rows, panels)
-    panels: usize,
+struct PanelMaxEpilogue<'a, const L: usize> {
+    isa: Isa,
+    out: *mut PanelMaxes<L>, // (panels, slots)
+    rows: LaneRows<L>,
+    outputs: usize,
     bias: Option<&'a [f32]>,
 }
 
 // SAFETY: no two concurrent calls of `gemm`'s epilogue finish the same panel of a row.
-unsafe impl Sync for PanelMaxEpilogue<'_> {}
+unsafe impl<const L: usize> Sync for PanelMaxEpilogue<'_, L> {}
 
-impl TileEpilogue for PanelMaxEpilogue<'_> {
+impl<const L: usize> TileEpilogue for PanelMaxEpilogue<'_, L> {
     #[inline(always)]
-    unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
-        if let Some(bias) = self.bias {
-            values.iter_mut().zip(&bias[col..]).for_each(|(x, b)| *x += b);
-        }
-        for (i, values) in values.chunks(PANEL).enumerate() {
-            // SAFETY: `out` is (rows, panels), and each is finished once.
-            unsafe {
-                *self.out.add(row * self.panels + col / PANEL + i) =
-                    panel_max::<FUSED>(col + i * PANEL, values)
-            };
+    unsafe fn finish_tile<const FUSED: bool, const ROWS: usize>(
+        &self,
+        bounds: TileBounds,
+        tile: &mut OutputTile<ROWS>,
+    ) {
+        let TileBounds { row, rows, col, width } = bounds;
+        let first = row / self.rows.tile * self.rows.slots_per_tile();
+        for (i, part) in tile[..rows].chunks(L).enumerate() {
+            let lanes =
+                TileRows { data: part.as_flattened(), count: part.len(), stride: TILE_COLS };
+            let mut columns = [[0.0; L]; TILE_COLS];
+            pack_lanes(self.isa, lanes, &mut columns);
+            if let Some(bias) = self.bias {
+                for (column, &b) in columns.iter_mut().zip(&bias[col..col + width]) {
+                    column.iter_mut().for_each(|x| *x += b);
+                }
+            }
+            columns[width..].fill([f32::NEG_INFINITY; L]);
+            for (p, columns) in columns.as_chunks::<PANEL>().0.iter().enumerate() {
+                let col = col + p * PANEL;
+                if col < self.outputs {
+                    let at = col / PANEL * self.rows.slots() + first + i;
+                    let reduced = panel_maxes::<FUSED, L>(columns, [col; L], self.outputs);
+                    // SAFETY: `out` is (panels, slots), and each is finished once.
+                    unsafe { self.out.add(at).write(reduced) };
+                }
+            }
         }
     }
 }
 
-/// Reduces at most a panel's columns, the first of which is `col`.
+/// Reduces panels, a lane each, whose first columns are `cols`. Columns beyond the outputs are
+/// negative infinity.
 ///
 /// Plain loops: closures passed to `array::map` and the like are compiled as functions of their
 /// own, without the caller's instruction set, and call a library for every multiply-add.
 #[inline(always)]
-fn panel_max<const FUSED: bool>(col: usize, values: &[f32]) -> PanelMax {
-    let wide: [f32; PANEL] = values.try_into().unwrap_or_else(|_| padded(values));
-    // Without NaN a maximum is one instruction, where `f32::max` is several.
-    let mut numbers = [f32::NEG_INFINITY; PANEL];
-    for l in 0..PANEL {
-        numbers[l] = if wide[l].is_nan() { f32::NEG_INFINITY } else { wide[l] };
-    }
-    let largest = fold_lanes(numbers, |a, b| if a > b { a } else { b });
-    let (shift, mut places, mut terms) = (finite_or_zero(largest), [NO_INDEX; PANEL], [0.0; PANEL]);
-    for l in 0..PANEL {
-        places[l] = if wide[l] == largest { l as u32 } else { NO_INDEX };
-        terms[l] = exp::<FUSED>(wide[l] - shift);
-    }
-    // A padding column equals the maximum only if all others are negative infinity or NaN, and then
-    // its index is beyond `values`.
-    let place = fold_lanes(places, u32::min);
-    let at = if (place as usize) < values.len() { col as u32 + place } else { NO_INDEX };
-    PanelMax { max: largest, index: at, exp_sum: fold_lanes(terms, |a, b| a + b) }
-}
-
-/// Pads a short panel with negative infinity.
-#[cold]
-fn padded(values: &[f32]) -> [f32; PANEL] {
-    let mut wide = [f32::NEG_INFINITY; PANEL];
-    wide[..values.len()].copy_from_slice(values);
-    wide
-}
-
-#[inline(always)]
-fn row_max_of_logits<const FUSED: bool>(logits: &[f32]) -> RowMax {
-    let mut parts = vec![PanelMax::default(); logits.len().div_ceil(PANEL)];
-    for (i, out) in parts.iter_mut().enumerate() {
-        *out = panel_max::<FUSED>(i * PANEL, &logits[i * PANEL..logits.len().min((i + 1) * PANEL)]);
-    }
-    row_max::<FUSED>(&parts)
-}
-
-#[inline(always)]
-fn row_max<const FUSED: bool>(parts: &[PanelMax]) -> RowMax {
-    let mut best = PanelMax { max: f32::NEG_INFINITY, index: NO_INDEX, exp_sum: 0.0 };
-    for part in parts {
-        // A panel of nothing but negative infinity still beats no index.
-        if part.max > best.max || (best.index == NO_INDEX && part.index != NO_INDEX) {
-            best = *part;
+fn panel_maxes<const FUSED: bool, const L: usize>(
+    columns: &[[f32; L]; PANEL],
+    cols: [usize; L],
+    outputs: usize,
+) -> PanelMaxes<L> {
+    let mut max = [f32::NEG_INFINITY; L];
+    for column in columns {
+        for l in 0..L {
+            // Not `f32::max`: this is one instruction, and passes over NaN.
+            max[l] = if column[l] > max[l] { column[l] } else { max[l] };
         }
     }
-    let shift = finite_or_zero(best.max);
-    let sum = sum_lanes(parts.len(), |i, sum| {
-        sum + parts[i].exp_sum * exp::<FUSED>(parts[i].max - shift)
-    });
-    let likeliest = if best.index == NO_INDEX { 0 } else { best.index };
-    RowMax { argmax: likeliest, max: best.max, log_sum_exp: sum.ln() }
+    let mut shift = [0.0; L];
+    for l in 0..L {
+        shift[l] = finite_or_zero(max[l]);
+    }
+    let (mut places, mut terms) = ([NO_INDEX; L], [[0.0; L]; PANEL]);
+    for c in (0..PANEL).rev() {
+        for l in 0..L {
+            places[l] = if columns[c][l] == max[l] { c as u32 } else { places[l] };
+            terms[c][l] = exp::<FUSED>(columns[c][l] - shift[l]);
+        }
+    }
+    let mut index = [NO_INDEX; L];
+    for l in 0..L {
+        // A column beyond the outputs equals the maximum only if all others are negative infinity
+        // or NaN.
+        let at = (cols[l] as u32).saturating_add(places[l]);
+        index[l] = if at < outputs as u32 { at } else { NO_INDEX };
+    }
+    PanelMaxes { max, index, exp_sum: fold_lanes(terms, sums) }
+}
+
+/// Lane by lane.
+#[inline(always)]
+fn sums<const L: usize>(mut a: [f32; L], b: [f32; L]) -> [f32; L] {
+    for l in 0..L {
+        a[l] += b[l];
+    }
+    a
+}
+
+#[inline(always)]
+fn row_max_of_logits<const FUSED: bool>(isa: Isa, logits: &[f32]) -> RowMax {
+    let parts = if isa.is_wide() {
+        stored_panels::<FUSED, WIDE_LANES>(isa, logits)
+    } else {
+        stored_panels::<FUSED, LANES>(isa, logits)
+    };
+    let [row] = row_maxes::<FUSED, 1>(PanelStride { parts: &parts, stride: 1 });
+    row
+}
+
+/// The panels of a row, reduced, with so many lanes at a time.
+#[inline(always)]
+fn stored_panels<const FUSED: bool, const L: usize>(
+    isa: Isa,
+    logits: &[f32],
+) -> Vec<PanelMaxes<1>> {
+    let mut parts = Vec::with_capacity(logits.len().div_ceil(PANEL));
+    for (i, some) in logits.chunks(L * PANEL).enumerate() {
+        let (mut rows, mut columns) = ([[f32::NEG_INFINITY; PANEL]; L], [[0.0; L]; PANEL]);
+        rows.as_flattened_mut()[..some.len()].copy_from_slice(some);
+        let lanes = TileRows { data: rows.as_flattened(), count: L, stride: PANEL };
+        pack_lanes(isa, lanes, &mut columns);
+        let cols = std::array::from_fn(|l| (i * L + l) * PANEL);
+        let PanelMaxes { max, index, exp_sum } =
+            panel_maxes::<FUSED, L>(&columns, cols, logits.len());
+        for l in 0..some.len().div_ceil(PANEL) {
+            parts.push(PanelMaxes { max: [max[l]], index: [index[l]], exp_sum: [exp_sum[l]] });
+        }
+    }
+    parts
+}
+
+/// The panels of some rows, `stride` apart.
+#[derive(Clone, Copy)]
+struct PanelStride<'a, const L: usize> {
+    parts: &'a [PanelMaxes<L>],
+    stride: usize,
+}
+
+/// Combines panels in the order of columns.
+#[inline(always)]
+fn row_maxes<const FUSED: bool, const L: usize>(panels: PanelStride<'_, L>) -> [RowMax; L] {
+    let parts = || panels.parts.iter().step_by(panels.stride);
+    let (mut max, mut index) = ([f32::NEG_INFINITY; L], [NO_INDEX; L]);
+    for part in parts() {
+        for l in 0..L {
+            // A panel of nothing but negative infinity still beats no index.
+            let is_first = index[l] == NO_INDEX && part.index[l] != NO_INDEX;
+            let better = part.max[l] > max[l] || is_first;
+            max[l] = if better { part.max[l] } else { max[l] };
+            index[l] = if better { part.index[l] } else { index[l] };
+        }
+    }
+    let mut terms = [[0.0; L]; PANEL];
+    for (p, part) in parts().enumerate() {
+        let sum = &mut terms[p % PANEL];
+        for l in 0..L {
+            sum[l] += part.exp_sum[l] * exp::<FUSED>(part.max[l] - finite_or_zero(max[l]));
+        }
+    }
+    let exp_sum = fold_lanes(terms, sums);
+    std::array::from_fn(|l| RowMax {
+        argmax: if index[l] == NO_INDEX { 0 } else { index[l] },
+        max: max[l],
+        log_sum_exp: exp_sum[l].ln(),
+    })
 }
 
 /// What exponents are relative to: -inf - -inf would be NaN.

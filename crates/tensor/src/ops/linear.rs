@@ -1,9 +1,11 @@
 //! Linear maps, fused with what follows them: bias, activation, dropout, residual, norm.
 
 use super::{Activation, DropoutMask, Normalization, OutputDtype};
-use crate::cpu::int8::{self, Int8Weights};
+use crate::cpu::int8::{self, ByteKernel, Int8Weights};
 use crate::cpu::isa::Isa;
-use crate::cpu::linear::{PANEL, PackedWeights, TileEpilogue, gemm, transposed};
+use crate::cpu::linear::{
+    PANEL, PackedWeights, RowEpilogue, TileEpilogue, TileHeight, gemm, tile_height, transposed,
+};
 use crate::cpu::math::sum_lanes;
 use crate::cpu::split::{self, Bf16Weights};
 use crate::cuda::linear::CudaLinear;
@@ -88,6 +90,16 @@ impl CpuWeights {
             Self::Bf16(weights) => weights.column(j, out),
             Self::Int8(weights) => weights.column(j, out),
         }
+    }
+
+    /// The rows of the tiles in which so many rows are multiplied with them.
+    pub(crate) fn tile_height(&self, isa: Isa, rows: usize) -> usize {
+        let height = match self {
+            Self::F32(_) => tile_height(isa),
+            Self::Bf16(_) => TileHeight::REGISTERS,
+            Self::Int8(_) => ByteKernel::for_isa(isa).tile_height(),
+        };
+        height.of(rows)
     }
 
     /// Multiplies x (rows, inputs) with them.
@@ -510,9 +522,9 @@ struct OutputEpilogue<'a> {
 // SAFETY: no two concurrent calls of `gemm`'s epilogue write the same element.
 unsafe impl Sync for OutputEpilogue<'_> {}
 
-impl TileEpilogue for OutputEpilogue<'_> {
+impl RowEpilogue for OutputEpilogue<'_> {
     #[inline(always)]
-    fn destination(&self, row: usize, col: usize) -> Option<*const f32> {
+    fn row_destination(&self, row: usize, col: usize) -> Option<*const f32> {
         Some(self.out.wrapping_add(row * self.cols + col))
     }
 

@@ -247,7 +247,7 @@ impl ByteKernel {
     }
 
     /// The rows of its tiles.
-    fn tile_height(self) -> TileHeight {
+    pub(crate) fn tile_height(self) -> TileHeight {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Amx => TileHeight::REGISTERS,

@@ -111,11 +111,63 @@ pub(crate) trait TileEpilogue: Sync {
         None
     }
 
+    /// Takes a tile's results.
+    ///
+    /// # Safety
+    /// Each element is passed once; no two concurrent calls share one.
+    unsafe fn finish_tile<const FUSED: bool, const ROWS: usize>(
+        &self,
+        bounds: TileBounds,
+        tile: &mut OutputTile<ROWS>,
+    );
+}
+
+/// The part of a product that a tile holds.
+#[derive(Clone, Copy)]
+pub(crate) struct TileBounds {
+    pub(crate) row: usize,
+    pub(crate) rows: usize,
+    pub(crate) col: usize,
+    pub(crate) width: usize,
+}
+
+/// A [`TileEpilogue`] for which each row of a tile is something of its own.
+pub(crate) trait RowEpilogue: Sync {
+    /// See [`TileEpilogue::destination`].
+    fn row_destination(&self, row: usize, col: usize) -> Option<*const f32>;
+
     /// Takes the results of columns `col .. col + values.len()` of `row`.
     ///
     /// # Safety
     /// Each element is passed once; no two concurrent calls share one.
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]);
+}
+
+impl<E: RowEpilogue> TileEpilogue for E {
+    #[inline(always)]
+    fn destination(&self, row: usize, col: usize) -> Option<*const f32> {
+        self.row_destination(row, col)
+    }
+
+    #[inline(always)]
+    unsafe fn finish_tile<const FUSED: bool, const ROWS: usize>(
+        &self,
+        bounds: TileBounds,
+        tile: &mut OutputTile<ROWS>,
+    ) {
+        let TileBounds { row, rows, col, width } = bounds;
+        for (r, values) in tile[..rows].iter_mut().enumerate() {
+            // SAFETY: by this function's own contract.
+            unsafe {
+                if width == TILE_COLS {
+                    // Of a width that the compiler knows: whole registers, and no loops.
+                    self.finish::<FUSED>(row + r, col, values);
+                } else {
+                    self.finish::<FUSED>(row + r, col, &mut values[..width]);
+                }
+            }
+        }
+    }
 }
 
 /// Writes results as they are, for tests.
@@ -140,7 +192,11 @@ impl StoreEpilogue {
 }
 
 #[cfg(test)]
-impl TileEpilogue for StoreEpilogue {
+impl RowEpilogue for StoreEpilogue {
+    fn row_destination(&self, _row: usize, _col: usize) -> Option<*const f32> {
+        None
+    }
+
     unsafe fn finish<const FUSED: bool>(&self, row: usize, col: usize, values: &mut [f32]) {
         // SAFETY: the output has the product's shape, and each element is passed once.
         let out = unsafe {
@@ -190,10 +246,10 @@ impl PackedRows {
 }
 
 /// A tile of x that is being packed.
-pub(super) struct PackedTile<'a> {
-    pub(super) values: &'a mut [MaybeUninit<f32>], // (inputs, height)
-    pub(super) height: usize,
-    pub(super) inputs: usize,
+struct PackedTile<'a> {
+    values: &'a mut [MaybeUninit<f32>], // (inputs, height)
+    height: usize,
+    inputs: usize,
 }
 
 /// The rows of x that are packed into a tile.
@@ -205,7 +261,7 @@ pub(super) struct TileRows<'a> {
 }
 
 /// Writes rows (up to height, inputs) as (inputs, height); lanes without a row become 0.
-pub(super) fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
+fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
     let whole = match isa {
         // SAFETY: a device is only created for an instruction set that the CPU has.
         #[cfg(target_arch = "x86_64")]
@@ -228,8 +284,16 @@ pub(super) fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>)
     }
 }
 
+/// [`pack_tile`] with a row in each lane.
+pub(super) fn pack_lanes<const L: usize>(isa: Isa, rows: TileRows<'_>, to: &mut [[f32; L]]) {
+    let (inputs, values) = (to.len(), to.as_flattened_mut());
+    // SAFETY: what is written through it are numbers.
+    let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
+    pack_tile(isa, &mut PackedTile { values, height: L, inputs }, rows);
+}
+
 /// The rows of an instruction set's tiles: as many as its registers hold beside a panel's row.
-fn tile_height(isa: Isa) -> TileHeight {
+pub(crate) fn tile_height(isa: Isa) -> TileHeight {
     TileHeight::up_to(match isa {
         Isa::Amx | Isa::Avx512 => MAX_TILE,
         Isa::Avx2 | Isa::Neon => 6,
@@ -366,7 +430,7 @@ pub(super) struct TilePlace {
 }
 
 /// A micro-kernel's result: row r of the tile at `[r]`.
-pub(super) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; ROWS];
+pub(crate) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; ROWS];
 /// The most rows of a tile in vector registers.
 pub(super) const MAX_TILE: usize = 14;
 
@@ -377,7 +441,7 @@ pub(super) const MAX_REGISTER_TILE: usize = 2 * REGISTER_ROWS;
 
 /// The rows of a micro-kernel's tiles.
 #[derive(Clone, Copy)]
-pub(super) struct TileHeight {
+pub(crate) struct TileHeight {
     /// The most rows.
     pub(super) most: usize,
     /// Tiles have a multiple of so many.
@@ -386,7 +450,7 @@ pub(super) struct TileHeight {
 
 impl TileHeight {
     /// Of tiles in tile registers, which are cut between registers.
-    pub(super) const REGISTERS: Self = Self { most: MAX_REGISTER_TILE, step: REGISTER_ROWS };
+    pub(crate) const REGISTERS: Self = Self { most: MAX_REGISTER_TILE, step: REGISTER_ROWS };
 
     pub(super) fn up_to(most: usize) -> Self {
         Self { most, step: 1 }
@@ -394,7 +458,7 @@ impl TileHeight {
 
     /// The height that divides so many rows into tiles nearly evenly: 16 rows are 8 + 8, not
     /// 14 + 2.
-    pub(super) fn of(self, rows: usize) -> usize {
+    pub(crate) fn of(self, rows: usize) -> usize {
         let rows = rows.max(1);
         rows.div_ceil(rows.div_ceil(self.most)).next_multiple_of(self.step)
     }
@@ -419,17 +483,9 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
                 fetch_for_writing(epilogue.destination(row + r, col), width);
             }
             kernel(TilePlace { row, rows, panel, panels }, &mut tile);
-            for (r, values) in tile[..rows].iter_mut().enumerate() {
-                // SAFETY: tasks have no row and panel in common, and each tile is finished once.
-                unsafe {
-                    if width == TILE_COLS {
-                        // Of a width that the compiler knows: whole registers, and no loops.
-                        epilogue.finish::<FUSED>(row + r, col, values);
-                    } else {
-                        epilogue.finish::<FUSED>(row + r, col, &mut values[..width]);
-                    }
-                }
-            }
+            let bounds = TileBounds { row, rows, col, width };
+            // SAFETY: tasks have no row and panel in common, and each tile is finished once.
+            unsafe { epilogue.finish_tile::<FUSED, ROWS>(bounds, &mut tile) };
         }
     }
 }
