@@ -170,7 +170,11 @@ fn apply_philox_mask<const FUSED: bool>(
     let (key, rest) = row.key.key_and_counter();
     let (threshold, scale) = (drop_threshold(row.strength), keep_scale(row.strength));
     let bits = philox_lanes::<FUSED>(site_word | (col / 4) as u32, rest, key);
-    let kept = |x: f32, bits: u32| if bits >= threshold { x * scale } else { 0.0 };
+    // A mask of all bits or none: of a choice compilers make a branch for each number.
+    let kept = |x: f32, bits: u32| {
+        let mask = 0u32.wrapping_sub(u32::from(bits >= threshold));
+        f32::from_bits((x * scale).to_bits() & mask)
+    };
     // By arrays of a register's length, which compilers take at once.
     let (bits, (registers, rest)) = (bits.as_flattened(), values.as_chunks_mut::<PANEL>());
     let (bits, bits_rest) = bits.split_at(PANEL * registers.len());
