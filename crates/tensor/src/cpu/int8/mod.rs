@@ -108,10 +108,11 @@ impl Int8Weights {
     }
 }
 
-/// The larger magnitude; NaN if either is, so that it reaches the result.
+/// The bits of a number's magnitude. As integers they are in the order of magnitudes, with NaN above
+/// all, so that it reaches the result; and compilers take maxima of integers in registers.
 #[inline(always)]
-fn largest(most: f32, x: f32) -> f32 {
-    if x.is_nan() || x.abs() > most { x.abs() } else { most }
+fn magnitude(x: f32) -> u32 {
+    x.abs().to_bits()
 }
 
 /// What rounding multiplies by; 0 for a scale of 0.
@@ -169,15 +170,15 @@ const ROWS_PER_TASK: usize = 16;
 #[inline(always)]
 fn quantize<const FUSED: bool>(from: &[f32], to: &mut [i8]) -> (f32, i32) {
     // In lanes, so that the loop is vectorised; the order does not matter for a maximum.
-    let mut lanes = [0.0f32; PANEL];
+    let mut lanes = [0; PANEL];
     let (whole, rest) = from.as_chunks::<PANEL>();
     for chunk in whole {
         for (most, &x) in lanes.iter_mut().zip(chunk) {
-            *most = largest(*most, x);
+            *most = magnitude(x).max(*most);
         }
     }
-    let most = lanes.iter().chain(rest).fold(0.0, |most, &x| largest(most, x));
-    let scale = most / LIMIT;
+    let most = lanes.into_iter().chain(rest.iter().map(|&x| magnitude(x))).fold(0, u32::max);
+    let scale = f32::from_bits(most) / LIMIT;
     let inverse = inverse(scale);
     let mut sum = 0;
     for (value, &x) in to.iter_mut().zip(from) {

@@ -310,7 +310,7 @@ pub(super) struct TaskRange {
 }
 
 impl TaskRange {
-    /// The panel that a tile's micro-kernel fetches from memory into the L2 cache, a line at a time,
+    /// The panel that a tile's micro-kernel fetches from memory into the L2 cache, line by line,
     /// while it computes: the tiles of the first rows fetch the panels that come next. `None` if
     /// there is nothing to fetch, or only one tile for each panel, which then waits for memory
     /// whatever is fetched.
