@@ -110,6 +110,19 @@ fn a_truncated_line_is_recomputed() {
     }
 }
 
+/// A run in int8 has other results than one in f32, so neither continues the other.
+#[test]
+fn a_run_is_not_resumed_in_another_number_format() {
+    let sandbox = CliSandbox::new();
+    for (run, own, other) in [("bytes", "int8", "f32"), ("wide", "f32", "int8")] {
+        let args = |dtype| ["--out", run, "--dtype", dtype, "--device", "cpu", "--limit", "1"];
+        sandbox.eval(&args(own)).ok();
+        let resumed = |dtype| [&args(dtype)[..], &["--resume"]].concat();
+        sandbox.eval(&resumed(other)).refused(&["dtype", "int8"]);
+        sandbox.eval(&resumed(own)).ok();
+    }
+}
+
 #[test]
 fn sigint_and_sigterm_exit_with_3_and_print_the_resume_command() {
     let sandbox = slow_sandbox();

@@ -9,11 +9,12 @@ use engine::{
 };
 use record::{Fingerprint, Manifest};
 use serde_json::{Value, json};
-use tensor::Device;
+use tensor::{Device, Precision};
 
 use crate::data::DataSource;
 
-/// Every setting that changes results, and only those; the device where it promises bits.
+/// Every setting that changes results, and only those; the device where it promises bits, and its
+/// number format where that is more than rounding.
 pub fn settings_json(
     method: &Method,
     params: &SamplingParams,
@@ -39,8 +40,13 @@ pub fn settings_json(
     document
 }
 
-/// Adds what a deterministic GPU's bits depend on, so that no other device continues its records.
+/// Adds a format of weights of one byte, so that its records are not continued in another, and what
+/// a deterministic GPU's bits depend on, so that no other device continues its records.
 pub fn add_numerics(settings: &mut Value, device: &Device) {
+    let precision = device.precision();
+    if matches!(precision, Precision::Int8 | Precision::Fp8) {
+        settings["dtype"] = json!(precision.to_string());
+    }
     if let Some(numerics) = device.deterministic_numerics() {
         settings["deterministic"] = json!(numerics);
     }

@@ -46,7 +46,7 @@ unsafe fn avx512_vnni<const R: usize, const P: usize>(call: Int8Call<'_>, tile: 
     let mut sums = [[_mm512_setzero_si512(); P]; R];
     let (row, panel) = (call.quads * QUAD, call.quads * QUAD * PANEL);
     for q in 0..call.quads {
-        // SAFETY: by the contract.
+        // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
             let b: [__m512i; P] = std::array::from_fn(|p| {
                 _mm512_loadu_si512(call.b.add(p * panel + q * QUAD * PANEL).cast())
@@ -82,9 +82,11 @@ unsafe fn avx512_vnni<const R: usize, const P: usize>(call: Int8Call<'_>, tile: 
 unsafe fn avx_vnni<const R: usize>(call: Int8Call<'_>, tile: &mut OutputTile, p: usize) {
     const HALF: usize = PANEL / 2;
     let mut sums = [[_mm256_setzero_si256(); 2]; R];
+    let fetched = if p == 0 { call.fetched } else { call.b };
     for q in 0..call.quads {
-        // SAFETY: by the contract.
+        // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(fetched.wrapping_add(q * QUAD * PANEL).cast());
             let b = call.b.add((p * call.quads + q) * QUAD * PANEL);
             let b: [__m256i; 2] =
                 std::array::from_fn(|half| _mm256_loadu_si256(b.add(half * QUAD * HALF).cast()));

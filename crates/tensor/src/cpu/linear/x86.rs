@@ -111,7 +111,7 @@ unsafe fn avx2_at<const R: usize, const P: usize>(
     let mut acc = [[[_mm256_setzero_ps(); 2]; P]; R];
     let stride = call.inputs * PANEL;
     for k in 0..call.inputs {
-        // SAFETY: by the contract.
+        // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
             let b: [[__m256; 2]; P] = std::array::from_fn(|p| {
                 let at = call.b.add(p * stride + k * PANEL);
