@@ -108,7 +108,7 @@ impl Int8Weights {
     }
 }
 
-/// The bits of a number's magnitude. As integers they are in the order of magnitudes, with NaN above
+/// The bits of a number's magnitude. As integers they are in the order of magnitudes, NaN above
 /// all, so that it reaches the result; and compilers take maxima of integers in registers.
 #[inline(always)]
 fn magnitude(x: f32) -> u32 {
