@@ -98,24 +98,25 @@ fn greedy_tokens_by_lanes<const L: usize>(
 ) -> Vec<TokenLogprob> {
     let (count, outputs) = (x.len() / weights.inputs(), weights.outputs());
     let rows = LaneRows::<L> { count, tile: weights.tile_height(isa, count) };
-    let (panels, slots) = (outputs.div_ceil(PANEL), rows.slots());
+    let (panels, groups) = (outputs.div_ceil(PANEL), rows.groups());
     let reduce = |out: &mut [MaybeUninit<u32>]| {
         let out = out.as_mut_ptr().cast();
         weights.gemm(isa, x, &PanelMaxEpilogue { isa, out, rows, outputs, bias });
     };
-    // SAFETY: every panel of every tile is finished, and they fill the slots.
-    let parts = unsafe { ScratchVec::written_by(panels * slots * PanelMaxes::<L>::WORDS, reduce) };
+    // SAFETY: every panel of every tile is finished, and those are all panels of all groups.
+    let parts = unsafe { ScratchVec::written_by(panels * groups * PanelMaxes::<L>::WORDS, reduce) };
     let parts: &[PanelMaxes<L>] = bytemuck::cast_slice(&parts);
     let token = |row: RowMax| TokenLogprob { token: row.argmax, logprob: row.logprob(row.max) };
-    let of_slot = |slot: usize| {
-        let parts = PanelStride { parts: &parts[slot..], stride: slots };
+    let tokens_of_group = |group: usize| {
+        let parts = PanelStride { parts: &parts[group..], stride: groups };
         let whole = per_isa!(isa, row_maxes<const L>(parts: PanelStride<'_, L>) -> [RowMax; L]);
-        whole.into_iter().take(rows.of_slot(slot)).map(token).collect::<Vec<_>>()
+        whole.into_iter().take(rows.rows_of_group(group)).map(token).collect::<Vec<_>>()
     };
-    (0..slots).into_par_iter().flat_map_iter(of_slot).collect()
+    (0..groups).into_par_iter().flat_map_iter(tokens_of_group).collect()
 }
 
-/// Rows in lanes: a tile's are those of one slot, or of several, each but the last one full.
+/// Rows in groups of up to `L`, a lane each: those of a tile are one group or several, each but the
+/// last one full.
 #[derive(Clone, Copy)]
 struct LaneRows<const L: usize> {
     count: usize,
@@ -123,18 +124,18 @@ struct LaneRows<const L: usize> {
 }
 
 impl<const L: usize> LaneRows<L> {
-    /// The slots of a whole tile.
-    fn slots_per_tile(self) -> usize {
+    /// The groups of a whole tile.
+    fn groups_per_tile(self) -> usize {
         self.tile.div_ceil(L)
     }
 
-    fn slots(self) -> usize {
-        self.count / self.tile * self.slots_per_tile() + (self.count % self.tile).div_ceil(L)
+    fn groups(self) -> usize {
+        self.count / self.tile * self.groups_per_tile() + (self.count % self.tile).div_ceil(L)
     }
 
-    /// The rows of a slot.
-    fn of_slot(self, slot: usize) -> usize {
-        let (tile, i) = (slot / self.slots_per_tile(), slot % self.slots_per_tile());
+    /// The rows of a group.
+    fn rows_of_group(self, group: usize) -> usize {
+        let (tile, i) = (group / self.groups_per_tile(), group % self.groups_per_tile());
         L.min(self.tile - i * L).min(self.count - tile * self.tile - i * L)
     }
 }
@@ -142,7 +143,7 @@ impl<const L: usize> LaneRows<L> {
 /// Stores each panel reduced, instead of its logits.
 struct PanelMaxEpilogue<'a, const L: usize> {
     isa: Isa,
-    out: *mut PanelMaxes<L>, // (panels, slots)
+    out: *mut PanelMaxes<L>, // (panels, groups)
     rows: LaneRows<L>,
     outputs: usize,
     bias: Option<&'a [f32]>,
@@ -159,7 +160,8 @@ impl<const L: usize> TileEpilogue for PanelMaxEpilogue<'_, L> {
         tile: &mut OutputTile<ROWS>,
     ) {
         let TileBounds { row, rows, col, width } = bounds;
-        let first = row / self.rows.tile * self.rows.slots_per_tile();
+        debug_assert_eq!(row % self.rows.tile, 0, "tiles are as high as the GEMM's");
+        let first = row / self.rows.tile * self.rows.groups_per_tile();
         for (i, part) in tile[..rows].chunks(L).enumerate() {
             let lanes =
                 TileRows { data: part.as_flattened(), count: part.len(), stride: TILE_COLS };
@@ -171,14 +173,13 @@ impl<const L: usize> TileEpilogue for PanelMaxEpilogue<'_, L> {
                 }
             }
             columns[width..].fill([f32::NEG_INFINITY; L]);
-            for (p, columns) in columns.as_chunks::<PANEL>().0.iter().enumerate() {
+            let panels = columns.as_chunks::<PANEL>().0.iter().take(width.div_ceil(PANEL));
+            for (p, columns) in panels.enumerate() {
                 let col = col + p * PANEL;
-                if col < self.outputs {
-                    let at = col / PANEL * self.rows.slots() + first + i;
-                    let reduced = panel_maxes::<FUSED, L>(columns, [col; L], self.outputs);
-                    // SAFETY: `out` is (panels, slots), and each is finished once.
-                    unsafe { self.out.add(at).write(reduced) };
-                }
+                let at = col / PANEL * self.rows.groups() + first + i;
+                let reduced = panel_maxes::<FUSED, L>(columns, [col; L], self.outputs);
+                // SAFETY: `out` is (panels, groups), and each is finished once.
+                unsafe { self.out.add(at).write(reduced) };
             }
         }
     }

@@ -58,6 +58,25 @@ fn greedy_tokens_have_their_log_softmax() {
     }
 }
 
+/// Tiles of bytes have other heights than those of f32, on some processors more than there are
+/// lanes.
+#[test]
+fn tokens_of_int8_are_those_of_its_stored_logits() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
+        let device = Device::cpu_in(NonZeroUsize::new(3), isa, Precision::Int8).unwrap();
+        for (rows, outputs) in [(1, 70), (9, 5), (14, 33), (31, 300), (400, 64)] {
+            let (inputs, x) = (24, matrix(rows, 24, 37));
+            let w = numbers(outputs * inputs, 38);
+            let map = Linear::from_output_major(&device, inputs, outputs, &w, None).unwrap();
+            let found = device.run(|| greedy_tokens(&device, &x, &map)).unwrap();
+            let none = vec![None; rows];
+            let stored = device.run(|| sample_tokens(&device, &x, &map, &none)).unwrap();
+            assert_eq!(found.len(), rows);
+            assert_eq!(found, stored, "{isa} {rows} x {outputs}");
+        }
+    }
+}
+
 fn draw(trajectory: u32, sampling: TokenSampling) -> Option<TokenDraw> {
     Some(TokenDraw { key: RngKey { seed: 77, question: 3, trajectory, position: 40 }, sampling })
 }
