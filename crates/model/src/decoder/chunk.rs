@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 use tensor::ops::{self, AttentionMetadata, AttentionSpans, Indices, QkvRows, SlotMapping};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ChunkActivations, ChunkDropout, Dropout};
+use super::chunk_dropout::ChunkDropout;
+use super::{ChunkActivations, Dropout};
 use crate::cache::Pass;
 
 /// A range of rows of a pass, on the host.

@@ -159,8 +159,8 @@ impl<const L: usize> TileEpilogue for PanelMaxEpilogue<'_, L> {
         bounds: TileBounds,
         tile: &mut OutputTile<ROWS>,
     ) {
-        let TileBounds { row, rows, col, width } = bounds;
-        debug_assert_eq!(row % self.rows.tile, 0, "tiles are as high as the GEMM's");
+        let TileBounds { row, rows, col, width, height } = bounds;
+        assert_eq!(height, self.rows.tile, "rows were grouped for tiles of another height");
         let first = row / self.rows.tile * self.rows.groups_per_tile();
         for (i, part) in tile[..rows].chunks(L).enumerate() {
             let lanes =

@@ -4,7 +4,8 @@ use tensor::ops::{self, AttentionBackward, AttentionMetadata, KvGrads, OutputDty
 use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
 
-use super::super::{ChunkDropout, Decoder, mlp_activation};
+use super::super::chunk_dropout::ChunkDropout;
+use super::super::{Decoder, mlp_activation};
 use super::BlockParameters;
 use super::segment::LayerActivations;
 use crate::cache::Cache;

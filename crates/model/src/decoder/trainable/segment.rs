@@ -11,7 +11,8 @@ use tensor::rng::Site;
 use tensor::{Device, DeviceError, Tensor};
 
 use super::super::chunk::{ChunkRows, OutputRows, slot_mapping};
-use super::super::{Block, ChunkDropout, Decoder, Dropout, mlp_activation};
+use super::super::chunk_dropout::ChunkDropout;
+use super::super::{Block, Decoder, Dropout, mlp_activation};
 use super::{BlockParameters, TrainableDecoder};
 use crate::cache::{Cache, Pass};
 use crate::config::Config;

@@ -129,6 +129,7 @@ pub(crate) struct TileBounds {
     pub(crate) rows: usize,
     pub(crate) col: usize,
     pub(crate) width: usize,
+    pub(crate) height: usize, // rows of every tile of the product but the last
 }
 
 /// A [`TileEpilogue`] for which each row of a tile is something of its own.
@@ -155,7 +156,7 @@ impl<E: RowEpilogue> TileEpilogue for E {
         bounds: TileBounds,
         tile: &mut OutputTile<ROWS>,
     ) {
-        let TileBounds { row, rows, col, width } = bounds;
+        let TileBounds { row, rows, col, width, .. } = bounds;
         for (r, values) in tile[..rows].iter_mut().enumerate() {
             // SAFETY: by this function's own contract.
             unsafe {
@@ -483,7 +484,7 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
                 fetch_for_writing(epilogue.destination(row + r, col), width);
             }
             kernel(TilePlace { row, rows, panel, panels }, &mut tile);
-            let bounds = TileBounds { row, rows, col, width };
+            let bounds = TileBounds { row, rows, col, width, height: *height };
             // SAFETY: tasks have no row and panel in common, and each tile is finished once.
             unsafe { epilogue.finish_tile::<FUSED, ROWS>(bounds, &mut tile) };
         }
