@@ -72,8 +72,7 @@ impl PrefillBatch<'_> {
     fn run(self, cache: &mut Cache) -> Result<PrefillOutput, DeviceError> {
         let device = self.model.decoder.device();
         let mut hidden = Vec::new();
-        let mut rows: Vec<Row> = self.specs.iter().map(|&spec| Row::new(spec)).collect();
-        self.shared_prefixes(cache, &mut rows, &mut hidden)?;
+        let mut rows = self.shared_prefixes(cache, &mut hidden)?;
         cache.set_slot_granularity(SlotGranularity::Chunk);
         self.private_prompts(cache, &mut rows, &mut hidden)?;
         let order = self.hidden_order();
@@ -113,54 +112,53 @@ impl PrefillBatch<'_> {
     fn shared_prefixes(
         self,
         cache: &mut Cache,
-        rows: &mut [Row],
         hidden: &mut Vec<Tensor>,
-    ) -> Result<(), DeviceError> {
-        let Self { model, sampler, .. } = self;
-        let mut tokens = self.prefix_tokens();
-        let last_tokens: Vec<u32> = rows.iter().filter_map(|row| self.forked_token(row)).collect();
-        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
-        let single = last_tokens.is_empty()
-            || (sampler.recorded.is_none() && tokens.len() + last_tokens.len() <= MAX_SINGLE_PASS);
-        if single {
-            tokens.extend(&last_tokens);
+    ) -> Result<Vec<Row>, DeviceError> {
+        let Self { model, specs, sampler, .. } = self;
+        let is_forked = |spec: &&RowSpec| self.sharing(spec.item) == PromptSharing::AllButLast;
+        let last_token = |spec: &RowSpec| sampler.items[spec.item].prompt.tokens.last().copied();
+        let last_tokens = || specs.iter().filter(is_forked).filter_map(last_token);
+        let (mut tokens, forks) = (self.prefix_tokens(), last_tokens().count());
+        if tokens.is_empty() && forks == 0 {
+            return Ok(specs.iter().map(|&spec| Row::new(spec)).collect());
         }
-        if tokens.is_empty() && last_tokens.is_empty() {
-            return Ok(());
+        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
+        let single =
+            forks == 0 || (sampler.recorded.is_none() && tokens.len() + forks <= MAX_SINGLE_PASS);
+        if single {
+            tokens.extend(last_tokens());
         }
         // The device looks embeddings up while the host builds the pass.
         let x = model.embed(&tokens)?;
         let (mut pass, prefixes) = self.prefix_pass(cache, tokens.len());
-        cache.set_slot_granularity(self.last_token);
-        let has_whole = (0..prefixes.len()).any(|i| self.sharing(i) == PromptSharing::Whole);
-        for row in rows.iter_mut() {
-            if let Some(prefix) = &prefixes[row.spec.item] {
-                row.sequence = prefix.fork();
-            }
-        }
+        let x = if single {
+            x
+        } else {
+            // It computes the prefixes while the host makes the rows.
+            let at_prompts = model.decoder.forward(cache, &pass, x, None)?;
+            let has_whole = (0..prefixes.len()).any(|i| self.sharing(i) == PromptSharing::Whole);
+            hidden.extend(has_whole.then_some(at_prompts));
+            model.embed(&last_tokens().collect::<Vec<u32>>())?
+        };
+        let fork = |&spec: &RowSpec| {
+            let prefix = prefixes[spec.item].as_ref();
+            Row::with_sequence(spec, prefix.map(Sequence::fork).unwrap_or_default())
+        };
+        let mut rows: Vec<Row> = specs.iter().map(fork).collect();
         let mut forked: Vec<&mut Row> =
-            rows.iter_mut().filter(|row| self.forked_token(row).is_some()).collect();
-        if single {
-            let clean = std::iter::repeat_n(None, pass.rows());
-            let own = forked.iter().map(|row| sampler.dropout_row(row, PassStage::Thought(0)));
-            let dropout: Vec<Option<RowPerturbation>> = clean.chain(own).collect();
-            forked.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
-            let dropout = (!forked.is_empty()).then_some(Dropout::Sampled(&dropout));
-            hidden.push(model.decoder.forward(cache, &pass, x, dropout)?);
-            return Ok(());
+            rows.iter_mut().filter(|row| is_forked(&&row.spec)).collect();
+        cache.set_slot_granularity(self.last_token);
+        if !single {
+            hidden.push(step(model, cache, &mut forked, x, sampler, PassStage::Thought(0))?);
+            return Ok(rows);
         }
-        let at_prompts = model.decoder.forward(cache, &pass, x, None)?;
-        hidden.extend(has_whole.then_some(at_prompts));
-        let x = model.embed(&last_tokens)?;
-        hidden.push(step(model, cache, &mut forked, x, sampler, PassStage::Thought(0))?);
-        Ok(())
-    }
-
-    /// The last prompt token of a row that passes it by itself.
-    fn forked_token(&self, row: &Row) -> Option<u32> {
-        let is_forked = self.sharing(row.spec.item) == PromptSharing::AllButLast;
-        let tokens = &self.sampler.items[row.spec.item].prompt.tokens;
-        tokens.last().copied().filter(|_| is_forked)
+        let clean = std::iter::repeat_n(None, pass.rows());
+        let own = forked.iter().map(|row| sampler.dropout_row(row, PassStage::Thought(0)));
+        let dropout: Vec<Option<RowPerturbation>> = clean.chain(own).collect();
+        forked.iter_mut().for_each(|row| pass.push(cache, &mut row.sequence, true));
+        let dropout = (!forked.is_empty()).then_some(Dropout::Sampled(&dropout));
+        hidden.push(model.decoder.forward(cache, &pass, x, dropout)?);
+        Ok(rows)
     }
 
     /// How many prompt tokens of an item its rows share; none where they share nothing.
