@@ -50,7 +50,9 @@ struct __align__(128) GemmParams {
     const float* x_scales;  // (rows); none: `by` has the scale of all rows
     float by;
     float half_inverse;  // GELU: `out` is e4m3, this is half of 1 / its scale
-    u64 unused[2];
+    u64 constant;  // weights and bias were written long ago: they are read before the kernel
+                   // before ends
+    u64 unused;
 };
 
 static_assert(sizeof(GemmParams) == 48 * 8, "as in hopper_gemm.rs");
@@ -118,17 +120,10 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
         mbarrier_expect_tx(barrier, STAGE_BYTES);
         tma_load_multicast((1 << CLUSTER) - 1, to, params.weights, step * DEPTH, column, barrier);
     };
-#ifdef E4M3
-    // Such weights are never trained: the first stages have theirs before the kernel before ends.
+    // Where they are constant, the first stages have theirs before the kernel before ends.
+    const u32 ahead = params.constant && tile < tiles.count ? min(tiles.steps, STAGES) : 0;
 #pragma unroll 1
-    for (u32 s = 0; tile < tiles.count && s < min(tiles.steps, STAGES); s++)
-        load_weights(s, tiles.column(tile) + share, s);
-    auto has_weights = [](u32 tile, u32 step) {
-        return tile == TileScheduler::first() && step < STAGES;
-    };
-#else
-    auto has_weights = [](u32, u32) { return false; };
-#endif
+    for (u32 s = 0; s < ahead; s++) load_weights(s, tiles.column(tile) + share, s);
     griddep_wait();
     griddep_launch();
     RingState ring = {0, 0};
@@ -136,7 +131,7 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
         const u32 row = tiles.row(tile), column = tiles.column(tile) + share;
 #pragma unroll 1  // the producer has few registers
         for (u32 step = 0; step < tiles.steps; step++) {
-            if (!has_weights(tile, step)) {
+            if (step >= ahead || tile != TileScheduler::first()) {
                 mbarrier_wait(smem.empty + 8 * ring.stage, ring.parity ^ 1);
                 load_weights(ring.stage, column, step);
             }
@@ -211,8 +206,7 @@ struct TileTerms {
 static_assert(sizeof(TileTerms) + 16 * ROW_BYTES_E4M3 <= WARP_BYTES, "before codes to be stored");
 
 // Puts the terms of a warp's tile into its staging memory, before the product: after it they would
-// have to come from the L2 cache a few at a time, as accumulators leave few registers. Weights of
-// e4m3 are never trained, so that nothing but scales of rows may come from the kernel before.
+// have to come from the L2 cache a few at a time, as accumulators leave few registers.
 __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u32 column,
                                             TileTerms& terms) {
     const u32 lane = threadIdx.x % 32;
@@ -496,9 +490,7 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         ring.advance_by(tiles.steps);
         tile += TileScheduler::stride();
     }
-#ifndef E4M3
-    griddep_wait();
-#endif
+    if (!params.constant) griddep_wait();
     for (; tile < tiles.count; tile += 2 * TileScheduler::stride()) {
         float d[2][96];
 #ifdef E4M3
@@ -506,10 +498,10 @@ __device__ __forceinline__ void consume_tiles(const GemmParams& params, u32 warp
         stage_terms(params, tiles.row(tile), tiles.column(tile), terms);
 #pragma unroll
         for (int i = 0; i < 96; i++) d[0][i] = d[1][i] = 0.0f;
-        griddep_wait();  // after the first tile it does nothing
 #else
         init_from_bias(params, d, tiles.column(tile));
 #endif
+        griddep_wait();  // after the first tile it does nothing
         const u32 slot = EPILOGUE == QKV ? lane_slot(params, tiles.row(tile)) : 0;
         // Before its turn, a stage's parity is ambiguous: the other's tile fills it more than once.
         mbarrier_wait(smem.turns + 8 * warpgroup, parity);

@@ -32,6 +32,7 @@ const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
 const FP8_AT: usize = PARAM_WORDS - 4; // those of operands of e4m3
+const CONSTANT_AT: usize = PARAM_WORDS - 2;
 
 /// Its kernels, of bf16 and of e4m3.
 #[derive(Clone, Copy, Debug)]
@@ -236,6 +237,7 @@ unsafe fn launch(
         let factors = [x_scale * weights.scale.scale, half_inverse].map(|x| u64::from(x.to_bits()));
         arguments[FP8_AT..FP8_AT + 2].copy_from_slice(&[x_scales, factors[0] | factors[1] << 32]);
     }
+    arguments[CONSTANT_AT] = u64::from(map.is_constant());
     let config = LaunchConfig {
         blocks: (x.cuda().sm_count()? / CLUSTER * CLUSTER, 1, 1),
         threads: THREADS,

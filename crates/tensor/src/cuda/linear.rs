@@ -34,6 +34,7 @@ pub(crate) struct CudaLinear {
     bias: Option<DeviceBuffer>, // (padded outputs) of f32, zeros beyond the outputs
     bias_bf16: Option<DeviceBuffer>, // the same of bf16, for cuBLASLt's epilogue
     fp8: Option<Box<Fp8Weights>>, // the same as e4m3, on a device of precision fp8
+    is_constant: bool,  // never assigned
 }
 
 impl CudaLinear {
@@ -94,20 +95,18 @@ impl CudaLinear {
             Precision::Fp8 => Fp8Weights::new(&matrix, bias)?.map(Box::new),
             _ => None,
         };
-        let Some(bias) = bias else {
-            return Ok(Self { inputs, outputs, matrix, bias: None, bias_bf16: None, fp8 });
-        };
-        let mut padded = bias.to_vec();
-        padded.resize(matrix.rows(), 0.0);
-        let bf16: Vec<half::bf16> = padded.iter().map(|&x| half::bf16::from_f32(x)).collect();
-        Ok(Self {
-            inputs,
-            outputs,
-            matrix,
-            bias: Some(DeviceBuffer::upload(cuda, &padded)?),
-            bias_bf16: Some(DeviceBuffer::upload(cuda, &bf16)?),
-            fp8,
-        })
+        let mut map =
+            Self { inputs, outputs, matrix, bias: None, bias_bf16: None, fp8, is_constant: true };
+        if let Some(bias) = bias {
+            let mut padded = bias.to_vec();
+            padded.resize(map.matrix.rows(), 0.0);
+            let bf16: Vec<half::bf16> = padded.iter().map(|&x| half::bf16::from_f32(x)).collect();
+            map.bias = Some(DeviceBuffer::upload(cuda, &padded)?);
+            map.bias_bf16 = Some(DeviceBuffer::upload(cuda, &bf16)?);
+        }
+        // A kernel that reads constant weights early may be the next one.
+        cuda.synchronize()?;
+        Ok(map)
     }
 
     /// Replaces the weights by a matrix (outputs, inputs) and a bias (1, outputs) of f32.
@@ -117,6 +116,7 @@ impl CudaLinear {
         bias: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
         assert!(self.fp8.is_none(), "assign: weights of fp8 are not trained");
+        self.is_constant = false;
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (self.outputs, self.inputs),
@@ -158,6 +158,12 @@ impl CudaLinear {
     /// The bias of f32 with its padding: (>= outputs).
     pub(crate) fn padded_bias(&self) -> Option<&DeviceBuffer> {
         self.bias.as_ref()
+    }
+
+    /// Whether weights and bias are as they were made, when the device had nothing else to do: a
+    /// kernel may read them before the kernel before it has ended.
+    pub(crate) fn is_constant(&self) -> bool {
+        self.is_constant
     }
 
     fn cuda(&self) -> &CudaDevice {
