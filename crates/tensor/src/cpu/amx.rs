@@ -12,6 +12,30 @@ use super::linear::REGISTER_ROWS;
 /// Bytes of a row of a tile register.
 pub(super) const ROW_BYTES: usize = 64;
 
+/// Fetches the 1024 bytes at a pointer of the kernels' text into the L2 cache.
+macro_rules! fetch_register {
+    () => {
+        "prefetcht1 [{fetched}]
+        prefetcht1 [{fetched} + 64]
+        prefetcht1 [{fetched} + 128]
+        prefetcht1 [{fetched} + 192]
+        prefetcht1 [{fetched} + 256]
+        prefetcht1 [{fetched} + 320]
+        prefetcht1 [{fetched} + 384]
+        prefetcht1 [{fetched} + 448]
+        prefetcht1 [{fetched} + 512]
+        prefetcht1 [{fetched} + 576]
+        prefetcht1 [{fetched} + 640]
+        prefetcht1 [{fetched} + 704]
+        prefetcht1 [{fetched} + 768]
+        prefetcht1 [{fetched} + 832]
+        prefetcht1 [{fetched} + 896]
+        prefetcht1 [{fetched} + 960]
+        add {fetched}, 1024"
+    };
+}
+pub(super) use fetch_register;
+
 /// Whether this CPU multiplies tiles of bytes and of bf16 numbers, and the operating system lets
 /// this process use them.
 pub(super) fn is_present() -> bool {

@@ -6,7 +6,7 @@
 
 use std::arch::asm;
 
-use super::super::amx::{ROW_BYTES, with_tiles};
+use super::super::amx::{ROW_BYTES, fetch_register, with_tiles};
 use super::super::linear::{
     MAX_REGISTER_TILE, OutputTile, PANEL, REGISTER_ROWS, TILE_COLS, TileEpilogue, sweep,
 };
@@ -72,6 +72,7 @@ macro_rules! product {
                     $($zero,)*
                     "2:",
                     $($multiply,)*
+                    fetch_register!(),
                     "add {a0}, {depth}",
                     "add {a1}, {depth}",
                     "add {b0}, {step}",
@@ -84,6 +85,7 @@ macro_rules! product {
                     a1 = inout(reg) call.a.wrapping_add(REGISTER_ROWS * row) => _,
                     b0 = inout(reg) call.b => _,
                     b1 = inout(reg) call.b.wrapping_add(row * PANEL) => _,
+                    fetched = inout(reg) call.fetched => _,
                     c0 = in(reg) c0,
                     c1 = in(reg) c0.add(REGISTER_ROWS),
                     row = in(reg) row,

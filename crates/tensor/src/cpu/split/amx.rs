@@ -3,7 +3,7 @@
 
 use std::arch::asm;
 
-use super::super::amx::{ROW_BYTES, with_tiles};
+use super::super::amx::{ROW_BYTES, fetch_register, with_tiles};
 use super::super::linear::{
     MAX_REGISTER_TILE, OutputTile, REGISTER_ROWS, TILE_COLS, TileEpilogue, sweep,
 };
@@ -55,6 +55,7 @@ macro_rules! product {
                     $($zero,)*
                     "2:",
                     $($w,)*
+                    fetch_register!(),
                     $(concat!($x, "2048]"),)* $($multiply,)*
                     $(concat!($x, "1024]"),)* $($multiply,)*
                     $(concat!($x, "0]"),)* $($multiply,)*
@@ -68,6 +69,7 @@ macro_rules! product {
                     a = inout(reg) call.a => _,
                     b0 = inout(reg) call.b => _,
                     b1 = inout(reg) call.b.wrapping_add(call.blocks * REGISTER) => _,
+                    fetched = inout(reg) call.fetched => _,
                     c0 = in(reg) c0,
                     c1 = in(reg) c0.wrapping_add(REGISTER_ROWS),
                     line = in(reg) ROW_BYTES,

@@ -240,11 +240,14 @@ struct SplitTask<'a> {
     range: TaskRange,
 }
 
-/// The arguments of a micro-kernel: a tile of x at `a` times panels at `b`.
+/// The arguments of a micro-kernel: a tile of x at `a` times panels at `b`. What lies at `fetched`,
+/// a panel or beyond the last one, is only fetched.
 #[derive(Clone, Copy)]
 struct SplitCall {
     a: *const u16,
     b: *const u16,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fetched: *const u16,
     blocks: usize,
     registers: usize, // of rows that the tile of x has; those from `rows` on are not needed
     rows: usize,
@@ -256,9 +259,12 @@ impl SplitTask<'_> {
     fn call(&self, tile: TilePlace) -> SplitCall {
         let (rows, weights) = (self.rows, self.weights);
         let of_x = tile.row / (rows.registers * REGISTER_ROWS);
+        let size = panel_size(weights.inputs);
+        let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         SplitCall {
             a: rows.tiles[of_x * rows.tile_size()..].as_ptr(),
-            b: weights.panels[tile.panel * panel_size(weights.inputs)..].as_ptr(),
+            b: weights.panels[tile.panel * size..].as_ptr(),
+            fetched: weights.panels.as_ptr().wrapping_add(fetched * size),
             blocks: rows.blocks,
             registers: rows.registers,
             rows: tile.rows,
