@@ -12,7 +12,8 @@ use super::linear::REGISTER_ROWS;
 /// Bytes of a row of a tile register.
 pub(super) const ROW_BYTES: usize = 64;
 
-/// Fetches the 1024 bytes at a pointer of the kernels' text into the L2 cache.
+/// Text of a kernel that fetches a register's bytes at its operand `fetched` into the L2 cache, and
+/// moves the operand past them.
 macro_rules! fetch_register {
     () => {
         "prefetcht1 [{fetched}]

@@ -50,8 +50,8 @@ struct __align__(128) GemmParams {
     const float* x_scales;  // (rows); none: `by` has the scale of all rows
     float by;
     float half_inverse;  // GELU: `out` is e4m3, this is half of 1 / its scale
-    u64 constant;  // weights and bias were written long ago: they are read before the kernel
-                   // before ends
+    u64 constant;  // not 0: weights and bias do not change (CudaLinear::is_constant), and are read
+                   // before the kernel before ends
     u64 unused;
 };
 

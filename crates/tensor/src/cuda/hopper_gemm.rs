@@ -32,7 +32,7 @@ const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
 const FP8_AT: usize = PARAM_WORDS - 4; // those of operands of e4m3
-const CONSTANT_AT: usize = PARAM_WORDS - 2;
+const CONSTANT_AT: usize = PARAM_WORDS - 2; // whether weights and bias are constant
 
 /// Its kernels, of bf16 and of e4m3.
 #[derive(Clone, Copy, Debug)]
