@@ -289,15 +289,14 @@ impl<'a> Sampler<'a> {
             return PendingTokens::greedy(device, hidden, decoder.lm_head());
         }
         if greedy.is_empty() {
-            let tokens = ops::sample_tokens(device, hidden, decoder.lm_head(), &draws(&sampled))?;
-            return Ok(PendingTokens::from(tokens));
+            return PendingTokens::sampled(device, hidden, decoder.lm_head(), &draws(&sampled));
         }
         let of = |places: &[usize]| ops::select(device, [hidden], places);
         let argmax = PendingTokens::greedy(device, &of(&greedy)?, decoder.lm_head())?;
         let drawn =
-            ops::sample_tokens(device, &of(&sampled)?, decoder.lm_head(), &draws(&sampled))?;
+            PendingTokens::sampled(device, &of(&sampled)?, decoder.lm_head(), &draws(&sampled))?;
         let mut all: Vec<_> = greedy.into_iter().zip(argmax.read()?).collect();
-        all.extend(sampled.into_iter().zip(drawn));
+        all.extend(sampled.into_iter().zip(drawn.read()?));
         all.sort_unstable_by_key(|&(i, _)| i);
         Ok(PendingTokens::from(all.into_iter().map(|(_, token)| token).collect::<Vec<_>>()))
     }

@@ -240,12 +240,12 @@ pub(crate) mod dropout {
 
 pub(crate) mod embedding {
     use super::linear::CudaLinear;
-    use super::topk::PendingArgmax;
+    use super::topk::PendingRowTokens;
     use super::{CudaIndices, CudaResult, CudaTensor};
 
     functions! {
         fn lookup(&CudaLinear, &CudaIndices) -> CudaResult<CudaTensor>;
-        fn lookup_pending(&CudaLinear, &PendingArgmax) -> CudaResult<CudaTensor>;
+        fn lookup_pending(&CudaLinear, &PendingRowTokens) -> CudaResult<CudaTensor>;
         fn select(&[&CudaTensor], &CudaIndices) -> CudaResult<CudaTensor>;
         fn concat(&[&CudaTensor]) -> CudaResult<CudaTensor>;
         fn scatter_add(&CudaTensor, &CudaIndices, &mut CudaTensor) -> CudaResult<()>;
@@ -408,14 +408,18 @@ pub(crate) mod topk {
     use super::args::CudaMixture;
     use super::linear::CudaLinear;
     use super::{CudaResult, CudaTensor};
+    use crate::params::TokenDraw;
 
-    uninhabited!(PendingArgmax);
+    uninhabited!(PendingRowTokens);
 
-    impl PendingArgmax {
-        functions! { fn launch(&CudaTensor, &CudaLinear) -> CudaResult<Self>; }
+    impl PendingRowTokens {
+        functions! {
+            fn launch(&CudaTensor, &CudaLinear) -> CudaResult<Self>;
+            fn sample(&CudaTensor, &CudaLinear, &[Option<TokenDraw>]) -> CudaResult<Self>;
+        }
     }
 
-    methods! { PendingArgmax: fn read() -> CudaResult<Vec<(u32, f32)>>; }
+    methods! { PendingRowTokens: fn read() -> CudaResult<Vec<(u32, f32)>>; }
 
     functions! {
         fn top_k_mixture(

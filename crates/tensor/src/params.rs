@@ -47,6 +47,45 @@ impl std::fmt::Display for Precision {
     }
 }
 
+/// A distribution over tokens: softmax(logits / temperature), cut to the fewest tokens whose
+/// probabilities sum to at least `top_p` (nucleus sampling), in descending order, the lower index
+/// first among equals.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenSampling {
+    temperature: f32,
+    top_p: f32,
+}
+
+impl TokenSampling {
+    /// The softmax itself: temperature 1, top-p 1.
+    pub const FULL_SOFTMAX: Self = Self { temperature: 1.0, top_p: 1.0 };
+
+    /// A temperature that is finite and above 0 and a top-p in `(0, 1]`; `None` otherwise.
+    pub fn new(temperature: f32, top_p: f32) -> Option<Self> {
+        let legal = temperature.is_finite() && temperature > 0.0 && top_p > 0.0 && top_p <= 1.0;
+        legal.then_some(Self { temperature, top_p })
+    }
+
+    /// Logits are divided by it.
+    pub fn temperature(self) -> f32 {
+        self.temperature
+    }
+
+    /// The probability mass of the tokens that are sampled from.
+    pub fn top_p(self) -> f32 {
+        self.top_p
+    }
+}
+
+/// How one row's token is sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenDraw {
+    /// Names the random number.
+    pub key: RngKey,
+    /// The distribution.
+    pub sampling: TokenSampling,
+}
+
 /// An activation function, fused into the linear map before it where it can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {

@@ -32,7 +32,7 @@ impl KernelCheck {
                 &w,
                 biased.then_some(&bias[..]),
             )?;
-            let got = topk::PendingArgmax::launch(
+            let got = topk::PendingRowTokens::launch(
                 &CudaTensor::from_host(&self.cuda, rows, inputs, &x)?,
                 &map,
             )?
@@ -85,8 +85,8 @@ impl KernelCheck {
             return Ok(());
         }
         let (kept, never) = (
-            topk::PendingArgmax::launch(&x, &kept)?.read()?,
-            topk::PendingArgmax::launch(&x, &never)?.read()?,
+            topk::PendingRowTokens::launch(&x, &kept)?.read()?,
+            topk::PendingRowTokens::launch(&x, &never)?.read()?,
         );
         let differ =
             kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();

@@ -163,7 +163,7 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
         let x = random(cuda, rows, width)?.cast(CudaDtype::Bf16)?;
         report_flops(
             &format!("fp8 greedy tokens {rows} x {width} -> {vocab}"),
-            time(cuda, || topk::PendingArgmax::launch(&x, &head)?.read())?,
+            time(cuda, || topk::PendingRowTokens::launch(&x, &head)?.read())?,
             2.0 * (rows * width * vocab) as f64,
         );
     }
@@ -404,12 +404,12 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
         );
         report_flops(
             &format!("likeliest {rows} x {width} -> {vocab}, bias"),
-            time(cuda, || topk::PendingArgmax::launch(&x, &head)?.read())?,
+            time(cuda, || topk::PendingRowTokens::launch(&x, &head)?.read())?,
             flops,
         );
         report_flops(
             &format!("likeliest {rows} x {width} -> {vocab}"),
-            time(cuda, || topk::PendingArgmax::launch(&x, &bare)?.read())?,
+            time(cuda, || topk::PendingRowTokens::launch(&x, &bare)?.read())?,
             flops,
         );
         report_flops(

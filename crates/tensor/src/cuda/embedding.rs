@@ -2,7 +2,7 @@
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::linear::CudaLinear;
-use super::topk::PendingArgmax;
+use super::topk::PendingRowTokens;
 use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
 /// The embeddings of tokens, as f32. A table is a linear map's weights, so that a tied head serves
@@ -23,7 +23,7 @@ pub(crate) fn lookup(table: &CudaLinear, tokens: &CudaIndices) -> Result<CudaTen
 /// The embeddings of argmax tokens that the host has not read yet, as f32.
 pub(crate) fn lookup_pending(
     table: &CudaLinear,
-    pending: &PendingArgmax,
+    pending: &PendingRowTokens,
 ) -> Result<CudaTensor, CudaError> {
     assert!(
         pending.outputs() <= table.outputs(),

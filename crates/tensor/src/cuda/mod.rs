@@ -49,6 +49,7 @@ pub(crate) mod readback;
 pub(crate) mod regression;
 pub(crate) mod residual;
 pub(crate) mod rows;
+pub(crate) mod sample;
 pub(crate) mod staging;
 pub(crate) mod stream;
 mod tiles;

@@ -66,6 +66,7 @@ pub(crate) const FP8_OPT_IN_SHARED: &[&str] = &[
 const PDL_KERNELS: &[&str] = &[
     "add_norm_",
     "argmax_",
+    "sample_rows",
     "attention_32",
     "attention_64",
     "attention_128",
@@ -191,6 +192,7 @@ const SOURCES: &[KernelSource] = &[
     ),
     source!("regression.cu", "smooth_l1_moments", "smooth_l1", "smooth_l1_losses", "gaussian_loss"),
     source!("rows.cu", "add_scaled", "scale_rows"),
+    source!("sample.cu", "sample_rows"),
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 

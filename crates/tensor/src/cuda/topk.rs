@@ -1,4 +1,4 @@
-//! Argmax and top-k of logits, which are reduced in the GEMM or chunk by chunk.
+//! Argmax, sampling and top-k of logits, which are reduced in the GEMM or chunk by chunk.
 
 use super::args::CudaMixture;
 use super::blas::{BlasEpilogue, GemmPointers, GemmShape};
@@ -7,7 +7,9 @@ use super::hopper_gemm;
 use super::linear::{CudaLinear, ROW_ALIGNMENT};
 use super::memory::DeviceBuffer;
 use super::readback::{Readback, ReadbackBuffer};
+use super::sample::{DeviceDraws, SAMPLE_THREADS};
 use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, fp8};
+use crate::params::TokenDraw;
 use crate::rng::{Site, site_word};
 
 /// Bytes of logits in memory at a time.
@@ -15,23 +17,51 @@ const CHUNK_BYTES: usize = 512 << 20;
 /// The most tokens of a mixture, as in topk.cu.
 pub(crate) const MAX_K: usize = 64;
 
-/// The argmax of `x W + b` for each row of x (rows, inputs), the lowest index among equals, and its
-/// log-probability: on the GPU, and being written to the host.
-///
-/// NaN never wins; a row of nothing but NaN gives 0.
+/// A token for each row of x (rows, inputs) and its log-probability: on the GPU, and being written
+/// to the host.
 #[derive(Debug)]
-pub(crate) struct PendingArgmax {
+pub(crate) struct PendingRowTokens {
     words: RowWords, // index << 32 | bits of the log-probability
     outputs: usize,
     readback: Readback<u64>,
 }
 
-impl PendingArgmax {
-    /// Queues the kernels.
+impl PendingRowTokens {
+    /// Queues the argmax of `x W + b` for each row, the lowest index among equals. NaN never wins;
+    /// a row of nothing but NaN gives 0.
     pub(crate) fn launch(x: &CudaTensor, map: &CudaLinear) -> Result<Self, CudaError> {
         let words = RowWords::new(x.cuda(), x.rows())?;
         let host = ReadbackBuffer::new(x.cuda(), x.rows())?;
         argmax_rows(x, map, &words, &host)?;
+        Ok(Self { words, outputs: map.outputs(), readback: host.submitted()? })
+    }
+
+    /// Queues a token from softmax(x W + b) for each row, sampled as its draw says; the argmax
+    /// where there is none.
+    pub(crate) fn sample(
+        x: &CudaTensor,
+        map: &CudaLinear,
+        draws: &[Option<TokenDraw>],
+    ) -> Result<Self, CudaError> {
+        let words = RowWords::new(x.cuda(), x.rows())?;
+        let host = ReadbackBuffer::new(x.cuda(), x.rows())?;
+        let draws = DeviceDraws::new(x.cuda(), draws)?;
+        let bias = map.padded_bias().map_or(0, DeviceBuffer::pointer);
+        for_logit_chunks(x, map, |chunk| {
+            let config = LaunchConfig::new(chunk.rows, SAMPLE_THREADS);
+            let arguments = kernel_args![
+                chunk.logits,
+                int(map.matrix().rows()),
+                int(map.outputs()),
+                bias,
+                draws.at(chunk.first),
+                words.at(chunk.first),
+                host.element_ptr(chunk.first)
+            ];
+            // SAFETY: logits are (rows, padded outputs), of which the outputs are read; there is a
+            // draw for each row, and a word on either side.
+            unsafe { x.cuda().launch("sample_rows", config, arguments) }
+        })?;
         Ok(Self { words, outputs: map.outputs(), readback: host.submitted()? })
     }
 

@@ -23,7 +23,7 @@ mod sample;
 mod tests;
 mod topk;
 
-pub use crate::params::{Activation, RowPerturbation, SiteSet};
+pub use crate::params::{Activation, RowPerturbation, SiteSet, TokenDraw, TokenSampling};
 pub use activation::{OutputDtype, activate, activate_backward, swiglu, swiglu_backward};
 pub use attention::{
     AttentionBackward, AttentionMetadata, AttentionSpans, KvGrads, KvLayer, KvLayerMut, KvStore,
@@ -51,7 +51,7 @@ pub use rows::{
     Indices, add, add_noise, add_scaled, concat, fill_zero, gather, lookup, scale, scale_rows,
     scatter_add, select,
 };
-pub use sample::{TokenDraw, TokenSampling, sample_tokens};
+pub use sample::sample_tokens;
 pub use topk::{
     PendingTokens, TokenLogprob, TopKMixture, argmax, greedy_tokens, top_k, top_k_mixture,
     top_tokens,

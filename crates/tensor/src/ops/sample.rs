@@ -1,75 +1,39 @@
 //! Token sampling: temperature, then top-p, then the inverse of the cumulative distribution at one
 //! random number.
 //!
-//! Sampling needs whole rows of logits. A GPU's are copied to the host some rows at a time, so that
-//! the same code samples on every device; the GEMM, nearly all of the work, stays where the weights
-//! are.
+//! A GPU samples in one kernel after the LM head (`cuda/sample.cu`): logits never reach the host.
+//! The random number is the same on every device; sums of probabilities are rounded differently, so
+//! a number that falls on the edge of a token's interval may choose its neighbour.
 
 use rayon::prelude::*;
 
-use super::topk::{LOGIT_ROWS, TokenLogprob};
+use super::topk::{LOGIT_ROWS, PendingTokens, TokenLogprob};
 use super::{Activation, Linear, OutputDtype, linear, select};
 use crate::cpu::isa::per_isa;
 use crate::cpu::math::exp;
 use crate::cpu::topk::RowMax;
-use crate::rng::{RngKey, Site};
+use crate::params::{TokenDraw, TokenSampling};
+use crate::rng::Site;
 use crate::{Device, DeviceError, Isa, Tensor};
 
-/// A distribution over tokens: softmax(logits / temperature), cut to the fewest tokens whose
-/// probabilities sum to at least `top_p` (nucleus sampling), in descending order, the lower index
-/// first among equals.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenSampling {
-    temperature: f32,
-    top_p: f32,
-}
-
 impl TokenSampling {
-    /// The softmax itself: temperature 1, top-p 1.
-    pub const FULL_SOFTMAX: Self = Self { temperature: 1.0, top_p: 1.0 };
-
-    /// A temperature that is finite and above 0 and a top-p in `(0, 1]`; `None` otherwise.
-    pub fn new(temperature: f32, top_p: f32) -> Option<Self> {
-        let legal = temperature.is_finite() && temperature > 0.0 && top_p > 0.0 && top_p <= 1.0;
-        legal.then_some(Self { temperature, top_p })
-    }
-
-    /// Logits are divided by it.
-    pub fn temperature(self) -> f32 {
-        self.temperature
-    }
-
-    /// The probability mass of the tokens that are sampled from.
-    pub fn top_p(self) -> f32 {
-        self.top_p
-    }
-
     /// The token whose interval of the cumulative distribution, in the order of tokens, contains
     /// `at` in `[0, 1)`. `None` if no logit is a number. `max` is the largest logit.
     fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
-        let (shift, scale) = (max, 1.0 / self.temperature);
+        let (shift, scale) = (max, 1.0 / self.temperature());
         let weights =
             per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
         let total = sum_f64(weights.iter().copied());
         if !total.is_finite() || total <= 0.0 {
             return None;
         }
-        if self.top_p >= 1.0 {
+        if self.top_p() >= 1.0 {
             return inverse_cdf((0..weights.len() as u32).zip(weights.iter().copied()), at * total);
         }
-        let kept = top_p_tokens(&weights, f64::from(self.top_p) * total);
+        let kept = top_p_tokens(&weights, f64::from(self.top_p()) * total);
         let kept = kept.iter().map(|&token| (token, weights[token as usize]));
         inverse_cdf(kept.clone(), at * sum_f64(kept.map(|(_, weight)| weight)))
     }
-}
-
-/// How one row's token is sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TokenDraw {
-    /// Names the random number.
-    pub key: RngKey,
-    /// The distribution.
-    pub sampling: TokenSampling,
 }
 
 /// A token for each row of x (rows, inputs), sampled from softmax(x W + b) as that row's draw says;
@@ -79,18 +43,27 @@ pub fn sample_tokens(
     device: &Device,
     x: &Tensor,
     head: &Linear,
-    rows: &[Option<TokenDraw>],
+    draws: &[Option<TokenDraw>],
 ) -> Result<Vec<TokenLogprob>, DeviceError> {
-    assert_eq!(x.rows(), rows.len(), "sample_tokens: {} rows, {} draws", x.rows(), rows.len());
-    let isa = device.isa().unwrap_or_else(Isa::detect);
+    PendingTokens::sampled(device, x, head, draws)?.read()
+}
+
+/// [`sample_tokens`] on a CPU.
+pub(super) fn sample_on_host(
+    device: &Device,
+    isa: Isa,
+    (x, head): (&Tensor, &Linear),
+    draws: &[Option<TokenDraw>],
+) -> Result<Vec<TokenLogprob>, DeviceError> {
     let mut tokens = Vec::with_capacity(x.rows());
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
-        let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
+        let x = select(device, [x], &chunk)?;
+        let mut logits = Tensor::default();
         linear(device, &x, head, Activation::None, OutputDtype::F32, &mut logits)?;
-        let logits = logits.to_host()?;
-        tokens
-            .par_extend(chunk.par_iter().map(|&r| sample_row(isa, logits.row(r - start), rows[r])));
+        tokens.par_extend(
+            chunk.par_iter().map(|&r| sample_row(isa, logits.row(r - start), draws[r])),
+        );
     }
     Ok(tokens)
 }

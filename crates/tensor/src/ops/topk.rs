@@ -2,9 +2,11 @@
 
 use rayon::prelude::*;
 
+use super::sample::sample_on_host;
 use super::{Activation, Linear, OutputDtype, PerturbedRows, linear, lookup, select};
 use crate::cpu::topk::{self, RowMax};
 use crate::device::Backend;
+use crate::params::TokenDraw;
 use crate::rng::Site;
 use crate::{Device, DeviceError, Isa, Tensor, cuda};
 
@@ -54,7 +56,7 @@ pub struct PendingTokens(PendingState);
 #[derive(Debug)]
 enum PendingState {
     Ready(Vec<TokenLogprob>),
-    Pending(cuda::topk::PendingArgmax),
+    Pending(cuda::topk::PendingRowTokens),
 }
 
 impl PendingTokens {
@@ -73,7 +75,27 @@ impl PendingTokens {
                 PendingState::Ready(topk::greedy_tokens(cpu.isa, x.data(), packed, bias))
             }
             Backend::Cuda(_) => {
-                PendingState::Pending(cuda::topk::PendingArgmax::launch(x.gpu(), map.gpu())?)
+                PendingState::Pending(cuda::topk::PendingRowTokens::launch(x.gpu(), map.gpu())?)
+            }
+        }))
+    }
+
+    /// Queues [`super::sample_tokens`].
+    pub fn sampled(
+        device: &Device,
+        x: &Tensor,
+        head: &Linear,
+        draws: &[Option<TokenDraw>],
+    ) -> Result<Self, DeviceError> {
+        let rows = x.rows();
+        assert_eq!(rows, draws.len(), "sample_tokens: {rows} rows, {} draws", draws.len());
+        Ok(Self(match device.backend() {
+            Backend::Cpu(cpu) => {
+                PendingState::Ready(sample_on_host(device, cpu.isa, (x, head), draws)?)
+            }
+            Backend::Cuda(_) => {
+                let pending = cuda::topk::PendingRowTokens::sample(x.gpu(), head.gpu(), draws)?;
+                PendingState::Pending(pending)
             }
         }))
     }

@@ -197,7 +197,7 @@ impl Fp8Checks<'_> {
             let (x, w) = (plain(rows * depth, 10), plain(vocab * depth, 11));
             let map = CudaLinear::from_output_major(self.cuda, depth, vocab, &w, None)?;
             let x_there = self.upload(rows, depth, &x)?.cast(CudaDtype::Bf16)?;
-            let got = topk::PendingArgmax::launch(&x_there, &map)?.read()?;
+            let got = topk::PendingRowTokens::launch(&x_there, &map)?.read()?;
             let picked: Vec<usize> = (0..rows).filter(|r| r % 29 == 0 || r + 1 == rows).collect();
             let logits = product(&x, &w, depth, &picked);
             let expected = |i: usize, _: usize| {

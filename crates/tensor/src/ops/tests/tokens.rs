@@ -132,6 +132,73 @@ fn sampled_tokens_follow_the_softmax() {
     }
 }
 
+/// What [`TokenSampling`] defines, by sorting, in f64.
+fn sampled_by_sorting(logits: &[f32], draw: TokenDraw) -> u32 {
+    let TokenDraw { key, sampling } = draw;
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let temperature = f64::from(sampling.temperature());
+    let weights: Vec<f64> =
+        logits.iter().map(|&x| ((f64::from(x) - largest) / temperature).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| weights[b].total_cmp(&weights[a]).then(a.cmp(&b)));
+    let mut mass = 0.0;
+    let reaches = |&token: &usize| {
+        mass += weights[token];
+        mass >= f64::from(sampling.top_p()) * total
+    };
+    let count = order.iter().position(reaches).map_or(order.len(), |last| last + 1);
+    let mut kept = order[..count].to_vec();
+    kept.sort_unstable();
+    let target = key.uniform(Site::Token) * kept.iter().map(|&token| weights[token]).sum::<f64>();
+    let mut so_far = 0.0;
+    let chosen = kept.iter().find(|&&token| {
+        so_far += weights[token];
+        so_far > target
+    });
+    *chosen.unwrap_or(&kept[count - 1]) as u32
+}
+
+/// Vocabularies of all sizes, distributions from peaked to flat (more candidates than a GPU's block
+/// holds), and tokens of equal logits, of which the top-p set may take some.
+#[test]
+fn sampled_tokens_are_those_of_a_sort() {
+    let (rows, inputs) = (96, 8);
+    for (outputs, loud) in [(5, 1.0), (97, 2.0), (5000, 12.0), (5001, 4.0), (40_000, 0.5)] {
+        let mut w: Vec<f32> = numbers(outputs * inputs, 41).into_iter().map(|x| x * loud).collect();
+        // Pairs of tokens with equal logits.
+        for pair in w.chunks_exact_mut(2 * inputs).step_by(3) {
+            pair.copy_within(..inputs, inputs);
+        }
+        let x = matrix(rows, inputs, 42);
+        let samplings = [(0.7, 0.95), (1.0, 1.0), (1.0, 0.5), (3.0, 0.9), (0.3, 0.999)];
+        let draws: Vec<_> = (0..rows)
+            .map(|r| {
+                let (temperature, top_p) = samplings[r % samplings.len()];
+                draw(r as u32, TokenSampling::new(temperature, top_p).unwrap())
+            })
+            .collect();
+        for device in devices() {
+            let map = Linear::from_output_major(&device, inputs, outputs, &w, None).unwrap();
+            let logits = run_linear(&device, &x, &map, Activation::None);
+            let tokens =
+                device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &draws)).unwrap();
+            let other = (0..rows)
+                .filter(|&r| {
+                    tokens[r].token != sampled_by_sorting(logits.row(r), draws[r].unwrap())
+                })
+                .count();
+            // Where the random number falls on the edge of a token's interval, rounding decides.
+            assert!(other <= 2, "{device:?} {outputs} x {loud}: {other} of {rows} rows differ");
+            for (r, token) in tokens.iter().enumerate() {
+                let expected = log_softmax(logits.row(r), token.token as usize);
+                let error = (token.logprob - expected).abs();
+                assert!(error < 1e-4, "{device:?} {outputs} row {r}: {token:?}, {expected}");
+            }
+        }
+    }
+}
+
 #[test]
 fn sampled_rows_are_batch_invariant_whatever_the_sampling_of_their_neighbours() {
     let (rows, inputs, outputs) = (150, 10, 90);
