@@ -306,6 +306,30 @@ fn letters_of_choices() {
     }
 }
 
+#[test]
+fn letters_beside_units_and_pronouns() {
+    let cases = [
+        ("\\boxed{(B) 3.2 J}", Some("B")),
+        ("\\boxed{\\text{(B) } 3.2 \\text{ J}}", Some("B")),
+        ("\\boxed{B. 20 °C}", Some("B")),
+        ("\\boxed{\\textbf{B}: 5 A}", Some("B")),
+        ("\\boxed{Option B}", Some("B")),
+        ("(D) it is, \\boxed{3.2 J}", Some("D")),
+        ("\\boxed{3.2\\text{ J}}", None),
+        ("Answer: I think it is (C).", Some("C")),
+        ("Answer: I think it is C.", Some("C")),
+        ("The answer is (D). My answer: I'm sure of it.", Some("D")),
+        ("Answer: I", Some("I")),
+        ("Answer: (I) iron", Some("I")),
+        ("The answer is I because iron rusts.", Some("I")),
+        ("Answer: A because", Some("A")),
+    ];
+    for (text, letter) in cases {
+        let answer = AnswerRule::Boxed.extract(AnswerKind::Choice, text);
+        assert_eq!(answer.as_ref().map(Answer::as_str), letter, "{text:?}");
+    }
+}
+
 /// `gold` as a model of the rule's family would write it.
 fn rendered(rule: AnswerRule, gold: f64) -> String {
     match rule {
