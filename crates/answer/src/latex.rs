@@ -222,9 +222,17 @@ fn grouped(text: &str) -> Option<f64> {
     python_float(&text.replace(',', ""))
 }
 
-/// Python's `isclose(x, y, abs_tol=1e-4)` for `y` the gold answer, a hundredth of it, or a hundred
-/// times it.
-pub(crate) fn close_or_percent(x: f64, gold: f64) -> bool {
-    let close = |y: f64| (x - y).abs() <= (1e-9 * x.abs().max(y.abs())).max(1e-4);
-    [gold / 100.0, gold, gold * 100.0].into_iter().any(close)
+/// Python's `isclose(x, gold, abs_tol=1e-4)`, or one number the other as a percentage.
+///
+/// The Qwen2.5-Math grader accepts a hundredth and a hundred times every gold answer, so 1800 is
+/// right for 18, and 0 for 1/128, whose hundredth is below the tolerance. Here a percentage needs a
+/// fraction below 1, or a gold answer with a percent sign, and its tolerance is relative as well.
+pub(crate) fn close_or_percent(x: f64, gold: f64, gold_is_percent: bool) -> bool {
+    let tolerance = |y: f64| (1e-9 * x.abs().max(y.abs())).max(1e-4);
+    let close = |y: f64| (x - y).abs() <= tolerance(y);
+    let close_scaled = |y: f64| (x - y).abs() <= tolerance(y).min(1e-3 * y.abs());
+    let up = x.abs() > gold.abs();
+    let fraction = x.abs().min(gold.abs());
+    let percent = if gold_is_percent { !up } else { fraction < 1.0 };
+    close(gold) || percent && close_scaled(if up { gold * 100.0 } else { gold / 100.0 })
 }

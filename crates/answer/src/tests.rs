@@ -150,6 +150,21 @@ fn latent_sft_compares_loosely() {
 }
 
 #[test]
+fn percentages_need_a_fraction_or_a_percent_sign() {
+    let is = |text: &str, gold| {
+        correct(AnswerRule::Boxed, AnswerKind::Number, &format!("\\boxed{{{text}}}"), gold)
+    };
+    assert!(!is("0", "1/128"), "a hundredth of the gold answer is below the tolerance");
+    assert!(!is("0", "\\frac{1}{128}"));
+    assert!(!is("1800", "18"));
+    assert!(!is("18", "1800"));
+    assert!(!is("1", "100"));
+    assert!(is("33.3333", "\\frac{1}{3}"));
+    assert!(is("1.5", "150\\%"));
+    assert!(!is("150", "1.5\\%"));
+}
+
+#[test]
 fn rot_tries_its_patterns_in_order() {
     expect(
         AnswerRule::Cascade,
