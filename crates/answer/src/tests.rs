@@ -251,6 +251,35 @@ fn formulas_are_found_where_each_family_puts_its_answer() {
 }
 
 #[test]
+fn notations_of_numbers_are_understood() {
+    let cases = [
+        ("2516_8", "2516_8"),
+        ("2516_{8}", "2516_8"),
+        ("1011_{12}", "1011_{12}"),
+        ("1{,}000", "1000"),
+        ("\u{2212}5", "-5"),
+        ("x^{2}", "x^2"),
+        ("x^{10}", "x^{10}"),
+        ("{5}", "5"),
+        ("\\{1,2\\}", "{1,2}"),
+        ("1\\frac{1}{2}", "1.5"),
+        ("-1\\frac12", "-1.5"),
+        ("1 1/2 inches", "1.5"),
+        ("2\\frac{5}{3}", "2\\frac{5}{3}"),
+        ("2\\times10^{5}", "200000"),
+        ("1.5 \u{d7} 10^{-3}", "0.0015"),
+        ("3 \\cdot 10^{12}", "3000000000000"),
+        ("10^6", "1000000"),
+        ("6:00 \\text{ AM}", "6:00am"),
+        ("6:00 p.m.", "6:00pm"),
+    ];
+    for (text, canonical) in cases {
+        let boxed = format!("\\boxed{{{text}}}");
+        assert_eq!(math(AnswerRule::Boxed, &boxed).as_deref(), Some(canonical), "{text}");
+    }
+}
+
+#[test]
 fn equivalent_formulas_match() {
     let same = [
         ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}{2})"),
@@ -285,9 +314,16 @@ fn equivalent_formulas_match() {
 
 #[test]
 fn different_formulas_do_not_match() {
-    for (text, gold) in
-        [("1,2", "12"), ("3 x", "3"), ("x", "y"), ("\\frac{1}{0}", "0"), ("p-q", "q-p")]
-    {
+    for (text, gold) in [
+        ("1,2", "12"),
+        ("3 x", "3"),
+        ("x", "y"),
+        ("\\frac{1}{0}", "0"),
+        ("p-q", "q-p"),
+        ("25168", "2516_8"),
+        ("2516_7", "2516_8"),
+        ("6:00\\text{ AM}", "6:00\\text{ PM}"),
+    ] {
         assert!(
             !correct(AnswerRule::Boxed, AnswerKind::Math, &format!("\\boxed{{{text}}}"), gold),
             "{text} {gold}"
