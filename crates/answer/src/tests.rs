@@ -61,6 +61,16 @@ fn python_floats() {
 }
 
 #[test]
+fn a_base_is_not_part_of_a_number() {
+    assert_eq!(parse_number("2516_8"), None);
+    assert_eq!(parse_number("1011_12 "), None);
+    assert_eq!(parse_number("1_000"), Some(1000.0));
+    assert_eq!(number(AnswerRule::Hash, "### 2516_8"), None);
+    assert_eq!(number(AnswerRule::AnswerColon, "Answer: 2516_8"), None);
+    assert!(!correct(AnswerRule::Hash, AnswerKind::Number, "### 25168", "2516_8"));
+}
+
+#[test]
 fn coconut_reads_after_the_last_hash() {
     expect(
         AnswerRule::Hash,
@@ -431,6 +441,13 @@ fn fragments() -> impl Strategy<Value = String> {
             "cm",
             "%",
             "^2",
+            "^{",
+            "{,}",
+            "\\times",
+            "10^",
+            "\u{2212}",
+            ":",
+            " p.m.",
         ])
         .prop_map(str::to_owned),
         any::<char>().prop_map(String::from),
@@ -441,8 +458,8 @@ fn fragments() -> impl Strategy<Value = String> {
 /// Strings of the characters and commands that normalisation rewrites.
 fn formulas() -> impl Strategy<Value = String> {
     prop_oneof![
-        "[-+0-9a-z (),./=^{}]{0,20}",
-        "(\\\\(frac|sqrt|text|left|right|pi|d?frac)|[{}0-9x ,.()]){0,12}",
+        "[-+0-9a-z (),./:=^_{}\u{2212}]{0,20}",
+        "(\\\\(frac|sqrt|text|left|right|pi|times|d?frac)|[ap]m|10\\^|[{}0-9x ,.()]){0,12}",
     ]
 }
 
