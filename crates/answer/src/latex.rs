@@ -10,12 +10,13 @@ use super::number::python_float;
 
 /// Rewrites, applied in this order. Row breaks come first, because the second half of `\\` would
 /// otherwise be read as the start of a command.
-const REWRITES: [(&str, &str); 32] = [
+const REWRITES: [(&str, &str); 34] = [
     ("\\\\", ";"),
     ("\n", " "),
     ("\u{2212}", "-"),
     ("\u{d7}", "\\times "),
     ("{,}", ","),
+    ("~", " "),
     ("\\!", ""),
     ("\\,", ""),
     ("\\;", ""),
@@ -42,6 +43,7 @@ const REWRITES: [(&str, &str); 32] = [
     ("%", ""),
     ("\\mathrm{", "\\text{"),
     ("\\mathbf{", "\\text{"),
+    ("\\textbf{", "\\text{"),
     ("\\mbox{", "\\text{"),
 ];
 
@@ -155,10 +157,18 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// `{5}` becomes `5`. A group with a comma stays, because it may be a set.
+/// `{5}` becomes `5`. A group with a comma stays, because it may be a set, and so does a text such
+/// as `{a}+{b}`, whose outer braces are not a pair.
 fn unbrace(text: &str) -> &str {
     let inside = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
-    inside.filter(|inside| !inside.contains(['{', '}', ','])).unwrap_or(text)
+    let is_group = |inside: &&str| {
+        let depths = inside.bytes().scan(0i64, |depth, byte| {
+            *depth += i64::from(byte == b'{') - i64::from(byte == b'}');
+            Some(*depth)
+        });
+        !inside.contains(',') && depths.min().unwrap_or(0) >= 0
+    };
+    inside.filter(is_group).unwrap_or(text)
 }
 
 /// `x^{2}` becomes `x^2` and `2516_{8}` becomes `2516_8`. Only a script of one character loses its
