@@ -10,9 +10,13 @@ use super::number::python_float;
 
 /// Rewrites, applied in this order. Row breaks come first, because the second half of `\\` would
 /// otherwise be read as the start of a command.
-const REWRITES: [(&str, &str); 29] = [
+const REWRITES: [(&str, &str); 34] = [
     ("\\\\", ";"),
     ("\n", " "),
+    ("\u{2212}", "-"),
+    ("\u{d7}", "\\times "),
+    ("{,}", ","),
+    ("~", " "),
     ("\\!", ""),
     ("\\,", ""),
     ("\\;", ""),
@@ -39,6 +43,7 @@ const REWRITES: [(&str, &str); 29] = [
     ("%", ""),
     ("\\mathrm{", "\\text{"),
     ("\\mathbf{", "\\text{"),
+    ("\\textbf{", "\\text{"),
     ("\\mbox{", "\\text{"),
 ];
 
@@ -93,9 +98,13 @@ fn normalise_once(text: &str) -> String {
         }
     }
     let text = unwrap_text(drop_text_unit(text.trim()));
-    let text = drop_subject(drop_word_unit(text.trim().trim_end_matches('.')));
+    let text = join_mixed(text.trim());
+    let text = match clock_time(&text) {
+        Some(time) => time,
+        None => drop_subject(drop_word_unit(text.trim_end_matches('.'))).to_owned(),
+    };
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let text = brace_fractions(&brace_roots(&text));
+    let text = brace_fractions(&brace_roots(&unbrace_scripts(unbrace(&text))));
     let is_word = text.len() > 1 && text.chars().all(char::is_alphabetic);
     if is_word { text.to_lowercase() } else { text }
 }
@@ -106,9 +115,80 @@ fn drop_text_unit(text: &str) -> &str {
     let body = powers.iter().find_map(|power| text.strip_suffix(power)).unwrap_or(text);
     let unit = body.strip_suffix('}').and_then(|body| body.rsplit_once("\\text{"));
     match unit {
-        Some((rest, unit)) if !rest.trim().is_empty() && !unit.contains('}') => rest.trim_end(),
+        Some((rest, unit))
+            if !rest.trim().is_empty() && !unit.contains('}') && half_of_day(unit).is_none() =>
+        {
+            rest.trim_end()
+        }
         _ => text,
     }
+}
+
+/// `am` or `pm` if `word` is one of the usual spellings: `PM`, `p.m.`, `P. M.`.
+fn half_of_day(word: &str) -> Option<&'static str> {
+    let letters: String = word.chars().filter(|c| !c.is_whitespace() && *c != '.').collect();
+    ["am", "pm"].into_iter().find(|half| letters.eq_ignore_ascii_case(half))
+}
+
+/// `6:00 P.M.` becomes `6:00pm`; `None` for anything but digits, colons and the half of the day.
+fn clock_time(text: &str) -> Option<String> {
+    let is_clock = |c: char| c.is_ascii_digit() || c == ':';
+    let half = text.trim_start_matches(is_clock);
+    let time = &text[..text.len() - half.len()];
+    let half = half_of_day(half).filter(|_| time.starts_with(|c: char| c.is_ascii_digit()))?;
+    Some(format!("{time}{half}"))
+}
+
+/// `1 1/2` and `1 \frac{1}{2}` become `1\frac{1}{2}`. Without this step, removing white space would
+/// turn the first into 11/2.
+fn join_mixed(text: &str) -> String {
+    let joined = || {
+        let (whole, rest) = text.split_once(char::is_whitespace)?;
+        let rest = rest.trim_start();
+        let (fraction, tail) = rest.split_at(rest.find(char::is_whitespace).unwrap_or(rest.len()));
+        let (a, b) = fraction.split_once('/')?;
+        let all_digits = [whole.strip_prefix('-').unwrap_or(whole), a, b].into_iter().all(digits);
+        all_digits.then(|| format!("{whole}\\frac{{{a}}}{{{b}}}{tail}"))
+    };
+    joined().unwrap_or_else(|| text.to_owned())
+}
+
+fn digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// `{5}` becomes `5`. A group with a comma stays, because it may be a set, and so does a text such
+/// as `{a}+{b}`, whose outer braces are not a pair.
+fn unbrace(text: &str) -> &str {
+    let inside = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
+    let is_group = |inside: &&str| {
+        let depths = inside.bytes().scan(0i64, |depth, byte| {
+            *depth += i64::from(byte == b'{') - i64::from(byte == b'}');
+            Some(*depth)
+        });
+        !inside.contains(',') && depths.min().unwrap_or(0) >= 0
+    };
+    inside.filter(is_group).unwrap_or(text)
+}
+
+/// `x^{2}` becomes `x^2` and `2516_{8}` becomes `2516_8`. Only a script of one character loses its
+/// braces: `x^{10}` and `x^10` are different formulas.
+fn unbrace_scripts(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['^', '_']) {
+        let (head, tail) = rest.split_at(at + 1);
+        plain.push_str(head);
+        rest = tail;
+        let mut chars = tail.strip_prefix('{').unwrap_or_default().chars();
+        if let (Some(script), Some('}')) = (chars.next(), chars.next())
+            && script.is_alphanumeric()
+        {
+            plain.push(script);
+            rest = chars.as_str();
+        }
+    }
+    plain + rest
 }
 
 /// `\text{Evelyn}` becomes `Evelyn`. A brace that closes no `\text` stays.
@@ -185,8 +265,8 @@ fn argument(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(first.len_utf8()))
 }
 
-/// The value of a normalised formula that is a number, `a/b` or `\frac{a}{b}`, with an optional
-/// minus.
+/// The value of a normalised formula that is a number, `a/b`, `\frac{a}{b}`, a mixed number or in
+/// scientific notation, with an optional minus.
 pub(crate) fn value(text: &str) -> Option<f64> {
     let (sign, body) = match text.strip_prefix('-') {
         Some(body) => (-1.0, body),
@@ -194,9 +274,36 @@ pub(crate) fn value(text: &str) -> Option<f64> {
     };
     let magnitude = match parts(body) {
         Some((a, b)) => grouped(a)? / grouped(b)?,
-        None => grouped(body)?,
+        None => mixed(body).or_else(|| scientific(body)).or_else(|| grouped(body))?,
     };
     Some(sign * magnitude).filter(|x| x.is_finite())
+}
+
+/// `1\frac{1}{2}` is 1.5. The fraction must be proper: `2\frac{5}{3}` may be a product.
+fn mixed(text: &str) -> Option<f64> {
+    let at = text.find("\\frac{").filter(|&at| digits(&text[..at]))?;
+    let (a, b) = parts(&text[at..]).filter(|(a, b)| digits(a) && digits(b))?;
+    let (a, b) = (grouped(a)?, grouped(b)?);
+    let whole = grouped(&text[..at])?;
+    // One division, so that the value is that of the decimal or of the improper fraction.
+    (a < b).then(|| (whole * b + a) / b)
+}
+
+/// `2\times10^5`, `2\cdot10^{-5}` and `10^5`.
+fn scientific(text: &str) -> Option<f64> {
+    let (head, exponent) = text.split_once("10^")?;
+    let mantissa = match head {
+        "" => "1",
+        _ => head.strip_suffix("\\times").or_else(|| head.strip_suffix("\\cdot"))?,
+    };
+    let braced = exponent.strip_prefix('{').and_then(|exponent| exponent.strip_suffix('}'));
+    let exponent = braced.unwrap_or(exponent);
+    let is_decimal = |text: &str| text.bytes().all(|b| b.is_ascii_digit() || b",.".contains(&b));
+    if !digits(exponent.strip_prefix('-').unwrap_or(exponent)) || !is_decimal(mantissa) {
+        return None;
+    }
+    grouped(mantissa)?;
+    python_float(&format!("{}e{exponent}", mantissa.replace(',', "")))
 }
 
 /// Numerator and denominator, if the whole text is one fraction.
@@ -208,8 +315,12 @@ fn parts(text: &str) -> Option<(&str, &str)> {
 }
 
 /// A number whose commas, if any, separate thousands. The grader drops every comma and so reads the
-/// list `1,2` as 12; this function does not.
+/// list `1,2` as 12; this function does not. Nor does it accept the underscores of Python's numbers,
+/// which mark a base in a formula: `2516_8`.
 fn grouped(text: &str) -> Option<f64> {
+    if text.contains('_') {
+        return None;
+    }
     let (first, rest) = text.split_once(',').map_or((text, None), |(a, b)| (a, Some(b)));
     if let Some(rest) = rest {
         let whole = rest.split_once('.').map_or(rest, |(whole, _)| whole);
@@ -222,9 +333,17 @@ fn grouped(text: &str) -> Option<f64> {
     python_float(&text.replace(',', ""))
 }
 
-/// Python's `isclose(x, y, abs_tol=1e-4)` for `y` the gold answer, a hundredth of it, or a hundred
-/// times it.
-pub(crate) fn close_or_percent(x: f64, gold: f64) -> bool {
-    let close = |y: f64| (x - y).abs() <= (1e-9 * x.abs().max(y.abs())).max(1e-4);
-    [gold / 100.0, gold, gold * 100.0].into_iter().any(close)
+/// Python's `isclose(x, gold, abs_tol=1e-4)`, or one number the other as a percentage.
+///
+/// The Qwen2.5-Math grader accepts a hundredth and a hundred times every gold answer, so 1800 is
+/// right for 18, and 0 for 1/128, whose hundredth is below the tolerance. Here a percentage needs a
+/// fraction below 1, or a gold answer with a percent sign, and its tolerance is relative as well.
+pub(crate) fn close_or_percent(x: f64, gold: f64, gold_is_percent: bool) -> bool {
+    let tolerance = |y: f64| (1e-9 * x.abs().max(y.abs())).max(1e-4);
+    let close = |y: f64| (x - y).abs() <= tolerance(y);
+    let close_scaled = |y: f64| (x - y).abs() <= tolerance(y).min(1e-3 * y.abs());
+    let up = x.abs() > gold.abs();
+    let fraction = x.abs().min(gold.abs());
+    let percent = if gold_is_percent { !up } else { fraction < 1.0 };
+    close(gold) || percent && close_scaled(if up { gold * 100.0 } else { gold / 100.0 })
 }

@@ -155,14 +155,16 @@ impl Answer {
     ///
     /// COCONUT, CODI and CoLaR compare floats exactly, RoT to within 1e-9. Latent-SFT, and every
     /// rule for formulas, compare like the Qwen2.5-Math grader without its symbolic step: numbers
-    /// and simple fractions may differ by 1e-4, and a gold answer divided or multiplied by 100
-    /// matches as well (percentages); other formulas must be equal as normalised strings.
+    /// and simple fractions may differ by 1e-4, and a fraction below 1 matches its percentage and
+    /// the reverse (0.5 and 50); a gold answer with a percent sign matches its hundredth, whatever
+    /// its size. Other formulas must be equal as normalised strings.
     pub fn matches(&self, gold: &str) -> bool {
         match &self.form {
             AnswerForm::Number { value, within } => number::parse_number(gold)
                 .is_some_and(|gold| *value == gold || (value - gold).abs() < *within),
             AnswerForm::Math(formula) => {
-                Formula::read(gold).is_some_and(|gold| formula.same(&gold))
+                let is_percent = gold.contains('%') || gold.contains("percent");
+                Formula::read(gold).is_some_and(|gold| formula.same(&gold, is_percent))
             }
             AnswerForm::Letter(letter) => gold.trim().chars().eq([*letter]),
         }
@@ -179,9 +181,11 @@ impl Formula {
         }
     }
 
-    fn same(&self, gold: &Formula) -> bool {
+    fn same(&self, gold: &Formula, gold_is_percent: bool) -> bool {
         match (self, gold) {
-            (Formula::Value(value), Formula::Value(gold)) => latex::close_or_percent(*value, *gold),
+            (Formula::Value(value), Formula::Value(gold)) => {
+                latex::close_or_percent(*value, *gold, gold_is_percent)
+            }
             (Formula::Text(text), Formula::Text(gold)) => text == gold,
             _ => false,
         }

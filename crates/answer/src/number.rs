@@ -15,8 +15,17 @@ pub(crate) fn python_float(text: &str) -> Option<f64> {
 }
 
 /// Python's `float(text.replace(",", "").strip())`, if it is finite.
+///
+/// Python reads `2516_8` as 25168. Here a number with a base is not parsed: it is a formula.
 pub fn parse_number(text: &str) -> Option<f64> {
-    python_float(text.replace(',', "").trim_matches(is_space))
+    float_without_base(text.replace(',', "").trim_matches(is_space))
+}
+
+/// [`python_float`], except that an underscore before the last one or two digits marks a base.
+pub(crate) fn float_without_base(text: &str) -> Option<f64> {
+    let subscript = text.trim().rsplit_once('_').map(|(_, subscript)| subscript);
+    let has_base = subscript.is_some_and(|subscript| subscript.len() <= 2);
+    if has_base { None } else { python_float(text) }
 }
 
 /// White space of Python's `str.strip` and `\s`: Unicode's, and the four ASCII separators, which

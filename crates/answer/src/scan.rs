@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::number::{is_space, parse_number, python_float};
+use super::number::{float_without_base, is_space, parse_number, python_float};
 
 /// The text after the last `mark`, if there is one.
 pub(crate) fn after_last<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
@@ -23,7 +23,7 @@ pub(crate) fn after_hash(text: &str) -> Option<f64> {
 /// CoLaR: `float(text.strip("#").split("Answer:")[-1])`. Commas are not removed and make the parse
 /// fail. As with [`after_hash`], a text without the marker has no answer.
 pub(crate) fn after_answer_colon(text: &str) -> Option<f64> {
-    python_float(after_last(text.trim_matches('#'), "Answer:")?)
+    float_without_base(after_last(text.trim_matches('#'), "Answer:")?)
 }
 
 /// CODI: the last of `re.findall(r"-?\d+\.?\d*", text.replace(",", ""))`.

@@ -61,6 +61,16 @@ fn python_floats() {
 }
 
 #[test]
+fn a_base_is_not_part_of_a_number() {
+    assert_eq!(parse_number("2516_8"), None);
+    assert_eq!(parse_number("1011_12 "), None);
+    assert_eq!(parse_number("1_000"), Some(1000.0));
+    assert_eq!(number(AnswerRule::Hash, "### 2516_8"), None);
+    assert_eq!(number(AnswerRule::AnswerColon, "Answer: 2516_8"), None);
+    assert!(!correct(AnswerRule::Hash, AnswerKind::Number, "### 25168", "2516_8"));
+}
+
+#[test]
 fn coconut_reads_after_the_last_hash() {
     expect(
         AnswerRule::Hash,
@@ -150,6 +160,21 @@ fn latent_sft_compares_loosely() {
 }
 
 #[test]
+fn percentages_need_a_fraction_or_a_percent_sign() {
+    let is = |text: &str, gold| {
+        correct(AnswerRule::Boxed, AnswerKind::Number, &format!("\\boxed{{{text}}}"), gold)
+    };
+    assert!(!is("0", "1/128"), "a hundredth of the gold answer is below the tolerance");
+    assert!(!is("0", "\\frac{1}{128}"));
+    assert!(!is("1800", "18"));
+    assert!(!is("18", "1800"));
+    assert!(!is("1", "100"));
+    assert!(is("33.3333", "\\frac{1}{3}"));
+    assert!(is("1.5", "150\\%"));
+    assert!(!is("150", "1.5\\%"));
+}
+
+#[test]
 fn rot_tries_its_patterns_in_order() {
     expect(
         AnswerRule::Cascade,
@@ -236,6 +261,35 @@ fn formulas_are_found_where_each_family_puts_its_answer() {
 }
 
 #[test]
+fn notations_of_numbers_are_understood() {
+    let cases = [
+        ("2516_8", "2516_8"),
+        ("2516_{8}", "2516_8"),
+        ("1011_{12}", "1011_{12}"),
+        ("1{,}000", "1000"),
+        ("\u{2212}5", "-5"),
+        ("x^{2}", "x^2"),
+        ("x^{10}", "x^{10}"),
+        ("{5}", "5"),
+        ("\\{1,2\\}", "{1,2}"),
+        ("1\\frac{1}{2}", "1.5"),
+        ("-1\\frac12", "-1.5"),
+        ("1 1/2 inches", "1.5"),
+        ("2\\frac{5}{3}", "2\\frac{5}{3}"),
+        ("2\\times10^{5}", "200000"),
+        ("1.5 \u{d7} 10^{-3}", "0.0015"),
+        ("3 \\cdot 10^{12}", "3000000000000"),
+        ("10^6", "1000000"),
+        ("6:00 \\text{ AM}", "6:00am"),
+        ("6:00 p.m.", "6:00pm"),
+    ];
+    for (text, canonical) in cases {
+        let boxed = format!("\\boxed{{{text}}}");
+        assert_eq!(math(AnswerRule::Boxed, &boxed).as_deref(), Some(canonical), "{text}");
+    }
+}
+
+#[test]
 fn equivalent_formulas_match() {
     let same = [
         ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}{2})"),
@@ -270,9 +324,16 @@ fn equivalent_formulas_match() {
 
 #[test]
 fn different_formulas_do_not_match() {
-    for (text, gold) in
-        [("1,2", "12"), ("3 x", "3"), ("x", "y"), ("\\frac{1}{0}", "0"), ("p-q", "q-p")]
-    {
+    for (text, gold) in [
+        ("1,2", "12"),
+        ("3 x", "3"),
+        ("x", "y"),
+        ("\\frac{1}{0}", "0"),
+        ("p-q", "q-p"),
+        ("25168", "2516_8"),
+        ("2516_7", "2516_8"),
+        ("6:00\\text{ AM}", "6:00\\text{ PM}"),
+    ] {
         assert!(
             !correct(AnswerRule::Boxed, AnswerKind::Math, &format!("\\boxed{{{text}}}"), gold),
             "{text} {gold}"
@@ -303,6 +364,30 @@ fn letters_of_choices() {
             assert_eq!(answer.as_ref().map(Answer::as_str), letter, "{text:?}");
             assert_eq!(answer.is_some_and(|answer| answer.matches("B")), letter == Some("B"));
         }
+    }
+}
+
+#[test]
+fn letters_beside_units_and_pronouns() {
+    let cases = [
+        ("\\boxed{(B) 3.2 J}", Some("B")),
+        ("\\boxed{\\text{(B) } 3.2 \\text{ J}}", Some("B")),
+        ("\\boxed{B. 20 °C}", Some("B")),
+        ("\\boxed{\\textbf{B}: 5 A}", Some("B")),
+        ("\\boxed{Option B}", Some("B")),
+        ("(D) it is, \\boxed{3.2 J}", Some("D")),
+        ("\\boxed{3.2\\text{ J}}", None),
+        ("Answer: I think it is (C).", Some("C")),
+        ("Answer: I think it is C.", Some("C")),
+        ("The answer is (D). My answer: I'm sure of it.", Some("D")),
+        ("Answer: I", Some("I")),
+        ("Answer: (I) iron", Some("I")),
+        ("The answer is I because iron rusts.", Some("I")),
+        ("Answer: A because", Some("A")),
+    ];
+    for (text, letter) in cases {
+        let answer = AnswerRule::Boxed.extract(AnswerKind::Choice, text);
+        assert_eq!(answer.as_ref().map(Answer::as_str), letter, "{text:?}");
     }
 }
 
@@ -356,6 +441,13 @@ fn fragments() -> impl Strategy<Value = String> {
             "cm",
             "%",
             "^2",
+            "^{",
+            "{,}",
+            "\\times",
+            "10^",
+            "\u{2212}",
+            ":",
+            " p.m.",
         ])
         .prop_map(str::to_owned),
         any::<char>().prop_map(String::from),
@@ -366,8 +458,8 @@ fn fragments() -> impl Strategy<Value = String> {
 /// Strings of the characters and commands that normalisation rewrites.
 fn formulas() -> impl Strategy<Value = String> {
     prop_oneof![
-        "[-+0-9a-z (),./=^{}]{0,20}",
-        "(\\\\(frac|sqrt|text|left|right|pi|d?frac)|[{}0-9x ,.()]){0,12}",
+        "[-+0-9a-z (),./:=^_{}\u{2212}]{0,20}",
+        "(\\\\(frac|sqrt|text|left|right|pi|times|d?frac)|[ap]m|10\\^|[{}0-9x ,.()]){0,12}",
     ]
 }
 
