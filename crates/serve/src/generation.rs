@@ -1,5 +1,5 @@
 //! The fields of a generation request become sampling parameters. What cannot be honoured is
-//! refused by its name; fields that are not known are accepted.
+//! refused by its name. Unknown fields of the body are accepted, unknown fields of `latent` are not.
 
 use std::num::NonZeroUsize;
 
@@ -26,6 +26,11 @@ pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("high", 32),
     ("xhigh", 64),
     ("max", 128),
+];
+/// Every field of `latent`; `timeout` is read with the deadline.
+const LATENT_FIELDS: [&str; 14] = [
+    "samples", "thoughts", "sampler", "p", "sigma", "rule", "adaptive", "beam", "seed", "timeout",
+    "lens", "gold", "map", "return",
 ];
 /// Stop sequences of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
@@ -87,6 +92,9 @@ impl Generation {
     ) -> Result<Self, ApiError> {
         refuse_unsupported(body)?;
         let latent = body.object("latent")?;
+        if let Some(latent) = latent {
+            latent.refuse_unknown(&LATENT_FIELDS)?;
+        }
         let method = &engine.reasoner().method;
         let (samples, choices) = read_samples(body, latent, max_samples)?;
         let is_clean =
@@ -348,6 +356,9 @@ fn read_vote(
         Some(_) => {
             let message = "beam is true, or an object of width and candidates";
             let beam = latent.object("beam").map_err(|_| latent.error("beam", message))?;
+            if let Some(beam) = beam {
+                beam.refuse_unknown(&["width", "candidates"])?;
+            }
             let size = |name| -> Result<Option<NonZeroUsize>, ApiError> {
                 let size = beam.map(|beam| beam.count(name, 1..=64)).transpose()?.flatten();
                 Ok(size.and_then(|size| NonZeroUsize::new(size as usize)))

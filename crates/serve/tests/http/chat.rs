@@ -272,6 +272,24 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     server.post(CHAT, &chat(QUESTION, more)).ok();
 }
 
+#[test]
+fn unknown_latent_fields_are_refused_with_the_closest_known_one() {
+    let server = TestServer::start();
+    for (latent, field, advice) in [
+        (json!({ "sampels": 3 }), "latent.sampels", "did you mean `latent.samples`?"),
+        (json!({ "samples": 2, "Rule": "majority" }), "latent.Rule", "`latent.rule`"),
+        (json!({ "beam": { "widht": 2 } }), "beam.widht", "`beam.width`"),
+        (json!({ "xyzzy": 1 }), "latent.xyzzy", "known fields: samples, thoughts, "),
+    ] {
+        let response = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent })));
+        assert_eq!(response.refused_field(), field);
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(advice), "{message}");
+    }
+    let long = json!({ "latent": { "x".repeat(10_000): 1 } });
+    assert!(server.post(CHAT, &chat(QUESTION, long)).text.len() < 1000);
+}
+
 fn engine_without_rewards() -> latent_tts::Engine {
     model().clone().without_reward_model().engine().unwrap().with_memory(64 << 20)
 }
