@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
@@ -27,7 +27,7 @@ pub(crate) async fn observe(
     let made = || HeaderValue::try_from(format!("req-{}", state.new_id()));
     let id = given.cloned().map_or_else(made, Ok).unwrap_or(HeaderValue::from_static("req"));
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let method = request.method().to_string();
+    let method = method_label(request.method());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     // Only known paths are labels: others would make as many metrics as clients make up.
     let path = path.unwrap_or_else(|| "unknown".to_owned());
@@ -35,12 +35,29 @@ pub(crate) async fn observe(
     let mut response = next.run(request).await;
     drop(in_flight);
     let status = response.status().as_u16();
-    state.metrics.count_http(&method, &path, status);
+    state.metrics.count_http(method, &path, status);
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     let id_text = id.to_str().unwrap_or_default();
     tracing::info!(request_id = id_text, method, path, status, milliseconds, "request");
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// The method as a metric label and a log field. A method is any token that the client chooses, of
+/// any length, so that unknown ones share one label.
+fn method_label(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "DELETE" => "DELETE",
+        "CONNECT" => "CONNECT",
+        "OPTIONS" => "OPTIONS",
+        "TRACE" => "TRACE",
+        "PATCH" => "PATCH",
+        _ => "other",
+    }
 }
 
 /// A request that is being handled; it may be dropped half-way when its client goes.
