@@ -48,6 +48,8 @@ pub(crate) struct Generation {
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
     pub(crate) inspection: Inspection,
+    /// How the request was read where the client may not expect it; `latent.notes` of the reply.
+    pub(crate) notes: Vec<String>,
 }
 
 /// How trajectories become choices.
@@ -132,6 +134,7 @@ impl Generation {
             stream: read_stream(body)?,
             returned: latent.map_or(Ok(Returned::DEFAULT), Returned::read)?,
             inspection,
+            notes: Vec::new(),
         })
     }
 

@@ -71,7 +71,7 @@ pub(crate) struct ReplyReader<'a> {
 impl ReplyReader<'_> {
     /// The choices of a reply, in their order.
     pub(crate) fn choices(&self, reply: &Reply) -> Vec<Choice> {
-        match self.generation.choices {
+        let mut choices = match self.generation.choices {
             Choices::Vote => vec![self.voted(reply)],
             Choices::Each => {
                 let each = |trajectory: &Trajectory| {
@@ -80,7 +80,13 @@ impl ReplyReader<'_> {
                 };
                 reply.trajectories.iter().map(each).collect()
             }
+        };
+        if !self.generation.notes.is_empty() {
+            for choice in &mut choices {
+                choice.latent["notes"] = json!(self.generation.notes);
+            }
         }
+        choices
     }
 
     /// The choice that the vote, or the beam search, makes. Where no trajectory has an answer there

@@ -19,7 +19,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::Generation;
 use crate::layers;
-use crate::prompts::{PromptText, token_ids};
+use crate::prompts::{ChatPrompt, PromptText, token_ids};
 use crate::response::{ApiKind, Envelope};
 use crate::state::{AppState, unix_seconds};
 use crate::stream;
@@ -103,8 +103,9 @@ async fn chat_completions(State(state): App, body: Body) -> Result<Response, Api
     body.unsupported("logprobs", |value| value.as_bool() == Some(false))?;
     let deadline = read_deadline(&state, body)?;
     let engine = state.scheduler.engine();
-    let generation = Generation::read(engine, body, state.options.max_samples)?;
-    let prompt = state.chat.prompt(engine.reasoner(), body)?;
+    let mut generation = Generation::read(engine, body, state.options.max_samples)?;
+    let ChatPrompt { prompt, notes } = state.chat.prompt(engine.reasoner(), body)?;
+    generation.notes = notes;
     if state.options.log_prompts {
         tracing::info!(prompt = prompt.text, "chat");
     }

@@ -80,6 +80,39 @@ fn a_client_seed_is_mixed_with_the_prompt_and_the_reply_names_the_result() {
 }
 
 #[test]
+fn the_last_user_message_is_the_question() {
+    let server = TestServer::start();
+    let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let ask = |messages: Value, more: Value| {
+        let mut body = chat("", more);
+        body["messages"] = messages;
+        server.post(CHAT, &body).ok()
+    };
+    let effort = json!({ "reasoning_effort": "minimal" });
+    let alone = ask(json!([message("user", SHORT)]), effort.clone());
+    assert!(alone["choices"][0]["latent"].get("notes").is_none());
+    let system = message("system", "You are a helpful assistant.");
+    let turns = json!([
+        system,
+        message("user", QUESTION),
+        message("assistant", "605"),
+        message("user", SHORT)
+    ]);
+    for (messages, count) in [(json!([system, message("user", SHORT)]), 1), (turns, 2)] {
+        let reply = ask(messages, effort.clone());
+        assert_eq!(reply["choices"][0]["message"], alone["choices"][0]["message"]);
+        assert_eq!(reply["usage"], alone["usage"]);
+        let notes = reply["choices"][0]["latent"]["notes"].as_array().unwrap();
+        assert_eq!(notes.len(), count);
+        assert!(notes[0].as_str().unwrap().starts_with("1 system message was ignored"));
+    }
+    let each = ask(json!([system, message("user", SHORT)]), json!({ "n": 2 }));
+    assert!(each["choices"][1]["latent"]["notes"][0].is_string());
+    let none = json!({ "messages": [system] });
+    assert_eq!(server.post(CHAT, &none).refused_field(), "messages");
+}
+
+#[test]
 fn several_choices_are_the_trajectories() {
     let server = TestServer::start();
     let body = chat(QUESTION, json!({ "n": 3, "latent": { "seed": 5 } }));
