@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::extract::{Path, State};
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
@@ -47,18 +47,37 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/ready", get(ready))
         .fallback(|| async { ApiError::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::check_host))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::observe))
         .with_state(state)
 }
 
 /// The JSON of a body that arrives in time and is not too large.
-async fn read_json(state: &AppState, body: Body) -> Result<Value, ApiError> {
-    let limit = state.options.max_body_bytes;
-    let read = tokio::time::timeout(state.options.io_timeout, to_bytes(body, limit));
-    let bytes = read.await.map_err(|_| ApiError::slow_body())?;
-    let bytes = bytes.map_err(|_| ApiError::body_too_large(limit))?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::body(format!("the body is no JSON: {error}")))
+struct JsonBody(Value);
+
+impl FromRequest<Arc<AppState>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
+        // Other types can be sent by a web page of another origin without asking first.
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        if !kind.and_then(|kind| kind.to_str().ok()).is_some_and(is_json) {
+            return Err(ApiError::not_json());
+        }
+        let limit = state.options.max_body_bytes;
+        let bytes = to_bytes(request.into_body(), limit);
+        let bytes = tokio::time::timeout(state.options.io_timeout, bytes).await;
+        let bytes = bytes.map_err(|_| ApiError::slow_body())?;
+        let bytes = bytes.map_err(|_| ApiError::body_too_large(limit))?;
+        let wrong = |error| ApiError::body(format!("the body is not valid JSON: {error}"));
+        serde_json::from_slice(&bytes).map(Self).map_err(wrong)
+    }
+}
+
+/// Whether a content type is `application/json` or a kind of it.
+fn is_json(kind: &str) -> bool {
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
 fn ok(body: &Value) -> Response {
@@ -96,8 +115,10 @@ fn envelope(state: &AppState, kind: ApiKind) -> Envelope {
     }
 }
 
-async fn chat_completions(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn chat_completions(
+    State(state): App,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     body.unsupported("logprobs", |value| value.as_bool() == Some(false))?;
@@ -117,8 +138,7 @@ async fn chat_completions(State(state): App, body: Body) -> Result<Response, Api
     respond(work, envelope(&state, ApiKind::Chat)).await
 }
 
-async fn completions(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn completions(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     let deadline = read_deadline(&state, body)?;
@@ -184,8 +204,7 @@ async fn log_likelihoods(
     Ok(ok(&envelope.scored(state.reasoner(), &scored, next)))
 }
 
-async fn tokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn tokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     let wrong = || body.error("prompt", "prompt is the text to be tokenized");
@@ -195,8 +214,7 @@ async fn tokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
     Ok(ok(&json!({ "tokens": tokens, "count": count, "max_model_len": context })))
 }
 
-async fn detokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn detokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     let wrong = || body.error("tokens", "tokens is a list of token ids");

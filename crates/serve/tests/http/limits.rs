@@ -11,6 +11,10 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// A head, and the beginning of the body it announces.
+const SLOW_HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\
+                         content-type: application/json\r\ncontent-length: 10\r\n\r\n{";
+
 /// A request that runs for long: many trajectories.
 fn long(samples: usize, seed: u64) -> Value {
     chat(QUESTION, json!({ "latent": { "samples": samples, "seed": seed } }))
@@ -87,6 +91,48 @@ fn a_key_is_asked_for() {
 }
 
 #[test]
+fn a_local_server_without_a_key_answers_for_its_own_hosts_only() {
+    let host = |server: &TestServer, path: &str, host: &str| {
+        server.send("GET", path, &[&format!("host: {host}")], "")
+    };
+    let allowed_hosts = vec!["models.example.com".to_owned()];
+    let server = TestServer::with(ServeOptions { allowed_hosts, ..Default::default() });
+    let port = server.address.port();
+    for own in ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:9", "Models.example.com:8443"] {
+        assert_eq!(host(&server, "/v1/models", own).status, 200, "{own}");
+    }
+    assert_eq!(host(&server, "/v1/models", &format!("127.0.0.1:{port}")).status, 200);
+    for other in ["evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", ""] {
+        for path in ["/", "/v1/models", "/health", "/nowhere"] {
+            let refused = host(&server, path, other);
+            assert_eq!(refused.status, 403, "{other} {path}");
+            assert_eq!(refused.json()["error"]["code"], "host_not_allowed");
+        }
+    }
+    assert_eq!(server.get("http://evil.example/v1/models").status, 403);
+    assert_eq!(server.get("http://localhost/v1/models").status, 200);
+
+    let options = ServeOptions { api_key: Some("secret".into()), ..Default::default() };
+    assert_eq!(host(&TestServer::with(options), "/health", "any.example").status, 200);
+}
+
+#[test]
+fn bodies_have_a_json_content_type() {
+    let server = TestServer::start();
+    let body = chat(SHORT, json!({})).to_string();
+    let send = |kind: &str| server.send("POST", CHAT, &[kind], &body);
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""] {
+        let refused = send(&format!("content-type: {kind}"));
+        assert_eq!(refused.status, 415, "{kind}");
+        assert!(refused.json()["error"]["message"].is_string());
+    }
+    assert_eq!(server.send("POST", "/tokenize", &[], "").status, 415);
+    for kind in ["application/json", "Application/JSON; charset=utf-8", "application/x+json"] {
+        assert_eq!(send(&format!("content-type: {kind}")).status, 200, "{kind}");
+    }
+}
+
+#[test]
 fn request_ids_go_in_and_out() {
     let server = TestServer::start();
     let given = server.send("GET", "/health", &["x-request-id: mine-1"], "");
@@ -113,7 +159,7 @@ fn bodies_heads_and_slow_clients_are_bounded() {
     assert_eq!(server.send("GET", "/health", &headers, "").status, 431);
 
     let mut slow = TcpStream::connect(server.address).unwrap();
-    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 10\r\n\r\n{").unwrap();
+    slow.write_all(SLOW_HEAD.as_bytes()).unwrap();
     assert_eq!(Response::read(slow).status, 408);
     let mut silent = TcpStream::connect(server.address).unwrap();
     silent.write_all(b"GET /health HT").unwrap();
