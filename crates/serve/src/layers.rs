@@ -129,10 +129,16 @@ pub(crate) async fn authorize(
 ) -> Response {
     let Some(key) = &state.options.api_key else { return next.run(request).await };
     let given = request.headers().get(header::AUTHORIZATION);
-    let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let given = given.and_then(|value| bearer_token(value.as_bytes()));
     // In constant time: how long a wrong key takes to be refused says nothing about the right one.
     let is_right = given.is_some_and(|given| given.ct_eq(key.as_bytes()).into());
     if is_right { next.run(request).await } else { ApiError::unauthorized().into_response() }
+}
+
+/// The credentials of the scheme `Bearer`, whose case does not matter (RFC 9110).
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(b"bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())
 }
 
 #[cfg(test)]

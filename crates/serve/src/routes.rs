@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::to_bytes;
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use engine::Perturbation;
+use futures_util::StreamExt;
 use latent_tts::Aggregator;
 use serde_json::{Value, json};
 
@@ -27,6 +29,7 @@ use crate::web_ui;
 use crate::work::{Deadline, RunningRequest, score_all};
 
 type App = State<Arc<AppState>>;
+type PathText = Result<Path<String>, PathRejection>;
 
 /// All paths with the layers around them.
 pub(crate) fn router(state: Arc<AppState>) -> Router {
@@ -65,13 +68,33 @@ impl FromRequest<Arc<AppState>> for JsonBody {
             return Err(ApiError::not_json());
         }
         let limit = state.options.max_body_bytes;
-        let bytes = to_bytes(request.into_body(), limit);
+        let bytes = read_bytes(request.into_body(), limit);
         let bytes = tokio::time::timeout(state.options.io_timeout, bytes).await;
-        let bytes = bytes.map_err(|_| ApiError::slow_body())?;
-        let bytes = bytes.map_err(|_| ApiError::body_too_large(limit))?;
+        let bytes = bytes.map_err(|_| ApiError::slow_body())??;
         let wrong = |error| ApiError::body(format!("the body is not valid JSON: {error}"));
         serde_json::from_slice(&bytes).map(Self).map_err(wrong)
     }
+}
+
+/// The bytes of a body, at most `limit`.
+async fn read_bytes(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let (mut chunks, mut bytes) = (body.into_data_stream(), Vec::new());
+    while let Some(chunk) = chunks.next().await {
+        // The client broke off, or its chunks are malformed.
+        let wrong = |error| ApiError::body(format!("the body cannot be read: {error}"));
+        let chunk = chunk.map_err(wrong)?;
+        if chunk.len() > limit - bytes.len() {
+            return Err(ApiError::body_too_large(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// A path parameter as text; 400 for one that is not UTF-8.
+fn path_text(text: PathText) -> Result<String, ApiError> {
+    let Path(text) = text.map_err(|error| ApiError::body(error.body_text()))?;
+    Ok(text)
 }
 
 /// Whether a content type is `application/json` or a kind of it.
@@ -274,7 +297,8 @@ async fn runs(State(state): App) -> Response {
     ok(&list.unwrap_or_else(|| json!([])))
 }
 
-async fn run(State(state): App, Path(name): Path<String>) -> Result<Response, ApiError> {
+async fn run(State(state): App, name: PathText) -> Result<Response, ApiError> {
+    let name = path_text(name)?;
     let none = || ApiError::not_found(format!("no run `{name}`; /runs lists them"));
     let page = state.runs.as_ref().ok_or_else(none)?.page(&name).await.ok_or_else(none)?;
     let page = page.map_err(|error| ApiError::internal(error.to_string()))?;
@@ -285,7 +309,8 @@ async fn models(State(state): App) -> Response {
     ok(&json!({ "object": "list", "data": [model_json(&state)] }))
 }
 
-async fn model(State(state): App, Path(id): Path<String>) -> Result<Response, ApiError> {
+async fn model(State(state): App, id: PathText) -> Result<Response, ApiError> {
+    let id = path_text(id)?;
     if id != state.options.model_name {
         return Err(ApiError::unknown_model(format!("no model `{id}`")));
     }

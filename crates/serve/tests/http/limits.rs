@@ -86,8 +86,11 @@ fn a_key_is_asked_for() {
     assert_eq!(server.get("/v1/models").status, 401);
     assert_eq!(server.get("/metrics").status, 401);
     assert_eq!(server.get("/health").status, 200);
-    let headers = ["authorization: Bearer secret"];
-    assert_eq!(server.send("POST", CHAT, &headers, &body).status, 200);
+    for scheme in ["Bearer", "bearer", "BEARER", "Bearer "] {
+        let header = format!("authorization: {scheme} secret");
+        assert_eq!(server.send("POST", CHAT, &[&header], &body).status, 200, "{scheme}");
+    }
+    assert_eq!(server.send("POST", CHAT, &["authorization: Basic secret"], &body).status, 401);
 }
 
 #[test]
@@ -167,6 +170,23 @@ fn bodies_heads_and_slow_clients_are_bounded() {
     let (start, mut rest) = (Instant::now(), Vec::new());
     let _ = silent.read_to_end(&mut rest);
     assert!(start.elapsed() < Duration::from_secs(30), "the connection was kept");
+}
+
+#[test]
+fn malformed_chunks_and_paths_are_bad_requests() {
+    let server = TestServer::start();
+    for chunk in ["zz\r\n{}\r\n0\r\n\r\n", "2\r\n{}xx0\r\n\r\n"] {
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             connection: close\r\ntransfer-encoding: chunked\r\n\r\n{chunk}"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        assert_eq!(Response::read(stream).refused_field(), "");
+    }
+    for path in ["/v1/models/%FF", "/runs/%ff%fe"] {
+        assert_eq!(server.get(path).refused_field(), "");
+    }
 }
 
 #[test]
