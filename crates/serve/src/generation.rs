@@ -9,7 +9,7 @@ use engine::{
     SamplingParams, TokenSampling,
 };
 use latent_tts::aggregate::Confidence;
-use latent_tts::{Aggregator, Probability, SamplingOptions};
+use latent_tts::{Aggregator, AnswerRule, Probability, SamplingOptions};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -48,6 +48,8 @@ pub(crate) struct Generation {
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
     pub(crate) inspection: Inspection,
+    /// Removes the family's answer marker from returned texts; of chats.
+    pub(crate) marker: Option<AnswerRule>,
     /// How the request was read where the client may not expect it; `latent.notes` of the reply.
     pub(crate) notes: Vec<String>,
 }
@@ -134,6 +136,7 @@ impl Generation {
             stream: read_stream(body)?,
             returned: latent.map_or(Ok(Returned::DEFAULT), Returned::read)?,
             inspection,
+            marker: None,
             notes: Vec::new(),
         })
     }

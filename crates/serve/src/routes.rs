@@ -12,7 +12,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use engine::Perturbation;
+use engine::{Family, Perturbation};
 use futures_util::StreamExt;
 use latent_tts::Aggregator;
 use serde_json::{Value, json};
@@ -150,6 +150,9 @@ async fn chat_completions(
     let mut generation = Generation::read(engine, body, state.options.max_samples)?;
     let ChatPrompt { prompt, notes } = state.chat.prompt(engine.reasoner(), body)?;
     generation.notes = notes;
+    let method = &engine.reasoner().method;
+    // A plain language model writes free text, in which `#` may be a heading.
+    generation.marker = (method.family != Family::COT).then_some(method.answer_rule);
     if state.options.log_prompts {
         tracing::info!(prompt = prompt.text, "chat");
     }

@@ -16,7 +16,9 @@ fn a_plain_chat_is_the_clean_run() {
     let greedy = solve(QUESTION, 1, 0).greedy.unwrap();
     for more in [json!({}), json!({ "temperature": 0, "seed": 1234, "reasoning_effort": "none" })] {
         let reply = server.post(CHAT, &chat(QUESTION, more)).ok();
-        assert_eq!(content(&reply), greedy.text);
+        assert_eq!(content(&reply), "605", "without the marker ###");
+        assert_eq!(reply["choices"][0]["latent"]["raw_text"], greedy.text);
+        assert_eq!(content(&reply), without_marker(&greedy.text));
         assert_eq!(reply["object"], "chat.completion");
         assert_eq!(reply["model"], "embedded");
         let choice = &reply["choices"][0];
@@ -38,7 +40,7 @@ fn a_vote_is_what_solve_says_for_the_seed() {
             "return": ["votes", "rewards", "trajectories", "thoughts"] });
         let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
         let expected = solve(QUESTION, samples, seed);
-        assert_eq!(content(&reply), chosen_text(&expected));
+        assert_eq!(content(&reply), without_marker(chosen_text(&expected)));
         let latent = &reply["choices"][0]["latent"];
         assert_eq!(latent["seed"], seed);
         assert_eq!(latent["answer"].as_str(), expected.answer());
@@ -71,7 +73,7 @@ fn a_client_seed_is_mixed_with_the_prompt_and_the_reply_names_the_result() {
         let reply = server.post(CHAT, &body).ok();
         let engine_seed = reply["choices"][0]["latent"]["seed"].as_u64().unwrap();
         let expected = solve(question, 4, engine_seed);
-        assert_eq!(content(&reply), chosen_text(&expected));
+        assert_eq!(content(&reply), without_marker(chosen_text(&expected)));
         engine_seed
     };
     let seeds = [ask(QUESTION, 1234), ask(SHORT, 1234), ask(QUESTION, 1235)];
@@ -122,7 +124,9 @@ fn several_choices_are_the_trajectories() {
     assert_eq!(choices.len(), 3);
     for (i, choice) in choices.iter().enumerate() {
         assert_eq!(choice["index"], i);
-        assert_eq!(choice["message"]["content"], expected.trajectories[i].text);
+        let text = &expected.trajectories[i].text;
+        assert_eq!(choice["message"]["content"], without_marker(text));
+        assert_eq!(choice["latent"]["raw_text"], *text);
     }
 }
 
@@ -170,7 +174,8 @@ fn settings_reach_the_engine() {
         beam: Some(size),
         ..base
     };
-    assert_eq!(content(&reply), solve_with(QUESTION, searched).beam.unwrap().best.text);
+    let best = solve_with(QUESTION, searched).beam.unwrap().best;
+    assert_eq!(content(&reply), without_marker(&best.text));
 
     let latent = json!({ "samples": 64, "seed": 0, "adaptive": true });
     let reply = server.post(CHAT, &chat(SHORT, json!({ "latent": latent }))).ok();
@@ -226,7 +231,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
         .collect();
-    assert_eq!(text, chosen_text(&expected));
+    assert_eq!(text, without_marker(chosen_text(&expected)));
     let usage = chunks.last().unwrap();
     assert_eq!(usage["choices"], json!([]));
     assert!(usage["usage"]["completion_tokens"].as_u64().unwrap() > 16);

@@ -241,6 +241,11 @@ pub fn solve_with(question: &str, params: SamplingParams) -> Reply {
     engine().solve(&Request::new(question, params)).unwrap()
 }
 
+/// A text as a chat returns it: without the marker that the embedded model writes first.
+pub fn without_marker(text: &str) -> &str {
+    text.trim_start_matches('#').trim()
+}
+
 /// The text that the vote chose.
 pub fn chosen_text(reply: &Reply) -> &str {
     &reply.trajectories[reply.chosen.unwrap()].text
