@@ -1,5 +1,5 @@
 //! The fields of a generation request become sampling parameters. What cannot be honoured is
-//! refused by its name. Unknown fields of the body are accepted, unknown fields of `latent` are not.
+//! refused by its name. Unknown fields of the body are accepted; those of `latent` are refused.
 
 use std::num::NonZeroUsize;
 

@@ -46,8 +46,9 @@ pub struct ServeOptions {
     pub model_name: String,
     /// The key that requests must carry.
     pub api_key: Option<String>,
-    /// Host names that requests may be addressed to, beside the loopback ones. Empty: any host where
-    /// the server has an API key or listens beyond the loopback interface, else loopback hosts only.
+    /// Host names that requests may be addressed to, beside the loopback ones. Empty: any host
+    /// where the server has an API key or listens beyond the loopback interface, else loopback
+    /// hosts only.
     pub allowed_hosts: Vec<String>,
     /// Trajectories of all waiting requests at most.
     pub max_waiting_rows: usize,

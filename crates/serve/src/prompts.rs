@@ -1,8 +1,9 @@
 //! Chat messages and completion prompts become the prompts of the model.
 //!
 //! A latent reasoner was trained on single questions in its family's own prompt template, so the
-//! last user message is the question, and the reply notes which other messages were ignored. The chat template of the tokenizer's configuration is used
-//! where the model is a plain language model (`cot`), or where the caller names one.
+//! last user message is the question, and the reply notes which other messages were ignored. The
+//! chat template of the tokenizer's configuration is used where the model is a plain language model
+//! (`cot`), or where the caller names one.
 
 use engine::{Family, Prompt, Reasoner};
 use minijinja::{Environment, Error, ErrorKind};
