@@ -315,8 +315,8 @@ fn parts(text: &str) -> Option<(&str, &str)> {
 }
 
 /// A number whose commas, if any, separate thousands. The grader drops every comma and so reads the
-/// list `1,2` as 12; this function does not. Nor does it accept the underscores of Python's numbers,
-/// which mark a base in a formula: `2516_8`.
+/// list `1,2` as 12; this function does not. Nor does it accept the underscores of Python's
+/// numbers, which mark a base in a formula: `2516_8`.
 fn grouped(text: &str) -> Option<f64> {
     if text.contains('_') {
         return None;

@@ -22,7 +22,10 @@ fn latent_tts() -> Command {
 fn open(address: &str, method: &str, path: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         content-type: application/json\r\n"
+    );
     let text = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
     stream.write_all(text.as_bytes()).unwrap();
     stream

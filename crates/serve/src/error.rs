@@ -60,6 +60,19 @@ impl ApiError {
         Self { code, ..Self::new(StatusCode::UNAUTHORIZED, message) }
     }
 
+    /// 403: the request names a host that this server does not answer for.
+    pub(crate) fn host_not_allowed() -> Self {
+        let message = "this host name is not allowed; use localhost, set an API key, or start the \
+                       server with --allowed-hosts";
+        let code = Some("host_not_allowed");
+        Self { code, ..Self::new(StatusCode::FORBIDDEN, message) }
+    }
+
+    pub(crate) fn not_json() -> Self {
+        let message = "the body must be JSON; send the header `Content-Type: application/json`";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+    }
+
     pub(crate) fn method_not_allowed() -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take that method")
     }

@@ -8,6 +8,11 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
+/// Characters of an unknown field's name that an error repeats.
+const MAX_SHOWN_NAME: usize = 64;
+/// Jaro-Winkler similarity from which a known field is suggested for an unknown one.
+const MIN_SIMILARITY: f64 = 0.7;
+
 /// The fields of an object at a path.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
@@ -83,6 +88,25 @@ impl<'a> Fields<'a> {
     ) -> Result<Option<f64>, ApiError> {
         let what = format!("a number from {} to {}", range.start(), range.end());
         self.read(name, &what, |value| value.as_f64().filter(|number| range.contains(number)))
+    }
+
+    /// Refuses every field that is not in `known`, and names the closest one that is.
+    pub(crate) fn refuse_unknown(&self, known: &[&str]) -> Result<(), ApiError> {
+        let Some(name) = self.map.keys().find(|name| !known.contains(&name.as_str())) else {
+            return Ok(());
+        };
+        // Client text: long names are neither compared nor repeated in full.
+        let shown: String = name.chars().take(MAX_SHOWN_NAME).collect();
+        let scored = known.iter().map(|known| (strsim::jaro_winkler(known, &shown), known));
+        let closest = scored.max_by(|a, b| a.0.total_cmp(&b.0));
+        let advice = match closest {
+            Some((score, closest)) if score >= MIN_SIMILARITY => {
+                format!("did you mean `{}`?", self.name(closest))
+            }
+            _ => format!("known fields: {}", known.join(", ")),
+        };
+        let shown = self.name(&shown);
+        Err(ApiError::field(&shown, format!("unknown field `{shown}`; {advice}")))
     }
 
     /// Refuses a field that is given and does not have one of the values that change nothing.

@@ -1,5 +1,5 @@
 //! The fields of a generation request become sampling parameters. What cannot be honoured is
-//! refused by its name; fields that are not known are accepted.
+//! refused by its name. Unknown fields of the body are accepted; those of `latent` are refused.
 
 use std::num::NonZeroUsize;
 
@@ -9,7 +9,7 @@ use engine::{
     SamplingParams, TokenSampling,
 };
 use latent_tts::aggregate::Confidence;
-use latent_tts::{Aggregator, Probability, SamplingOptions};
+use latent_tts::{Aggregator, AnswerRule, Probability, SamplingOptions};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -27,6 +27,11 @@ pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("xhigh", 64),
     ("max", 128),
 ];
+/// Every field of `latent`; `timeout` is read with the deadline.
+const LATENT_FIELDS: [&str; 14] = [
+    "samples", "thoughts", "sampler", "p", "sigma", "rule", "adaptive", "beam", "seed", "timeout",
+    "lens", "gold", "map", "return",
+];
 /// Stop sequences of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
@@ -43,6 +48,10 @@ pub(crate) struct Generation {
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
     pub(crate) inspection: Inspection,
+    /// Removes the family's answer marker from returned texts; of chats.
+    pub(crate) marker: Option<AnswerRule>,
+    /// How the request was read where the client may not expect it; `latent.notes` of the reply.
+    pub(crate) notes: Vec<String>,
 }
 
 /// How trajectories become choices.
@@ -87,6 +96,9 @@ impl Generation {
     ) -> Result<Self, ApiError> {
         refuse_unsupported(body)?;
         let latent = body.object("latent")?;
+        if let Some(latent) = latent {
+            latent.refuse_unknown(&LATENT_FIELDS)?;
+        }
         let method = &engine.reasoner().method;
         let (samples, choices) = read_samples(body, latent, max_samples)?;
         let is_clean =
@@ -124,6 +136,8 @@ impl Generation {
             stream: read_stream(body)?,
             returned: latent.map_or(Ok(Returned::DEFAULT), Returned::read)?,
             inspection,
+            marker: None,
+            notes: Vec::new(),
         })
     }
 
@@ -348,6 +362,9 @@ fn read_vote(
         Some(_) => {
             let message = "beam is true, or an object of width and candidates";
             let beam = latent.object("beam").map_err(|_| latent.error("beam", message))?;
+            if let Some(beam) = beam {
+                beam.refuse_unknown(&["width", "candidates"])?;
+            }
             let size = |name| -> Result<Option<NonZeroUsize>, ApiError> {
                 let size = beam.map(|beam| beam.count(name, 1..=64)).transpose()?.flatten();
                 Ok(size.and_then(|size| NonZeroUsize::new(size as usize)))

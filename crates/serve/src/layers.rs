@@ -1,10 +1,11 @@
-//! Around every request: its id, its log line, its metrics, and the API key.
+//! Around every request: its id, its log line, its metrics, its host name, and the API key.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
@@ -27,7 +28,7 @@ pub(crate) async fn observe(
     let made = || HeaderValue::try_from(format!("req-{}", state.new_id()));
     let id = given.cloned().map_or_else(made, Ok).unwrap_or(HeaderValue::from_static("req"));
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let method = request.method().to_string();
+    let method = method_label(request.method());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     // Only known paths are labels: others would make as many metrics as clients make up.
     let path = path.unwrap_or_else(|| "unknown".to_owned());
@@ -35,12 +36,29 @@ pub(crate) async fn observe(
     let mut response = next.run(request).await;
     drop(in_flight);
     let status = response.status().as_u16();
-    state.metrics.count_http(&method, &path, status);
+    state.metrics.count_http(method, &path, status);
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     let id_text = id.to_str().unwrap_or_default();
     tracing::info!(request_id = id_text, method, path, status, milliseconds, "request");
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// The method as a metric label and a log field. A method is any token that the client chooses, of
+/// any length, so that unknown ones share one label.
+fn method_label(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "DELETE" => "DELETE",
+        "CONNECT" => "CONNECT",
+        "OPTIONS" => "OPTIONS",
+        "TRACE" => "TRACE",
+        "PATCH" => "PATCH",
+        _ => "other",
+    }
 }
 
 /// A request that is being handled; it may be dropped half-way when its client goes.
@@ -59,6 +77,50 @@ impl Drop for InFlight<'_> {
     }
 }
 
+/// Refuses requests to host names that are not this server's. Without that check a web page could
+/// point its own host name at 127.0.0.1 (DNS rebinding) and read a server that has no API key.
+pub(crate) async fn check_host(
+    State(state): State<Arc<AppState>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let options = &state.options;
+    let is_local = options.address.ip().to_canonical().is_loopback() && options.api_key.is_none();
+    if !is_local && options.allowed_hosts.is_empty() {
+        return next.run(request).await;
+    }
+    let is_allowed = |host: &str| {
+        let name = host_name(host);
+        let same = |allowed: &String| host_name(allowed).eq_ignore_ascii_case(name);
+        is_loopback_name(name) || options.allowed_hosts.iter().any(same)
+    };
+    // Browsers always send the header; a client of HTTP/1.0 may send none.
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    let headers = headers.all(|host| host.to_str().is_ok_and(is_allowed));
+    let target = request.uri().authority().is_none_or(|target| is_allowed(target.host()));
+    if headers && target {
+        next.run(request).await
+    } else {
+        ApiError::host_not_allowed().into_response()
+    }
+}
+
+/// A host without its port and without the brackets of an IPv6 address.
+fn host_name(host: &str) -> &str {
+    if let Some((address, port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return if port.is_empty() || port.starts_with(':') { address } else { host };
+    }
+    match host.rsplit_once(':') {
+        Some((name, _)) if !name.contains(':') => name,
+        _ => host,
+    }
+}
+
+fn is_loopback_name(name: &str) -> bool {
+    let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
+    name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
+}
+
 /// Refuses requests without the API key, where there is one.
 pub(crate) async fn authorize(
     State(state): State<Arc<AppState>>,
@@ -67,8 +129,45 @@ pub(crate) async fn authorize(
 ) -> Response {
     let Some(key) = &state.options.api_key else { return next.run(request).await };
     let given = request.headers().get(header::AUTHORIZATION);
-    let given = given.and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let given = given.and_then(|value| bearer_token(value.as_bytes()));
     // In constant time: how long a wrong key takes to be refused says nothing about the right one.
     let is_right = given.is_some_and(|given| given.ct_eq(key.as_bytes()).into());
     if is_right { next.run(request).await } else { ApiError::unauthorized().into_response() }
+}
+
+/// The credentials of the scheme `Bearer`, whose case does not matter (RFC 9110).
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(b"bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_names_have_no_port() {
+        for (host, name) in [
+            ("localhost:8000", "localhost"),
+            ("example.com", "example.com"),
+            ("127.0.0.1:80", "127.0.0.1"),
+            ("[::1]:80", "::1"),
+            ("[::1]", "::1"),
+            ("::1", "::1"),
+            ("[::1]evil.example", "[::1]evil.example"),
+        ] {
+            assert_eq!(host_name(host), name);
+        }
+        for (name, is_loopback) in [
+            ("LocalHost", true),
+            ("127.1.2.3", true),
+            ("::1", true),
+            ("127.0.0.1.example.com", false),
+            ("localhost.example.com", false),
+            ("10.0.0.1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_loopback_name(name), is_loopback, "{name}");
+        }
+    }
 }

@@ -46,6 +46,10 @@ pub struct ServeOptions {
     pub model_name: String,
     /// The key that requests must carry.
     pub api_key: Option<String>,
+    /// Host names that requests may be addressed to, beside the loopback ones. Empty: any host
+    /// where the server has an API key or listens beyond the loopback interface, else loopback
+    /// hosts only.
+    pub allowed_hosts: Vec<String>,
     /// Trajectories of all waiting requests at most.
     pub max_waiting_rows: usize,
     /// Trajectories of one prompt at most.
@@ -74,6 +78,7 @@ impl Default for ServeOptions {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 8000)),
             model_name: latent_tts::EMBEDDED.to_owned(),
             api_key: None,
+            allowed_hosts: Vec::new(),
             max_waiting_rows: 4096,
             max_samples: 512,
             max_connections: 1024,

@@ -1,8 +1,9 @@
 //! Chat messages and completion prompts become the prompts of the model.
 //!
-//! A latent reasoner was trained on questions in its family's own prompt template, so a message's
-//! text is put there as a question. The chat template of the tokenizer's configuration is used
-//! where the model is a plain language model (`cot`), or where the caller names one.
+//! A latent reasoner was trained on single questions in its family's own prompt template, so the
+//! last user message is the question, and the reply notes which other messages were ignored. The
+//! chat template of the tokenizer's configuration is used where the model is a plain language model
+//! (`cot`), or where the caller names one.
 
 use engine::{Family, Prompt, Reasoner};
 use minijinja::{Environment, Error, ErrorKind};
@@ -36,6 +37,13 @@ pub(crate) struct ChatPrompts {
     tokens: Value,
 }
 
+/// The prompt of a chat.
+pub(crate) struct ChatPrompt {
+    pub(crate) prompt: Prompt,
+    /// Which messages are not part of the prompt; for `latent.notes`.
+    pub(crate) notes: Vec<String>,
+}
+
 impl ChatPrompts {
     /// `config` is tokenizer_config.json.
     pub(crate) fn new(
@@ -58,9 +66,10 @@ impl ChatPrompts {
     }
 
     /// The prompt of a chat request's `messages`.
-    pub(crate) fn prompt(&self, of: &Reasoner, body: Fields<'_>) -> Result<Prompt, ApiError> {
+    pub(crate) fn prompt(&self, of: &Reasoner, body: Fields<'_>) -> Result<ChatPrompt, ApiError> {
         let messages = read_messages(body)?;
-        match &self.environment {
+        let mut notes = Vec::new();
+        let prompt = match &self.environment {
             Some(environment) => {
                 let guarded = messages.iter().map(|message| guarded(of, message));
                 let text = self.render(environment, &guarded.collect::<Vec<_>>());
@@ -68,12 +77,13 @@ impl ChatPrompts {
                 Prompt::verbatim(of, 0, text)
             }
             None => {
-                let texts: Vec<&str> =
-                    messages.iter().filter_map(|message| message["content"].as_str()).collect();
-                Prompt::new(of, 0, texts.join("\n").trim())
+                let absent = || body.error("messages", "messages have no message of the role user");
+                let question = last_question(&messages, &mut notes).ok_or_else(absent)?;
+                Prompt::new(of, 0, question.trim())
             }
-        }
-        .map_err(|error| ApiError::from(error).at("messages"))
+        };
+        let prompt = prompt.map_err(|error| ApiError::from(error).at("messages"))?;
+        Ok(ChatPrompt { prompt, notes })
     }
 
     fn render(&self, environment: &Environment<'_>, messages: &[Value]) -> Result<String, Error> {
@@ -82,6 +92,27 @@ impl ChatPrompts {
         context["add_generation_prompt"] = json!(true);
         environment.get_template("chat")?.render(minijinja::Value::from_serialize(&context))
     }
+}
+
+/// The text of the last user message. Every other message is ignored, which `notes` report.
+fn last_question<'m>(messages: &'m [Value], notes: &mut Vec<String>) -> Option<&'m str> {
+    let last = messages.iter().rposition(|message| message["role"] == "user")?;
+    let is_system =
+        |message: &&Value| message["role"] == "system" || message["role"] == "developer";
+    let system = messages.iter().filter(is_system).count();
+    let turns = messages.len() - 1 - system;
+    let mut note = |count: usize, kind: &str| {
+        if count > 0 {
+            let messages = if count == 1 { "message was" } else { "messages were" };
+            notes.push(format!(
+                "{count} {kind} {messages} ignored: this model answers single questions, and its \
+                 prompt is the last user message"
+            ));
+        }
+    };
+    note(system, "system");
+    note(turns, "other conversation");
+    messages[last]["content"].as_str()
 }
 
 /// A message whose content cannot become a control token, whatever it says.
@@ -265,6 +296,25 @@ mod tests {
         for wrong in ["{}", r#"{"prompt": []}"#, r#"{"prompt": [1, "a"]}"#, r#"{"prompt": [-1]}"#] {
             assert_eq!(read(wrong), Err(Some("prompt".into())), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_last_user_message_is_the_question_and_the_rest_is_noted() {
+        let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+        let mut notes = Vec::new();
+        let single = [message("user", "a")];
+        assert_eq!(last_question(&single, &mut notes), Some("a"));
+        assert_eq!(notes.len(), 0);
+        let turns = [
+            message("system", "s"),
+            message("user", "a"),
+            message("assistant", "b"),
+            message("user", "c"),
+        ];
+        assert_eq!(last_question(&turns, &mut notes), Some("c"));
+        assert!(notes[0].starts_with("1 system message was ignored"), "{notes:?}");
+        assert!(notes[1].starts_with("2 other conversation messages were"), "{notes:?}");
+        assert_eq!(last_question(&turns[..1], &mut notes), None);
     }
 
     #[test]

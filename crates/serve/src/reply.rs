@@ -2,7 +2,7 @@
 
 use engine::{Reply, Trajectory};
 use latent_tts::aggregate::{self, AnswerVotes, Candidate};
-use latent_tts::{RewardReduction, grade};
+use latent_tts::{AnswerRule, RewardReduction, grade};
 use serde_json::{Map, Value, json};
 
 use crate::generation::{Choices, Generation, Returned};
@@ -71,7 +71,7 @@ pub(crate) struct ReplyReader<'a> {
 impl ReplyReader<'_> {
     /// The choices of a reply, in their order.
     pub(crate) fn choices(&self, reply: &Reply) -> Vec<Choice> {
-        match self.generation.choices {
+        let mut choices = match self.generation.choices {
             Choices::Vote => vec![self.voted(reply)],
             Choices::Each => {
                 let each = |trajectory: &Trajectory| {
@@ -80,7 +80,13 @@ impl ReplyReader<'_> {
                 };
                 reply.trajectories.iter().map(each).collect()
             }
+        };
+        if !self.generation.notes.is_empty() {
+            for choice in &mut choices {
+                choice.latent["notes"] = json!(self.generation.notes);
+            }
         }
+        choices
     }
 
     /// The choice that the vote, or the beam search, makes. Where no trajectory has an answer there
@@ -95,8 +101,15 @@ impl ReplyReader<'_> {
         self.choice(trajectory, self.latent(reply, trajectory), reasoning)
     }
 
-    fn choice(&self, of: &Trajectory, latent: Value, reasoning: Option<String>) -> Choice {
-        let (text, stopped) = self.generation.cut(&of.text);
+    fn choice(&self, of: &Trajectory, mut latent: Value, reasoning: Option<String>) -> Choice {
+        let text = match self.generation.marker {
+            Some(rule) => {
+                latent["raw_text"] = json!(of.text);
+                without_marker(rule, &of.text)
+            }
+            None => &of.text,
+        };
+        let (text, stopped) = self.generation.cut(text);
         let ended = stopped || of.tokens.last().is_some_and(|token| self.eos.contains(token));
         let finish_reason = if ended { "stop" } else { "length" };
         Choice { text: text.to_owned(), finish_reason, latent, reasoning }
@@ -174,6 +187,20 @@ impl ReplyReader<'_> {
     }
 }
 
+/// A text without the marker that its family is trained to write before an answer: `### 7` and
+/// `Answer:7` become `7`. A text that does not begin with the marker is returned unchanged.
+fn without_marker(rule: AnswerRule, text: &str) -> &str {
+    let answer = match rule {
+        AnswerRule::Hash | AnswerRule::Cascade => text.trim_start().strip_prefix('#'),
+        AnswerRule::AnswerColon => {
+            text.trim().trim_matches('#').trim_start().strip_prefix("Answer:")
+        }
+        // A sentence, or a LaTeX box: part of the answer.
+        AnswerRule::LastNumber | AnswerRule::Boxed => None,
+    };
+    answer.map_or(text, |answer| answer.trim_start_matches('#').trim())
+}
+
 /// The different answers with their votes.
 pub(crate) fn votes_json(votes: &[AnswerVotes<'_>]) -> Value {
     let total: f64 = votes.iter().map(|answer| answer.weight).sum();
@@ -197,4 +224,27 @@ fn reward_of(trajectory: &Trajectory) -> f64 {
 /// A number, or null where JSON has none.
 fn finite(number: f64) -> Value {
     if number.is_finite() { json!(number) } else { Value::Null }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answer_markers_are_removed() {
+        for (rule, text, expected) in [
+            (AnswerRule::Hash, "### 7", "7"),
+            (AnswerRule::Hash, "7 # 8", "7 # 8"),
+            (AnswerRule::Hash, "<<3*4=12>> ### 7", "<<3*4=12>> ### 7"),
+            (AnswerRule::Cascade, " ### 18\n", "18"),
+            (AnswerRule::AnswerColon, "Answer:7", "7"),
+            (AnswerRule::AnswerColon, "###Answer: -6 ###", "-6"),
+            (AnswerRule::AnswerColon, "7", "7"),
+            (AnswerRule::LastNumber, "The answer is: 7", "The answer is: 7"),
+            (AnswerRule::Boxed, "\\boxed{7}", "\\boxed{7}"),
+            (AnswerRule::Hash, "", ""),
+        ] {
+            assert_eq!(without_marker(rule, text), expected);
+        }
+    }
 }

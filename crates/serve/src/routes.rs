@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::extract::{Path, State};
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use engine::Perturbation;
+use engine::{Family, Perturbation};
+use futures_util::StreamExt;
 use latent_tts::Aggregator;
 use serde_json::{Value, json};
 
@@ -19,7 +21,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
 use crate::generation::Generation;
 use crate::layers;
-use crate::prompts::{PromptText, token_ids};
+use crate::prompts::{ChatPrompt, PromptText, token_ids};
 use crate::response::{ApiKind, Envelope};
 use crate::state::{AppState, unix_seconds};
 use crate::stream;
@@ -27,6 +29,7 @@ use crate::web_ui;
 use crate::work::{Deadline, RunningRequest, score_all};
 
 type App = State<Arc<AppState>>;
+type PathText = Result<Path<String>, PathRejection>;
 
 /// All paths with the layers around them.
 pub(crate) fn router(state: Arc<AppState>) -> Router {
@@ -47,18 +50,57 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/ready", get(ready))
         .fallback(|| async { ApiError::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::check_host))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::observe))
         .with_state(state)
 }
 
 /// The JSON of a body that arrives in time and is not too large.
-async fn read_json(state: &AppState, body: Body) -> Result<Value, ApiError> {
-    let limit = state.options.max_body_bytes;
-    let read = tokio::time::timeout(state.options.io_timeout, to_bytes(body, limit));
-    let bytes = read.await.map_err(|_| ApiError::slow_body())?;
-    let bytes = bytes.map_err(|_| ApiError::body_too_large(limit))?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::body(format!("the body is no JSON: {error}")))
+struct JsonBody(Value);
+
+impl FromRequest<Arc<AppState>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
+        // Other types can be sent by a web page of another origin without asking first.
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        if !kind.and_then(|kind| kind.to_str().ok()).is_some_and(is_json) {
+            return Err(ApiError::not_json());
+        }
+        let limit = state.options.max_body_bytes;
+        let bytes = read_bytes(request.into_body(), limit);
+        let bytes = tokio::time::timeout(state.options.io_timeout, bytes).await;
+        let bytes = bytes.map_err(|_| ApiError::slow_body())??;
+        let wrong = |error| ApiError::body(format!("the body is not valid JSON: {error}"));
+        serde_json::from_slice(&bytes).map(Self).map_err(wrong)
+    }
+}
+
+/// The bytes of a body, at most `limit`.
+async fn read_bytes(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let (mut chunks, mut bytes) = (body.into_data_stream(), Vec::new());
+    while let Some(chunk) = chunks.next().await {
+        // The client broke off, or its chunks are malformed.
+        let wrong = |error| ApiError::body(format!("the body cannot be read: {error}"));
+        let chunk = chunk.map_err(wrong)?;
+        if chunk.len() > limit - bytes.len() {
+            return Err(ApiError::body_too_large(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// A path parameter as text; 400 for one that is not UTF-8.
+fn path_text(text: PathText) -> Result<String, ApiError> {
+    let Path(text) = text.map_err(|error| ApiError::body(error.body_text()))?;
+    Ok(text)
+}
+
+/// Whether a content type is `application/json` or a kind of it.
+fn is_json(kind: &str) -> bool {
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
 }
 
 fn ok(body: &Value) -> Response {
@@ -96,15 +138,21 @@ fn envelope(state: &AppState, kind: ApiKind) -> Envelope {
     }
 }
 
-async fn chat_completions(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn chat_completions(
+    State(state): App,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     body.unsupported("logprobs", |value| value.as_bool() == Some(false))?;
     let deadline = read_deadline(&state, body)?;
     let engine = state.scheduler.engine();
-    let generation = Generation::read(engine, body, state.options.max_samples)?;
-    let prompt = state.chat.prompt(engine.reasoner(), body)?;
+    let mut generation = Generation::read(engine, body, state.options.max_samples)?;
+    let ChatPrompt { prompt, notes } = state.chat.prompt(engine.reasoner(), body)?;
+    generation.notes = notes;
+    let method = &engine.reasoner().method;
+    // A plain language model writes free text, in which `#` may be a heading.
+    generation.marker = (method.family != Family::COT).then_some(method.answer_rule);
     if state.options.log_prompts {
         tracing::info!(prompt = prompt.text, "chat");
     }
@@ -116,8 +164,7 @@ async fn chat_completions(State(state): App, body: Body) -> Result<Response, Api
     respond(work, envelope(&state, ApiKind::Chat)).await
 }
 
-async fn completions(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn completions(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     let deadline = read_deadline(&state, body)?;
@@ -183,8 +230,7 @@ async fn log_likelihoods(
     Ok(ok(&envelope.scored(state.reasoner(), &scored, next)))
 }
 
-async fn tokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn tokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     let wrong = || body.error("prompt", "prompt is the text to be tokenized");
@@ -194,8 +240,7 @@ async fn tokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
     Ok(ok(&json!({ "tokens": tokens, "count": count, "max_model_len": context })))
 }
 
-async fn detokenize(State(state): App, body: Body) -> Result<Response, ApiError> {
-    let body = read_json(&state, body).await?;
+async fn detokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     check_model(&state, body)?;
     let wrong = || body.error("tokens", "tokens is a list of token ids");
@@ -255,7 +300,8 @@ async fn runs(State(state): App) -> Response {
     ok(&list.unwrap_or_else(|| json!([])))
 }
 
-async fn run(State(state): App, Path(name): Path<String>) -> Result<Response, ApiError> {
+async fn run(State(state): App, name: PathText) -> Result<Response, ApiError> {
+    let name = path_text(name)?;
     let none = || ApiError::not_found(format!("no run `{name}`; /runs lists them"));
     let page = state.runs.as_ref().ok_or_else(none)?.page(&name).await.ok_or_else(none)?;
     let page = page.map_err(|error| ApiError::internal(error.to_string()))?;
@@ -266,7 +312,8 @@ async fn models(State(state): App) -> Response {
     ok(&json!({ "object": "list", "data": [model_json(&state)] }))
 }
 
-async fn model(State(state): App, Path(id): Path<String>) -> Result<Response, ApiError> {
+async fn model(State(state): App, id: PathText) -> Result<Response, ApiError> {
+    let id = path_text(id)?;
     if id != state.options.model_name {
         return Err(ApiError::unknown_model(format!("no model `{id}`")));
     }

@@ -34,9 +34,9 @@ impl BodyReader {
         let Ok(body) = serde_json::from_slice::<Value>(body) else { return 0 };
         let Ok(body) = Fields::of_body(&body) else { return 0 };
         let chat = |template: &ChatPrompts| {
-            template.prompt(self.engine.reasoner(), body).and_then(|prompt| {
+            template.prompt(self.engine.reasoner(), body).and_then(|chat| {
                 let generation = self.generation(body)?;
-                Ok(generation.params(&prompt))
+                Ok(generation.params(&chat.prompt))
             })
         };
         let chats = self.templates.iter().filter(|template| chat(template).is_ok()).count();

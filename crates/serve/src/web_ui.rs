@@ -45,4 +45,5 @@ pub(crate) fn html(text: impl Into<String>, policy: &'static str) -> Response {
 /// The policy of a run's page, which asks for nothing at all.
 pub(crate) const RUN_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
                                      script-src 'unsafe-inline'; img-src data:; \
-                                     base-uri 'none'; form-action 'none'";
+                                     base-uri 'none'; form-action 'none'; \
+                                     frame-ancestors 'none'";

@@ -48,6 +48,11 @@ pub struct HttpArgs {
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
 
+    /// Further host names that requests may be addressed to, behind a reverse proxy for instance
+    /// [default: loopback names on a loopback address without an API key, else any]
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
+    pub allowed_hosts: Vec<String>,
+
     /// The chat template: auto, family (the prompt that the model's family was trained with) or a
     /// Jinja file [default: auto, the tokenizer's for a cot model, else family]
     #[arg(long, value_name = "TEMPLATE")]

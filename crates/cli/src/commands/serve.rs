@@ -45,6 +45,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         address: SocketAddr::new(http.host, http.port),
         model_name: http.model_name.clone().unwrap_or_else(|| model.to_owned()),
         api_key: http.api_key.clone(),
+        allowed_hosts: http.allowed_hosts.clone(),
         max_waiting_rows: max_queue.get(),
         max_samples: max_samples.get().min(max_queue.get()),
         max_connections: max_connections.get(),

@@ -27,7 +27,10 @@ impl Client {
 
     pub fn send(&mut self, method: &str, path: &str, body: &str) {
         let length = body.len();
-        let head = format!("{method} {path} HTTP/1.1\r\nhost: load\r\ncontent-length: {length}");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {length}"
+        );
         self.stream.get_mut().write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
     }
 

@@ -16,7 +16,9 @@ fn a_plain_chat_is_the_clean_run() {
     let greedy = solve(QUESTION, 1, 0).greedy.unwrap();
     for more in [json!({}), json!({ "temperature": 0, "seed": 1234, "reasoning_effort": "none" })] {
         let reply = server.post(CHAT, &chat(QUESTION, more)).ok();
-        assert_eq!(content(&reply), greedy.text);
+        assert_eq!(content(&reply), "605", "without the marker ###");
+        assert_eq!(reply["choices"][0]["latent"]["raw_text"], greedy.text);
+        assert_eq!(content(&reply), without_marker(&greedy.text));
         assert_eq!(reply["object"], "chat.completion");
         assert_eq!(reply["model"], "embedded");
         let choice = &reply["choices"][0];
@@ -38,7 +40,7 @@ fn a_vote_is_what_solve_says_for_the_seed() {
             "return": ["votes", "rewards", "trajectories", "thoughts"] });
         let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
         let expected = solve(QUESTION, samples, seed);
-        assert_eq!(content(&reply), chosen_text(&expected));
+        assert_eq!(content(&reply), without_marker(chosen_text(&expected)));
         let latent = &reply["choices"][0]["latent"];
         assert_eq!(latent["seed"], seed);
         assert_eq!(latent["answer"].as_str(), expected.answer());
@@ -71,12 +73,45 @@ fn a_client_seed_is_mixed_with_the_prompt_and_the_reply_names_the_result() {
         let reply = server.post(CHAT, &body).ok();
         let engine_seed = reply["choices"][0]["latent"]["seed"].as_u64().unwrap();
         let expected = solve(question, 4, engine_seed);
-        assert_eq!(content(&reply), chosen_text(&expected));
+        assert_eq!(content(&reply), without_marker(chosen_text(&expected)));
         engine_seed
     };
     let seeds = [ask(QUESTION, 1234), ask(SHORT, 1234), ask(QUESTION, 1235)];
     assert_eq!(ask(QUESTION, 1234), seeds[0]);
     assert!(seeds[0] != seeds[1] && seeds[0] != seeds[2]);
+}
+
+#[test]
+fn the_last_user_message_is_the_question() {
+    let server = TestServer::start();
+    let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let ask = |messages: Value, more: Value| {
+        let mut body = chat("", more);
+        body["messages"] = messages;
+        server.post(CHAT, &body).ok()
+    };
+    let effort = json!({ "reasoning_effort": "minimal" });
+    let alone = ask(json!([message("user", SHORT)]), effort.clone());
+    assert!(alone["choices"][0]["latent"].get("notes").is_none());
+    let system = message("system", "You are a helpful assistant.");
+    let turns = json!([
+        system,
+        message("user", QUESTION),
+        message("assistant", "605"),
+        message("user", SHORT)
+    ]);
+    for (messages, count) in [(json!([system, message("user", SHORT)]), 1), (turns, 2)] {
+        let reply = ask(messages, effort.clone());
+        assert_eq!(reply["choices"][0]["message"], alone["choices"][0]["message"]);
+        assert_eq!(reply["usage"], alone["usage"]);
+        let notes = reply["choices"][0]["latent"]["notes"].as_array().unwrap();
+        assert_eq!(notes.len(), count);
+        assert!(notes[0].as_str().unwrap().starts_with("1 system message was ignored"));
+    }
+    let each = ask(json!([system, message("user", SHORT)]), json!({ "n": 2 }));
+    assert!(each["choices"][1]["latent"]["notes"][0].is_string());
+    let none = json!({ "messages": [system] });
+    assert_eq!(server.post(CHAT, &none).refused_field(), "messages");
 }
 
 #[test]
@@ -89,7 +124,9 @@ fn several_choices_are_the_trajectories() {
     assert_eq!(choices.len(), 3);
     for (i, choice) in choices.iter().enumerate() {
         assert_eq!(choice["index"], i);
-        assert_eq!(choice["message"]["content"], expected.trajectories[i].text);
+        let text = &expected.trajectories[i].text;
+        assert_eq!(choice["message"]["content"], without_marker(text));
+        assert_eq!(choice["latent"]["raw_text"], *text);
     }
 }
 
@@ -137,7 +174,8 @@ fn settings_reach_the_engine() {
         beam: Some(size),
         ..base
     };
-    assert_eq!(content(&reply), solve_with(QUESTION, searched).beam.unwrap().best.text);
+    let best = solve_with(QUESTION, searched).beam.unwrap().best;
+    assert_eq!(content(&reply), without_marker(&best.text));
 
     let latent = json!({ "samples": 64, "seed": 0, "adaptive": true });
     let reply = server.post(CHAT, &chat(SHORT, json!({ "latent": latent }))).ok();
@@ -193,7 +231,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
         .collect();
-    assert_eq!(text, chosen_text(&expected));
+    assert_eq!(text, without_marker(chosen_text(&expected)));
     let usage = chunks.last().unwrap();
     assert_eq!(usage["choices"], json!([]));
     assert!(usage["usage"]["completion_tokens"].as_u64().unwrap() > 16);
@@ -270,6 +308,24 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     // Unknown fields are accepted, and null is absence.
     let more = json!({ "user": "me", "store": true, "n": null, "latent": null, "tools": [] });
     server.post(CHAT, &chat(QUESTION, more)).ok();
+}
+
+#[test]
+fn unknown_latent_fields_are_refused_with_the_closest_known_one() {
+    let server = TestServer::start();
+    for (latent, field, advice) in [
+        (json!({ "sampels": 3 }), "latent.sampels", "did you mean `latent.samples`?"),
+        (json!({ "samples": 2, "Rule": "majority" }), "latent.Rule", "`latent.rule`"),
+        (json!({ "beam": { "widht": 2 } }), "beam.widht", "`beam.width`"),
+        (json!({ "xyzzy": 1 }), "latent.xyzzy", "known fields: samples, thoughts, "),
+    ] {
+        let response = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent })));
+        assert_eq!(response.refused_field(), field);
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(advice), "{message}");
+    }
+    let long = json!({ "latent": { "x".repeat(10_000): 1 } });
+    assert!(server.post(CHAT, &chat(QUESTION, long)).text.len() < 1000);
 }
 
 fn engine_without_rewards() -> latent_tts::Engine {

@@ -11,6 +11,10 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
+/// A head, and the beginning of the body it announces.
+const SLOW_HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\
+                         content-type: application/json\r\ncontent-length: 10\r\n\r\n{";
+
 /// A request that runs for long: many trajectories.
 fn long(samples: usize, seed: u64) -> Value {
     chat(QUESTION, json!({ "latent": { "samples": samples, "seed": seed } }))
@@ -48,7 +52,7 @@ fn a_drain_ends_what_was_taken_and_refuses_the_rest() {
     assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
     for (seed, stream) in streams {
         let reply = Response::read(stream).ok();
-        let text = reply["choices"][0]["message"]["content"].clone();
+        let text = reply["choices"][0]["latent"]["raw_text"].clone();
         assert_eq!(text, *chosen_text(&solve(QUESTION, 96, seed)));
     }
     server.join();
@@ -82,8 +86,53 @@ fn a_key_is_asked_for() {
     assert_eq!(server.get("/v1/models").status, 401);
     assert_eq!(server.get("/metrics").status, 401);
     assert_eq!(server.get("/health").status, 200);
-    let headers = ["authorization: Bearer secret"];
-    assert_eq!(server.send("POST", CHAT, &headers, &body).status, 200);
+    for scheme in ["Bearer", "bearer", "BEARER", "Bearer "] {
+        let header = format!("authorization: {scheme} secret");
+        assert_eq!(server.send("POST", CHAT, &[&header], &body).status, 200, "{scheme}");
+    }
+    assert_eq!(server.send("POST", CHAT, &["authorization: Basic secret"], &body).status, 401);
+}
+
+#[test]
+fn a_local_server_without_a_key_answers_for_its_own_hosts_only() {
+    let host = |server: &TestServer, path: &str, host: &str| {
+        server.send("GET", path, &[&format!("host: {host}")], "")
+    };
+    let allowed_hosts = vec!["models.example.com".to_owned()];
+    let server = TestServer::with(ServeOptions { allowed_hosts, ..Default::default() });
+    let port = server.address.port();
+    for own in ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:9", "Models.example.com:8443"] {
+        assert_eq!(host(&server, "/v1/models", own).status, 200, "{own}");
+    }
+    assert_eq!(host(&server, "/v1/models", &format!("127.0.0.1:{port}")).status, 200);
+    for other in ["evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", ""] {
+        for path in ["/", "/v1/models", "/health", "/nowhere"] {
+            let refused = host(&server, path, other);
+            assert_eq!(refused.status, 403, "{other} {path}");
+            assert_eq!(refused.json()["error"]["code"], "host_not_allowed");
+        }
+    }
+    assert_eq!(server.get("http://evil.example/v1/models").status, 403);
+    assert_eq!(server.get("http://localhost/v1/models").status, 200);
+
+    let options = ServeOptions { api_key: Some("secret".into()), ..Default::default() };
+    assert_eq!(host(&TestServer::with(options), "/health", "any.example").status, 200);
+}
+
+#[test]
+fn bodies_have_a_json_content_type() {
+    let server = TestServer::start();
+    let body = chat(SHORT, json!({})).to_string();
+    let send = |kind: &str| server.send("POST", CHAT, &[kind], &body);
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""] {
+        let refused = send(&format!("content-type: {kind}"));
+        assert_eq!(refused.status, 415, "{kind}");
+        assert!(refused.json()["error"]["message"].is_string());
+    }
+    assert_eq!(server.send("POST", "/tokenize", &[], "").status, 415);
+    for kind in ["application/json", "Application/JSON; charset=utf-8", "application/x+json"] {
+        assert_eq!(send(&format!("content-type: {kind}")).status, 200, "{kind}");
+    }
 }
 
 #[test]
@@ -113,7 +162,7 @@ fn bodies_heads_and_slow_clients_are_bounded() {
     assert_eq!(server.send("GET", "/health", &headers, "").status, 431);
 
     let mut slow = TcpStream::connect(server.address).unwrap();
-    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 10\r\n\r\n{").unwrap();
+    slow.write_all(SLOW_HEAD.as_bytes()).unwrap();
     assert_eq!(Response::read(slow).status, 408);
     let mut silent = TcpStream::connect(server.address).unwrap();
     silent.write_all(b"GET /health HT").unwrap();
@@ -121,6 +170,23 @@ fn bodies_heads_and_slow_clients_are_bounded() {
     let (start, mut rest) = (Instant::now(), Vec::new());
     let _ = silent.read_to_end(&mut rest);
     assert!(start.elapsed() < Duration::from_secs(30), "the connection was kept");
+}
+
+#[test]
+fn malformed_chunks_and_paths_are_bad_requests() {
+    let server = TestServer::start();
+    for chunk in ["zz\r\n{}\r\n0\r\n\r\n", "2\r\n{}xx0\r\n\r\n"] {
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             connection: close\r\ntransfer-encoding: chunked\r\n\r\n{chunk}"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        assert_eq!(Response::read(stream).refused_field(), "");
+    }
+    for path in ["/v1/models/%FF", "/runs/%ff%fe"] {
+        assert_eq!(server.get(path).refused_field(), "");
+    }
 }
 
 #[test]

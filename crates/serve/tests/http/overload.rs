@@ -63,7 +63,7 @@ fn at_ten_times_what_it_can_do_every_request_is_answered_and_none_is_wrong() {
     for (q, seed, response) in answered {
         match response.status {
             200 => {
-                let text = response.json()["choices"][0]["message"]["content"].clone();
+                let text = response.json()["choices"][0]["latent"]["raw_text"].clone();
                 assert_eq!(text, *expected[&(q, seed)]);
                 taken += 1;
             }

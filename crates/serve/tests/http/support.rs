@@ -91,10 +91,16 @@ impl TestServer {
     pub fn open(&self, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
+        let given = |name: &str| headers.iter().any(|header| header.starts_with(name));
+        let host = if given("host:") { "" } else { "host: localhost\r\n" };
+        let kind = match (body, given("content-type:")) {
+            ("", _) | (_, true) => "",
+            _ => "content-type: application/json\r\n",
+        };
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let length = body.len();
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{headers}\
+            "{method} {path} HTTP/1.1\r\n{host}{kind}connection: close\r\n{headers}\
              content-length: {length}\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).unwrap();
@@ -233,6 +239,11 @@ pub fn solve(question: &str, samples: usize, seed: u64) -> Reply {
 
 pub fn solve_with(question: &str, params: SamplingParams) -> Reply {
     engine().solve(&Request::new(question, params)).unwrap()
+}
+
+/// A text as a chat returns it: without the marker that the embedded model writes first.
+pub fn without_marker(text: &str) -> &str {
+    text.trim_start_matches('#').trim()
 }
 
 /// The text that the vote chose.

@@ -33,6 +33,17 @@ fn the_model_is_listed() {
 }
 
 #[test]
+fn made_up_methods_share_one_metric() {
+    let server = TestServer::start();
+    for method in ["BREW", "PROPFIND", &"X".repeat(1000)] {
+        assert_eq!(server.send(method, "/health", &[], "").status, 405);
+    }
+    let labels = "{method=\"other\",path=\"/health\",status=\"405\"}";
+    assert_eq!(server.metric(&format!("http_requests_total{labels}")), 3.0);
+    assert!(!server.get("/metrics").text.contains("BREW"));
+}
+
+#[test]
 fn metrics_count_what_was_done() {
     let server = TestServer::start();
     let body = chat(SHORT, json!({ "latent": { "samples": 4 } }));

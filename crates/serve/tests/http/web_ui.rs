@@ -123,7 +123,8 @@ fn recorded_runs_are_listed_and_opened_as_their_report() {
     let page = server.get("/runs/runs/first");
     assert_eq!(page.status, 200, "{page:?}");
     assert!(page.text.contains("What is 2 + 3?") && page.text.contains("Question by question"));
-    assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"));
     write_run(&base.join("second"));
     let mut found = names();
     found.sort();
