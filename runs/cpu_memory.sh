@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tokenizer=$(realpath "$1") data=$(realpath "$2") out=$3
 shift 3
-cargo run --release --quiet -p model --features testkit --example random_checkpoint -- "$tokenizer" "$out/model"
+cargo run --release --quiet -p latent-tts-model --features testkit --example random_checkpoint -- "$tokenizer" "$out/model"
 cargo build --release --quiet
 /usr/bin/time -v target/release/latent-tts eval --model "$out/model" --data "$data" --out "$out/run" "$@" 2>"$out/time.txt"
 grep -E 'Maximum resident|Elapsed' "$out/time.txt"

@@ -10,7 +10,7 @@ python=${1:?give a python that has torch} rounds=${2:-3}
 ours=${BINARY:-target/release/latent-tts}
 if [[ -z ${BINARY:-} ]]; then
   cargo build --release --quiet
-  cargo build --release --quiet -p tensor --no-default-features --example cpu_gemm
+  cargo build --release --quiet -p latent-tts-tensor --no-default-features --example cpu_gemm
 fi
 line() { # NAME COMMAND...
   # shellcheck disable=SC2053

@@ -1,6 +1,6 @@
 """A GGUF file gives the logits that transformers computes with the same weights.
 
-Three comparisons for each file, all in float32 on a CPU, ours from `cargo run -p model --example logits`:
+Three comparisons for each file, all in float32 on a CPU, ours from `cargo run -p latent-tts-model --example logits`:
 
 - transformers with the directory that `--example gguf_directory` writes: configuration, tokenizer and
   weights as a training from this file writes them, every tensor found and none left over;

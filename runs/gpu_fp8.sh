@@ -5,7 +5,7 @@
 # and the first wrong row and column.
 # Usage: OUT=DIR [ROUNDS=5] runs/gpu_fp8.sh BINARY CUDA_CHECK TENSOR_TESTS [GOLDENS...]
 #   CUDA_CHECK     target/release/examples/cuda_check
-#   TENSOR_TESTS   what `cargo test --no-run -p tensor --lib` built
+#   TENSOR_TESTS   what `cargo test --no-run -p latent-tts-tensor --lib` built
 #   GOLDENS        folders of reference dumps, as `verify` takes them
 set -uo pipefail
 binary=${1:?give a latent-tts} check=${2:?give the example cuda_check} tests=${3:?give the unit tests of tensor} goldens=("${@:4}")

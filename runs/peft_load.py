@@ -8,7 +8,7 @@ are trained from them; what was written is loaded on both sides, in float32 on a
          new_rows.TABLE.weight), then PeftModel.from_pretrained(base, DIR). Every tensor of adapter_model.safetensors must
          be an adapter's of the model, and the reverse.
 
-Ours are those of crates/model/examples/logits.rs (cargo build -p model --example logits). A case is in order if both sides
+Ours are those of crates/model/examples/logits.rs (cargo build -p latent-tts-model --example logits). A case is in order if both sides
 cut the same tokens from the prompts, if the largest difference of two logits is within 1e-4 of the largest logit, and if
 training changed the logits by far more than that: equal logits of an untouched base would prove nothing. The weights of
 heads (projector, Gaussian head) are counted, not computed with: neither library knows them.

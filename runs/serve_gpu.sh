@@ -4,7 +4,7 @@
 # Usage: runs/serve_gpu.sh BINARY LOAD RANDOM_CHECKPOINT TOKENIZER_DIR [ROUNDS] >runs/serve_gpu.txt
 #   BINARY             cargo build --release
 #   LOAD               cargo build --release -p serve --features cuda --example load
-#   RANDOM_CHECKPOINT  cargo build --release -p model --features testkit --example random_checkpoint
+#   RANDOM_CHECKPOINT  cargo build --release -p latent-tts-model --features testkit --example random_checkpoint
 #   TOKENIZER_DIR      GPT-2's tokenizer with COCONUT's tokens (tokenizer.json, added_tokens.json, ...)
 # A machine without Rust needs the three files and the tokenizer; the checkpoint (500 MB) is written there, into a temporary folder.
 set -euo pipefail

@@ -2,7 +2,7 @@
 
 A reasoner is loaded as GPT2LMHeadModel or LlamaForCausalLM by AutoModelForCausalLM; a reward model with the published, linear
 head as AutoModel with the file's `classifier` behind it. Both sides compute in float32 on a CPU; weights saved as bf16 are
-widened by both. Ours come from `cargo run -p model --example logits`.
+widened by both. Ours come from `cargo run -p latent-tts-model --example logits`.
 
   python runs/transformers_load.py DIR...
 

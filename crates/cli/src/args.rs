@@ -463,7 +463,7 @@ pub struct VerifyArgs {
 pub struct CorpusArgs {
     /// The split: train, valid, test, hard or ood
     #[arg(long, value_name = "SPLIT", default_value = "test")]
-    pub split: ::train::corpus::Split,
+    pub split: ::corpus::Split,
 
     /// How many problems
     #[arg(

@@ -2,8 +2,8 @@
 //! progress; the library then finds it in the cache.
 
 use anyhow::Result;
-use hub::HubEvent;
 use latent_tts::{fetch_bases, fetch_data, fetch_model};
+use model::hub::HubEvent;
 
 use crate::args::values::format_bytes;
 use crate::args::{Command, ModelArgs, OutputArgs, TrainCommand};

@@ -6,7 +6,7 @@
 use std::error::Error as StdError;
 use std::path::Path;
 
-use dataset::{DatasetError, DatasetProblem};
+use data::{DatasetError, DatasetProblem};
 use latent_tts::record::{RecordError, RunDir};
 use latent_tts::report::ReportError;
 use latent_tts::tensor::{CudaError, DeviceError, Precision};

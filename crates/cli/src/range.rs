@@ -4,9 +4,9 @@
 use std::collections::HashSet;
 
 use anyhow::Result;
+use corpus::{OutOfRange, out_of_range};
 use latent_tts::engine::Prompt;
 use latent_tts::report::table::count;
-use latent_tts::train::corpus::{OutOfRange, out_of_range};
 use latent_tts::{EMBEDDED, Model, ModelSelection, Question};
 
 /// Words shown of those that a model does not know.

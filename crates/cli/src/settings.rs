@@ -6,7 +6,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use latent_tts::train::corpus::Split;
+use corpus::Split;
 use latent_tts::{
     AblationKind, DataSource, DropoutScope, DropoutSites, MaskLifetime, OnExisting,
     PerturbationOptions, SamplingOptions, TokenSampling,

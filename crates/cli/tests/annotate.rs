@@ -286,7 +286,7 @@ fn shards_that_are_damaged_or_of_others_are_not_on_file() {
 #[test]
 fn shards_have_one_writer() {
     let sandbox = sandbox_with_mixed_outcomes(&codi());
-    let held = files::DirLock::part(&sandbox.path("labels"), "00001-of-00002").unwrap();
+    let held = record::files::DirLock::part(&sandbox.path("labels"), "00001-of-00002").unwrap();
     let busy = ["labels", "another process"];
     sandbox.run(&args("labels", &["--shard", "1/2"])).refused(&busy);
     sandbox.run(&args("labels", &["--resume"])).refused(&busy);

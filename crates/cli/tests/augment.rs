@@ -6,7 +6,6 @@ mod support;
 
 use serde_json::Value;
 use support::CliSandbox;
-use train::dataset;
 
 const PROBLEMS: &str = r#"
 {"question": "A farmer has 51 cows, buys 5 cows and sells a quarter of the herd. How many are left?", "answer": "<<51+5=56>>56 <<56/4=14>>14 <<56-14=42>>42\n#### 42"}
@@ -25,7 +24,7 @@ fn variants_are_written_and_counted() {
     assert_eq!((&report["problems"], &report["with_graph"]), (&2.into(), &1.into()));
     assert_eq!(report["refused"]["unexplained_number"], 1);
     assert_eq!((&report["variants"], &report["originals"]), (&9.into(), &2.into()));
-    let examples = dataset::read(&sandbox.path("out.jsonl"), None).unwrap();
+    let examples = data::examples::read(&sandbox.path("out.jsonl"), None).unwrap();
     assert_eq!(examples.len(), 11);
     for (line, example) in printed.lines().zip(&examples) {
         let line: Value = serde_json::from_str(line).unwrap();

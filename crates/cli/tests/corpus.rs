@@ -6,7 +6,6 @@ mod support;
 
 use serde_json::Value;
 use support::CliSandbox;
-use train::dataset;
 
 #[test]
 fn written_and_printed_corpora_are_equal_and_load() {
@@ -21,12 +20,12 @@ fn written_and_printed_corpora_are_equal_and_load() {
             records.iter().map(|r| r["idx"].as_u64().unwrap()).collect::<Vec<_>>(),
             [5, 6, 7, 8, 9, 10, 11]
         );
-        let examples = dataset::read(&sandbox.path("out.json"), None).unwrap();
+        let examples = data::examples::read(&sandbox.path("out.json"), None).unwrap();
         for (record, example) in records.iter().zip(&examples) {
             assert_eq!(record["question"], example.question.as_str());
             assert!(example.steps.last().unwrap().ends_with(&format!("={}>>", example.answer)));
         }
-        let questions = latent_tts::dataset::read(&sandbox.path("out.json"), None).unwrap();
+        let questions = latent_tts::data::read(&sandbox.path("out.json"), None).unwrap();
         assert_eq!(questions.len(), 7);
     }
 }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-#[path = "../../hub/tests/server/mod.rs"]
+#[path = "../../model/tests/server/mod.rs"]
 #[expect(dead_code, reason = "the client's own tests use more of it")]
 mod server;
 mod support;

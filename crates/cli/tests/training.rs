@@ -450,7 +450,7 @@ fn a_damaged_state_and_changed_inputs_are_refused() {
 #[test]
 fn a_training_has_one_writer() {
     let sandbox = with_corpus();
-    let held = files::DirLock::exclusive(&sandbox.path("m")).unwrap();
+    let held = record::files::DirLock::exclusive(&sandbox.path("m")).unwrap();
     reasoner(&sandbox, &["--out", "m"]).refused(&["m is being written", "another process"]);
     drop(held);
     std::fs::create_dir_all(sandbox.path("m/training")).unwrap();

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use aggregate::Aggregator;
-use answer::AnswerKind;
+use data::answer::AnswerKind;
 use rayon::prelude::*;
 
 use crate::batch::{BatchContext, BatchItem};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use answer::AnswerRule;
+use data::answer::AnswerRule;
 use model::config::{Architecture, GenerationDefaults};
 use model::{Checkpoint, Tokenizer};
 

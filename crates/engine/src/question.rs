@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use aggregate::{EarlyStop, StepDiversity, stop_reason};
-use answer::AnswerKind;
+use data::answer::AnswerKind;
 use tensor::Tensor;
 use tensor::ops::TokenLogprob;
 

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
-use answer::{Answer, AnswerKind};
+use data::answer::{Answer, AnswerKind};
 use model::{
     Checkpoint, Decoder, LatentHead, LmHead, ModelError, ModelFiles, ModelWarning, RewardHead,
     Tokenizer,

@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 
 use aggregate::{Aggregator, AnswerVotes, Candidate, EarlyStop, VoteParams};
-use answer::Answer;
+use data::answer::Answer;
 use tensor::Tensor;
 
 use crate::decode::AnswerTokens;

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use answer::AnswerKind;
+use data::answer::AnswerKind;
 use tensor::Tensor;
 
 use crate::batch::BatchItem;

@@ -6,8 +6,8 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use answer::AnswerRule;
-use engine::{
+use data::answer::AnswerRule;
+use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, FamilySpec, LatentLength,
     MaskLifetime, Method, Perturbation, Probability, Prompt, Reasoner, Reply, Request,
     SamplingParams, TokenLookup, reference,
@@ -125,7 +125,7 @@ fn a_toy_family_brings_its_template_its_length_and_its_answer_rule() {
         assert_eq!(reply.trajectories.len(), 4);
         for trajectory in reply.trajectories.iter().chain(&reply.greedy) {
             assert!(trajectory.thoughts <= 5 && trajectory.tokens.len() <= 12);
-            let kind = answer::AnswerKind::Number;
+            let kind = data::answer::AnswerKind::Number;
             let answer = AnswerRule::LastNumber.extract(kind, &trajectory.text);
             assert_eq!(trajectory.answer, answer);
             lengths.push(trajectory.thoughts);

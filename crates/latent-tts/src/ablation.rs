@@ -7,7 +7,7 @@
 
 use std::num::NonZeroUsize;
 
-use dataset::Question;
+use data::Question;
 use engine::{Engine, EngineError, LatentLength, Perturbation, Reply, Request, SamplingParams};
 use record::{AblatedAnswer, AblatedQuestion, Ablation, AblationKind};
 use report::interval::Bootstrap;
@@ -229,7 +229,7 @@ mod tests {
         let questions: Vec<Question> = (0..4)
             .map(|id| Question {
                 id,
-                kind: answer::AnswerKind::Number,
+                kind: data::answer::AnswerKind::Number,
                 text: String::new(),
                 gold: String::new(),
                 steps: Vec::new(),

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dataset::Question;
+use data::Question;
 use engine::rollout::{AnnotatedQuestion, Grade, RolloutRunner, ThoughtLabels};
 use engine::{CancelToken, Prompt, Reasoner, SamplingParams};
 use model::ModelFiles;
@@ -16,7 +16,7 @@ use train::annotate::{
     AnnotationError, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
 };
 
-use crate::data::DataSource;
+use crate::data_source::DataSource;
 use crate::evaluate::OnExisting;
 use crate::{Error, fingerprint, manifest};
 

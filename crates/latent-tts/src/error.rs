@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 
-use dataset::DatasetError;
+use data::DatasetError;
 use engine::EngineError;
-use hub::HubError;
 use model::ModelError;
+use model::hub::HubError;
 use record::RecordError;
 use report::ReportError;
 use tensor::DeviceError;

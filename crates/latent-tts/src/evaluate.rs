@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use aggregate::Aggregator;
-use dataset::Question;
+use data::Question;
 use engine::{CancelToken, Engine, Lens, Request, SamplingParams};
 use model::ModelFiles;
 use record::{
@@ -21,7 +21,7 @@ use report::metrics::{self, MetricSettings};
 use serde_json::json;
 
 use crate::ablation::Ablator;
-use crate::data::DataSource;
+use crate::data_source::DataSource;
 use crate::model::ModelSelection;
 use crate::{Error, fingerprint, grade, manifest};
 

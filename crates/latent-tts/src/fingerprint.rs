@@ -8,13 +8,13 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use dataset::Question;
+use data::Question;
 use engine::REFERENCE_DIR;
 use model::{EmbeddedFiles, ModelFiles};
 use record::Fingerprint;
 
 use crate::Error;
-use crate::data::DataSource;
+use crate::data_source::DataSource;
 
 /// Files larger than this are sampled.
 const FULL_HASH_LIMIT: u64 = 32 << 20;

@@ -1,6 +1,6 @@
 //! Grading: a reply becomes the record of a question with a known answer.
 
-use dataset::Question;
+use data::Question;
 use engine::{LensToken, Reply, Request, SamplingParams, StageSeconds, Trajectory};
 use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
 

@@ -34,7 +34,7 @@
 
 pub mod ablation;
 pub mod annotate;
-mod data;
+mod data_source;
 mod device;
 #[cfg(feature = "embedded")]
 mod embedded;
@@ -49,12 +49,13 @@ mod options;
 mod source;
 pub mod sweep;
 
+pub use ::model::hub;
 pub use ablation::Ablator;
 pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
 pub use annotate::Annotator;
-pub use answer::{self, Answer, AnswerKind, AnswerRule};
-pub use data::DataSource;
-pub use dataset::{self, Question};
+pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
+pub use data::{self, Question};
+pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
@@ -65,7 +66,6 @@ pub use engine::{
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
 pub use fingerprint::{compute as input_fingerprint, of_files as file_fingerprint};
-pub use hub;
 pub use loglikelihood::{Loglikelihood, loglikelihood};
 pub use model::{
     Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,

@@ -11,7 +11,7 @@ use record::{Fingerprint, Manifest};
 use serde_json::{Value, json};
 use tensor::{Device, Precision};
 
-use crate::data::DataSource;
+use crate::data_source::DataSource;
 
 /// Every setting that changes results, and only those; the device where it promises bits, and its
 /// number format where that is more than rounding.

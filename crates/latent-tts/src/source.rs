@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-#[cfg(not(feature = "hub"))]
-use hub::RepoKind;
-use hub::{DATA_EXTENSIONS, HubCache, HubError, HubId, MODEL_EXTENSIONS};
-#[cfg(feature = "hub")]
-use hub::{HubClient, HubEvent};
 #[cfg(feature = "hub")]
 use model::ModelError;
 use model::ModelFiles;
+#[cfg(not(feature = "hub"))]
+use model::hub::RepoKind;
+use model::hub::{DATA_EXTENSIONS, HubCache, HubError, HubId, MODEL_EXTENSIONS};
+#[cfg(feature = "hub")]
+use model::hub::{HubClient, HubEvent};
 
 use crate::Error;
 

@@ -1,13 +1,13 @@
 //! Writes the model of a GGUF file as a Hugging Face directory with float32 weights, for
 //! `runs/gguf_transformers.py` and for programs that read no GGUF.
 //!
-//! `cargo run -p model --example gguf_directory -- FILE.gguf DIR`
+//! `cargo run -p latent-tts-model --example gguf_directory -- FILE.gguf DIR`
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use model::save::{self, SaveDtype};
-use model::{Checkpoint, NamedTensor};
+use latent_tts_model::save::{self, SaveDtype};
+use latent_tts_model::{Checkpoint, NamedTensor};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<PathBuf> = std::env::args().skip(1).map(PathBuf::from).collect();

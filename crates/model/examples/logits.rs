@@ -2,12 +2,12 @@
 //! `runs/transformers_load.py`. The outputs are logits, or rewards for a reward model with a linear
 //! head.
 //!
-//! `cargo run -p model --example logits -- DIR TEXT...`
+//! `cargo run -p latent-tts-model --example logits -- DIR TEXT...`
 
 use std::error::Error;
 use std::path::PathBuf;
 
-use model::{
+use latent_tts_model::{
     Cache, Checkpoint, Decoder, LmHead, Pass, RewardHead, RewardInputs, Sequence, Tokenizer, head,
 };
 use serde_json::{Value, json};

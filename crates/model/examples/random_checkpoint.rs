@@ -3,14 +3,14 @@
 //! and real prompts but no trained weights.
 //!
 //! ```text
-//! cargo run --release -p model --features testkit --example random_checkpoint -- \
+//! cargo run --release -p latent-tts-model --features testkit --example random_checkpoint -- \
 //!     TOKENIZER_DIR OUT_DIR [reward]
 //! ```
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use latent_tts_model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);

@@ -1,12 +1,14 @@
 //! Writes tiny GGUF files with random weights: every architecture, every tensor type, tied and
 //! untied, for `runs/gguf_transformers.py`.
 //!
-//! `cargo run -p model --features testkit --example random_gguf -- DIR`
+//! `cargo run -p latent-tts-model --features testkit --example random_gguf -- DIR`
 
 use std::error::Error;
 use std::path::PathBuf;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, write_checkpoint};
+use latent_tts_model::testkit::{
+    CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, write_checkpoint,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = PathBuf::from(std::env::args().nth(1).ok_or("usage: random_gguf DIR")?);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-use hub::{HubCache, HubId, MODEL_EXTENSIONS};
+use crate::hub::{HubCache, HubId, MODEL_EXTENSIONS};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hub::HubId;
+use crate::hub::HubId;
 
 /// Why a checkpoint, a configuration or a tokenizer could not be loaded.
 #[derive(Debug, thiserror::Error)]

@@ -17,6 +17,7 @@ pub mod decoder;
 pub mod error;
 mod gguf;
 pub mod head;
+pub mod hub;
 mod lora;
 pub mod model_files;
 pub mod names;

@@ -149,7 +149,9 @@ impl ModelFiles {
 
     fn read_bytes(&self, file: &Path) -> Result<Vec<u8>, ModelError> {
         match self {
-            Self::Directory(_) => files::read_regular(file).map_err(|e| ModelError::io(file, e)),
+            Self::Directory(_) => {
+                record::files::read_regular(file).map_err(|e| ModelError::io(file, e))
+            }
             Self::Gguf(path) => {
                 let name = file.file_name().unwrap_or_default().to_string_lossy();
                 let missing = || ModelError::io(file, std::io::ErrorKind::NotFound.into());

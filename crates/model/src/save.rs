@@ -60,7 +60,7 @@ pub fn write_safetensors(
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
     }
-    files::write_atomic(path, &out).map_err(|e| ModelError::io(path, e))
+    record::files::write_atomic(path, &out).map_err(|e| ModelError::io(path, e))
 }
 
 /// The error for a tensor that would not be finite in its file, which no reader accepts.

@@ -5,10 +5,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use model::adapter::{BASE_RECORD, BaseRecord, path_from};
-use model::save::{self, SaveDtype};
-use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
-use model::{
+use latent_tts_model::adapter::{BASE_RECORD, BaseRecord, path_from};
+use latent_tts_model::save::{self, SaveDtype};
+use latent_tts_model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use latent_tts_model::{
     Checkpoint, Config, ModelError, ModelFiles, ModelWarning, NamedTensor, TensorSource, Tokenizer,
     UnmergedCheckpoint,
 };
@@ -244,9 +244,9 @@ fn another_base_is_noticed() {
     let base = folder.path("seeded");
     assert_eq!(warnings, [ModelWarning::OtherBase { dir: dir.clone(), base }]);
     // A GGUF file of the same values is the same base.
-    let content = model::testkit::GgufContent::from_directory(
+    let content = latent_tts_model::testkit::GgufContent::from_directory(
         &folder.path("base"),
-        model::testkit::GgmlType::F32,
+        latent_tts_model::testkit::GgmlType::F32,
     );
     content.unwrap().write(&folder.path("base.gguf")).unwrap();
     assert_eq!(over("base.gguf").unwrap().warnings(), []);

@@ -9,10 +9,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use model::testkit::{
+use latent_tts_model::testkit::{
     CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, GgufValue, write_checkpoint,
 };
-use model::{Checkpoint, Tokenizer};
+use latent_tts_model::{Checkpoint, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

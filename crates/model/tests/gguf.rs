@@ -4,13 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
-use model::config::Architecture;
-use model::save::{self, SaveDtype};
-use model::testkit::{
+use latent_tts_model::config::Architecture;
+use latent_tts_model::save::{self, SaveDtype};
+use latent_tts_model::testkit::{
     CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, GgufValue, WeightDtype,
     write_checkpoint,
 };
-use model::{
+use latent_tts_model::{
     Cache, Checkpoint, Config, Decoder, LmHead, ModelFiles, NamedTensor, Pass, Sequence, Tokenizer,
     head,
 };
@@ -223,7 +223,8 @@ fn qwen_directories_have_their_prefix() {
         let config = checkpoint.config();
         assert_eq!((config.architecture, config.weight_prefix()), (architecture, prefix));
         assert_eq!(config.qkv_bias, family == CheckpointFamily::Qwen2);
-        let named = |info: model::checkpoint::TensorInfo<'_>| info.original.starts_with(prefix);
+        let named =
+            |info: latent_tts_model::checkpoint::TensorInfo<'_>| info.original.starts_with(prefix);
         assert!(checkpoint.tensors().any(named));
     }
 }

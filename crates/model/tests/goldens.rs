@@ -7,8 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-use model::config::{Architecture, Mlp, NormConfig, PositionEncoding};
-use model::{Checkpoint, Config, Tokenizer};
+use latent_tts_model::config::{Architecture, Mlp, NormConfig, PositionEncoding};
+use latent_tts_model::{Checkpoint, Config, Tokenizer};
 use serde_json::Value;
 
 const FAMILIES: [&str; 6] =

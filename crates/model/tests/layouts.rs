@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
-use model::{Checkpoint, EmbeddedFiles, ModelError, ModelFiles, Tokenizer};
+use latent_tts_model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
+use latent_tts_model::{Checkpoint, EmbeddedFiles, ModelError, ModelFiles, Tokenizer};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

@@ -20,10 +20,10 @@ pub fn write_document(path: &Path, content: &impl Serialize) -> Result<(), Recor
     write_atomic(path, &text)
 }
 
-/// Writes `bytes` to `path` atomically; see [`files::replace`].
+/// Writes `bytes` to `path` atomically; see [`crate::files::replace`].
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
     let named = |source| RecordError::Write { path: path.into(), source };
-    files::write_atomic(path, bytes).map_err(named)
+    crate::files::write_atomic(path, bytes).map_err(named)
 }
 
 /// Reads the document at `path` after checking its format version.
@@ -32,7 +32,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
 ///
 /// [`RecordError::Read`], [`RecordError::Version`] or [`RecordError::Json`].
 pub fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError> {
-    let text = files::read_regular(path)
+    let text = crate::files::read_regular(path)
         .map_err(|source| RecordError::Read { path: path.into(), source })?;
     let VersionHeader { version } = parse(path, &text)?;
     if version != u64::from(FORMAT) {

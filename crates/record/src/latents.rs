@@ -56,7 +56,7 @@ impl LatentsWriter {
             }
             // Samples were lost after the run was complete: it goes on from the thoughts of those
             // that are left.
-            let restored = files::replace(&path, |out| {
+            let restored = crate::files::replace(&path, |out| {
                 let mut values = File::open(&done)?;
                 values.seek(SeekFrom::Start(values_start))?;
                 io::copy(&mut values.take(layout.length), out).map(drop)
@@ -120,7 +120,7 @@ impl LatentsWriter {
         }
         let header = LatentsLayout::of(&RunDir::open(&self.dir)?, self.width)?.header();
         let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
-        let written = files::replace(&done, |out| {
+        let written = crate::files::replace(&done, |out| {
             out.write_all(&(header.len() as u64).to_le_bytes())?;
             out.write_all(&header)?;
             io::copy(&mut File::open(&part)?, out).map(drop)

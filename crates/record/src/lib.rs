@@ -19,7 +19,7 @@
 //! Aggregation of the recorded trajectories is in the crate [`aggregate`].
 //!
 //! ```
-//! use record::{Manifest, RunDir, Sample};
+//! use latent_tts_record::{Manifest, RunDir, Sample};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let scratch = tempfile::tempdir()?;
 //! # let path = scratch.path().join("run");
@@ -42,7 +42,7 @@
 mod ablation;
 mod document;
 mod error;
-
+pub mod files;
 mod latents;
 mod lines;
 mod manifest;

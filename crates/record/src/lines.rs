@@ -12,7 +12,7 @@ use std::io::{self, BufRead, BufReader};
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use files::Fingerprint;
+use crate::files::Fingerprint;
 use serde::de::DeserializeOwned;
 
 use crate::error::{FieldError, RecordError};
@@ -33,7 +33,7 @@ pub struct JsonLines<T> {
 
 impl<T> JsonLines<T> {
     pub(crate) fn open(path: &Path, run: Option<Fingerprint>) -> Result<Self, RecordError> {
-        let file = files::open_regular(path)
+        let file = crate::files::open_regular(path)
             .map_err(|source| RecordError::Read { path: path.into(), source })?;
         Ok(Self {
             path: path.into(),

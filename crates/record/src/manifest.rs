@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
-use files::Fingerprint;
+use crate::files::Fingerprint;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use files::{DirLock, Fingerprint};
+use crate::files::{DirLock, Fingerprint};
 use serde::Serialize;
 
 use crate::document;

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use aggregate::{EarlyStop, StopReason};
-use proptest::prelude::*;
-use record::{
+use latent_tts_record::{
     BeamResult, Manifest, RecordError, Results, RunDir, Sample, Seconds, TrajectoryRecord,
 };
+use proptest::prelude::*;
 use serde_json::json;
 
 fn manifest() -> Manifest {
@@ -326,7 +326,7 @@ fn a_reward_that_is_not_finite_is_not_written() {
     assert!(!run.is_done(1, 0));
     run.append(&sample(1, 0)).unwrap();
     let results = Results {
-        cost: record::RunCost { flops: f64::NAN, ..Default::default() },
+        cost: latent_tts_record::RunCost { flops: f64::NAN, ..Default::default() },
         ..Results::default()
     };
     assert!(matches!(

@@ -1,6 +1,6 @@
 //! Synthetic run directories and trainings with their reports, without a model.
 //!
-//! `cargo run -p report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
+//! `cargo run -p latent-tts-report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
 //! several strengths of dropout and noise, with rewards and thoughts, and the report of all of
 //! them. A perturbation increases the variance of the answers and lowers their accuracy, so
 //! coverage grows with N and is largest at a moderate strength, as in the paper. `OUT/trainings`
@@ -9,11 +9,11 @@
 use std::path::Path;
 
 use aggregate::StepDiversity;
+use latent_tts_report::interval::Bootstrap;
 use record::{
     AblatedAnswer, AblatedQuestion, Ablation, AblationKind, BeamResult, LatentsWriter, Manifest,
     RunDir, Sample, Seconds, TrainingDir, TrajectoryRecord,
 };
-use report::interval::Bootstrap;
 use serde_json::{Value, json};
 
 const THOUGHTS: usize = 6;
@@ -40,14 +40,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let run = SyntheticRun { questions, samples: fewer, strength: 0.2, noisy: false };
         runs.push(run.write(&out.join(format!("dropout-0.2-n{fewer}")), sampler)?);
     }
-    let files = report::write(&runs, out, report::ReportOptions::default())?;
+    let files = latent_tts_report::write(&runs, out, latent_tts_report::ReportOptions::default())?;
     println!("{}", files.page.display());
     let trainings = [("steady", 1e-3), ("hasty", 1e-2)]
         .map(|(name, lr)| write_training(&out.join("trainings").join(name), lr));
     let trainings = trainings.into_iter().collect::<Result<Vec<_>, _>>()?;
     let trainings_out = out.join("trainings");
-    let files =
-        report::write_trainings(&trainings, &trainings_out, report::ReportOptions::default())?;
+    let files = latent_tts_report::write_trainings(
+        &trainings,
+        &trainings_out,
+        latent_tts_report::ReportOptions::default(),
+    )?;
     println!("{}", files.page.display());
     Ok(())
 }
@@ -157,7 +160,12 @@ impl SyntheticRun {
             ablated: vec![answer(id, (id + 1) % count)],
         };
         let questions = (0..count).map(question).collect();
-        report::ablation::measure(&[AblationKind::Swap], questions, 0, &Bootstrap::default())
+        latent_tts_report::ablation::measure(
+            &[AblationKind::Swap],
+            questions,
+            0,
+            &Bootstrap::default(),
+        )
     }
 
     fn question(&self, id: u32) -> (Sample, Vec<Vec<f32>>) {

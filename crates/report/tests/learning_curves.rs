@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use latent_tts_report::figures::{AxisScale, Figure, Panel, Series, learning_curves};
+use latent_tts_report::training_data::{TrainingData, label_trainings};
+use latent_tts_report::{ReportError, ReportOptions, write_trainings};
 use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
-use report::figures::{AxisScale, Figure, Panel, Series, learning_curves};
-use report::training_data::{TrainingData, label_trainings};
-use report::{ReportError, ReportOptions, write_trainings};
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -1,14 +1,14 @@
 //! Metrics of small runs, against values computed by hand.
 
 use aggregate::{Aggregator, EarlyStop, RewardReduction, StopReason, VoteParams};
+use latent_tts_report::ReportError;
+use latent_tts_report::interval::Bootstrap;
+use latent_tts_report::metrics::{
+    MetricSettings, QuestionMetrics, paired_difference, results_of_run, results_of_samples,
+};
 use record::{
     BeamCost, BeamResult, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds,
     TrajectoryRecord,
-};
-use report::ReportError;
-use report::interval::Bootstrap;
-use report::metrics::{
-    MetricSettings, QuestionMetrics, paired_difference, results_of_run, results_of_samples,
 };
 
 /// A question with gold answer "1" and four trajectories with these answers (an empty one is none)

@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
+use latent_tts_report::figures::{self, AxisScale, Figure};
+use latent_tts_report::run_data::{RunData, assign_labels};
+use latent_tts_report::{ReportError, ReportOptions, write};
 use record::{BeamCost, Manifest, Metric, MetricName, RunDir, Sample, Seconds, TrajectoryRecord};
-use report::figures::{self, AxisScale, Figure};
-use report::run_data::{RunData, assign_labels};
-use report::{ReportError, ReportOptions, write};
 use serde_json::{Value, json};
 
 /// Two questions with gold answer "1": two of four trajectories answer the first correctly, one of

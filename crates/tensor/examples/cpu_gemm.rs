@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use tensor::ops::{Activation, Linear, OutputDtype, greedy_tokens, linear};
-use tensor::{Device, DeviceError, Isa, Precision, Tensor, peak_flops};
+use latent_tts_tensor::ops::{Activation, Linear, OutputDtype, greedy_tokens, linear};
+use latent_tts_tensor::{Device, DeviceError, Isa, Precision, Tensor, peak_flops};
 
 const WIDTH: usize = 768;
 const VOCABULARY: usize = 50_257;

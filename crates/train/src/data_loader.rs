@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use rayon::prelude::*;
 use tensor::rng::philox;
 
-use crate::corpus::{self, Split};
-use crate::dataset::TrainExample;
 use crate::error::TrainError;
 use crate::methods::{ExampleEncoder, ExamplePlace};
+use corpus::{self, Split};
+use data::TrainExample;
 
 /// Where examples come from.
 #[derive(Clone, Debug)]

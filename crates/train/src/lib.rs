@@ -11,12 +11,10 @@
 
 pub mod activations;
 pub mod annotate;
-pub mod augment;
+
 pub mod bench;
-pub mod corpus;
 pub mod curriculum;
 pub mod data_loader;
-pub mod dataset;
 pub mod digit_head;
 pub mod dropout;
 pub mod error;
@@ -32,6 +30,5 @@ pub mod schedule;
 pub mod tokenized_example;
 pub mod trainer;
 pub mod vocabulary;
-mod worked_step;
 
 pub use error::TrainError;

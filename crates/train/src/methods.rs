@@ -24,8 +24,8 @@ pub mod simcot;
 use model::{ModelError, Parameter, Tokenizer, TrainableDecoder};
 use tensor::DeviceError;
 
-use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
+use data::TrainExample;
 
 /// Special tokens of latent reasoners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,12 +13,12 @@ use tensor::Device;
 
 use crate::activations::BatchRows;
 use crate::data_loader::DataLoader;
-use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::methods::{ExampleEncoder, ExampleRows, TrainStep};
 use crate::model_dir::{WeightWriter, copy_description};
 use crate::trainer::{EXAMPLE_COUNT, EvalResult, TOKEN_COUNT, TrainTask};
+use data::TrainExample;
 
 pub use training::{MethodSpec, ReasonerTraining, StepDecoderSpec};
 

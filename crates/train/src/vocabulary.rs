@@ -13,7 +13,6 @@ use model::Tokenizer;
 use record::write_document;
 use serde_json::{Map, Value, json};
 
-use crate::corpus;
 use crate::error::TrainError;
 
 /// End of text; also used for padding.

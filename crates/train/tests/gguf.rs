@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use latent_tts_train::model_dir::{ModelInit, TrainableModel, TuningSpec, init_model};
 use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, write_checkpoint};
 use model::{
@@ -12,7 +13,6 @@ use model::{
 };
 use serde_json::{Value, json};
 use tensor::Device;
-use train::model_dir::{ModelInit, TrainableModel, TuningSpec, init_model};
 
 /// Writes a tiny model in half precision.
 fn gguf(folder: &Path, family: CheckpointFamily, tied: bool) -> PathBuf {

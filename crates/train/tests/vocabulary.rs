@@ -4,11 +4,11 @@
 
 use std::collections::HashSet;
 
-use answer::{AnswerKind, AnswerRule};
+use corpus::{Split, problem};
+use data::TrainExample;
+use data::answer::{AnswerKind, AnswerRule};
+use latent_tts_train::vocabulary::{self, UNKNOWN};
 use model::Tokenizer;
-use train::corpus::{Split, problem};
-use train::dataset::TrainExample;
-use train::vocabulary::{self, UNKNOWN};
 
 fn tokenizer() -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();

@@ -183,7 +183,7 @@ fn read_config(file: &Path) -> Result<Table> {
             "{size} bytes are too many for a file of settings; at most {MAX_CONFIG_BYTES} are read"
         );
     }
-    parse_settings(&files::read_regular(file)?)
+    parse_settings(&record::files::read_regular(file)?)
 }
 
 /// The settings in a file's bytes.

@@ -5,12 +5,12 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use hub::{HubId, MODEL_EXTENSIONS};
 use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
 use latent_tts::{
     Aggregator, DeviceKind, Family, LatentLength, Probability, Temperature, TokenSampling,
 };
+use model::hub::{HubId, MODEL_EXTENSIONS};
 
 use super::PresetKind;
 

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use corpus::Split;
 use latent_tts::annotate::{AnnotationInputs, AnnotationJob, AnnotationObserver, ShardPart};
 use latent_tts::engine::rollout::{AnnotatedQuestion, ThoughtLabels};
 use latent_tts::report::table::count;
 use latent_tts::train::annotate::{
     AnnotationCounts, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
 };
-use latent_tts::train::corpus::Split;
 use latent_tts::{Annotator, EMBEDDED, ModelSelection, OnExisting, Question, SamplingOptions};
 use serde_json::{Value, json};
 

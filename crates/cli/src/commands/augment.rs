@@ -10,12 +10,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
-use train::augment::{
+use corpus::augment::{
     AugmentOptions, AugmentReport, AugmentSource, AugmentedExample, OverlapIndex, Refusal,
     VariantCount, augment, story,
 };
-use train::dataset;
+use serde_json::{Value, json};
 
 use crate::args::AugmentArgs;
 use crate::printer::Printer;
@@ -37,7 +36,7 @@ pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
     match &args.out {
         Some(path) => {
             let mut report = None;
-            files::replace(path, |out| {
+            record::files::replace(path, |out| {
                 report = Some(job.write(out)?);
                 Ok(())
             })
@@ -66,7 +65,8 @@ fn read_sources(files: &[PathBuf]) -> Result<Vec<AugmentSource>> {
             let templates = story::read(file)?.into_iter();
             sources.extend(templates.map(|template| AugmentSource::Story(Box::new(template))));
         } else {
-            sources.extend(dataset::read(file, None)?.into_iter().map(AugmentSource::Problem));
+            sources
+                .extend(data::examples::read(file, None)?.into_iter().map(AugmentSource::Problem));
         }
     }
     Ok(sources)
@@ -76,7 +76,7 @@ fn overlap_index(files: &[PathBuf]) -> Result<OverlapIndex> {
     let mut index = OverlapIndex::default();
     for file in files {
         // Benchmarks need not have worked steps, so that these are not read as training data.
-        ::dataset::read(file, None)?.iter().for_each(|question| index.add(&question.text));
+        data::read(file, None)?.iter().for_each(|question| index.add(&question.text));
     }
     Ok(index)
 }

@@ -13,7 +13,7 @@ use latent_tts::engine::bench::{BenchResult, EngineBench};
 use latent_tts::engine::{LatentModel, Method, Prompt};
 use latent_tts::{
     AnswerRule, DropoutScope, DropoutSites, EMBEDDED, Family, LatentLength, MaskLifetime,
-    Perturbation, Probability, Question, RewardModel, SamplingParams, dataset, model_files,
+    Perturbation, Probability, Question, RewardModel, SamplingParams, data, model_files,
 };
 use model::config::{
     Architecture, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
@@ -278,7 +278,7 @@ fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
         );
         Ok(Prompt { id: question.id, text: String::new(), tokens })
     };
-    dataset::read(data, None)?.into_iter().map(prompt).collect()
+    data::read(data, None)?.into_iter().map(prompt).collect()
 }
 
 fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {

@@ -7,9 +7,9 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use corpus::problem;
+use data::TrainExample;
 use serde::{Serialize, Serializer};
-use train::corpus::problem;
-use train::dataset::TrainExample;
 
 use crate::args::CorpusArgs;
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
+use corpus::Split;
 use latent_tts::record::{Manifest, Results, Sample};
 use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
-use latent_tts::train::corpus::Split;
 use latent_tts::{
     AblationKind, Aggregator, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput,
     Evaluation, ModelSelection, OnExisting, Question, SamplingOptions, aggregate, grade,

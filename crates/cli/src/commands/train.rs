@@ -79,7 +79,7 @@ fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Res
 fn lock_out(out: &Path) -> Result<DirLock> {
     let lock = record::lock_dir(out)?;
     let dir = out.join(record::TRAINING_DIR);
-    files::remove_strays(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    record::files::remove_strays(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
     Ok(lock)
 }
 

@@ -1,7 +1,7 @@
 //! CODI: hidden states go through a projector (linear, GELU, linear, layer norm) before they are
 //! fed back.
 
-use answer::AnswerRule;
+use data::answer::AnswerRule;
 use model::head::MlpNames;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;

@@ -1,6 +1,6 @@
 //! CoLaR: a Gaussian head predicts the next compressed embedding; the model decides when to end.
 
-use answer::AnswerRule;
+use data::answer::AnswerRule;
 use model::head::GaussianMeanNames;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;

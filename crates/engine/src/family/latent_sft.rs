@@ -1,6 +1,6 @@
 //! Latent-SFT: a thought is the mixture of the most probable tokens' embeddings.
 
-use answer::AnswerRule;
+use data::answer::AnswerRule;
 use model::config::Architecture;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;

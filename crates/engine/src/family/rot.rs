@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use answer::AnswerRule;
+use data::answer::AnswerRule;
 use model::head::SwiGluNames;
 use model::{Checkpoint, LatentHead, Tokenizer};
 use tensor::Device;

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use engine::reference::{self, RandomSource, ReferenceRow, ReferenceRun};
-use engine::{
+use latent_tts_engine::reference::{self, RandomSource, ReferenceRow, ReferenceRun};
+use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange,
     MaskLifetime, Perturbation, Probability, Prompt, Reasoner, Reply, Request, RewardModel, RowId,
     SamplingParams, TokenSampling, Trajectory,

@@ -2,7 +2,7 @@
 //! full run.
 
 use aggregate::{Candidate, Confidence, StopReason, majority};
-use engine::{AdaptiveSampling, Engine, Perturbation, Reply, SamplingParams};
+use latent_tts_engine::{AdaptiveSampling, Engine, Perturbation, Reply, SamplingParams};
 use model::testkit::CheckpointFamily;
 
 use crate::common::*;

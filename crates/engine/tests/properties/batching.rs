@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use engine::{AnswerTokens, Perturbation, Reasoner, Reply, SamplingParams};
+use latent_tts_engine::{AnswerTokens, Perturbation, Reasoner, Reply, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, DeferredInputs, ForwardOptions, Pass, Sequence};
 use proptest::prelude::*;

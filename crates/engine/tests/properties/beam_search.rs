@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use engine::{
+use latent_tts_engine::{
     AnswerBatch, BeamSize, LatentLength, Perturbation, Prompt, Reply, Rewards, SamplingParams,
     reference,
 };
@@ -354,7 +354,7 @@ fn a_search_without_reward_model_thoughts_or_memory_is_refused() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     let params = short_params(&pair.reasoner, 1, thought_dropout(0.3));
     let params = SamplingParams { beam: size(40, 40), ..params };
-    let refused = |engine: &engine::Engine, params| {
+    let refused = |engine: &latent_tts_engine::Engine, params| {
         run(engine, params, &questions()).unwrap_err().to_string()
     };
     let unrewarded = refused(&pair.unrewarded_engine(), params);

@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use engine::{CancelToken, Engine, EngineError, Perturbation, Reply, Request, SamplingParams};
+use latent_tts_engine::{
+    CancelToken, Engine, EngineError, Perturbation, Reply, Request, SamplingParams,
+};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
 use crate::common::*;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use engine::{EngineError, Family, LatentLength, Method, Reasoner};
+use latent_tts_engine::{EngineError, Family, LatentLength, Method, Reasoner};
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::{Value, json};
 

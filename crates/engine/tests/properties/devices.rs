@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use engine::{Engine, Perturbation, Reasoner, Reply, reference};
 use half::{bf16, f16};
+use latent_tts_engine::{Engine, Perturbation, Reasoner, Reply, reference};
 use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use engine::{EngineError, Family, LatentLength, Perturbation, Reply, Request};
+use latent_tts_engine::{EngineError, Family, LatentLength, Perturbation, Reply, Request};
 use model::testkit::CheckpointFamily;
 use tensor::Tensor;
 
@@ -124,6 +124,6 @@ fn unfit_thoughts_are_refused() {
         EngineError::NothingToReplace { family } if family == Family::COCONUT
     ));
     let mut searching = forcing(&requests[0], vec![Tensor::zeros(1, width)]);
-    searching.params.beam = Some(engine::BeamSize::for_samples(nonzero(4)));
+    searching.params.beam = Some(latent_tts_engine::BeamSize::for_samples(nonzero(4)));
     assert!(matches!(error(&searching), EngineError::ForcedSearch { id: 9 }));
 }

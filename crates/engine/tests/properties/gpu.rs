@@ -15,9 +15,11 @@ mod thoughts;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use engine::reference::{self, ReferenceRow, ReferenceRun};
-use engine::rollout::{AnnotatedQuestion, RolloutRunner};
-use engine::{Engine, LatentLength, Perturbation, Reasoner, Reply, Request, SamplingParams};
+use latent_tts_engine::reference::{self, ReferenceRow, ReferenceRun};
+use latent_tts_engine::rollout::{AnnotatedQuestion, RolloutRunner};
+use latent_tts_engine::{
+    Engine, LatentLength, Perturbation, Reasoner, Reply, Request, SamplingParams,
+};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, Decoder, RandomWeights, RewardHead};
 use tensor::{Device, Precision, Tensor};

@@ -1,6 +1,6 @@
 //! Gumbel noise on thoughts that are mixtures of token embeddings.
 
-use engine::{EngineError, Perturbation, SamplingParams, Temperature};
+use latent_tts_engine::{EngineError, Perturbation, SamplingParams, Temperature};
 use model::testkit::CheckpointFamily;
 use tensor::Tensor;
 use tensor::ops;

@@ -1,7 +1,7 @@
 //! How many thoughts a row has: a fixed number, its own decision up to a limit, or a sampled
 //! number.
 
-use engine::{LatentLength, Perturbation, Reply, SamplingParams, Trajectory};
+use latent_tts_engine::{LatentLength, Perturbation, Reply, SamplingParams, Trajectory};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
 use crate::common::*;

@@ -1,6 +1,6 @@
 //! The logit lens: the tokens that the LM head predicts where a thought is made.
 
-use engine::{Lens, Perturbation, Request, SamplingParams};
+use latent_tts_engine::{Lens, Perturbation, Request, SamplingParams};
 use model::head;
 use model::testkit::CheckpointFamily;
 use tensor::Tensor;
@@ -57,7 +57,7 @@ fn a_lens_reads_what_the_latent_head_reads() {
         assert_eq!(trajectory.lens.len(), trajectory.thoughts, "{family:?}");
         let Some(first) = trajectory.lens.first() else { continue };
         let tokens = &prompt_of(&pair.reasoner, question).tokens;
-        let hidden = engine::reference::prompt_hidden(&pair.reasoner, tokens).unwrap();
+        let hidden = latent_tts_engine::reference::prompt_hidden(&pair.reasoner, tokens).unwrap();
         let last = hidden.select([hidden.rows() - 1].into_iter());
         let argmax = |hidden: &Tensor| {
             tensor::ops::argmax(device(), hidden, pair.reasoner.decoder.lm_head()).unwrap()
@@ -83,7 +83,7 @@ fn a_lens_changes_nothing_else_and_covers_what_it_is_asked_for() {
             (solve_all(&pair.engine(), &requests), solve_all(&pair.engine(), &seen));
         assert_all_same(&plain, &read, &format!("{family:?}"));
         for (reply, lens) in read.iter().zip(lenses) {
-            let has = |trajectory: &engine::Trajectory, asked: bool| {
+            let has = |trajectory: &latent_tts_engine::Trajectory, asked: bool| {
                 let count = lens.filter(|_| asked).map_or(0, |lens| lens.tokens.get());
                 let expected = if count > 0 { trajectory.thoughts } else { 0 };
                 assert_eq!(trajectory.lens.len(), expected);

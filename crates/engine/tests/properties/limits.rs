@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Engine, EngineError, Perturbation, Reasoner, Reply, RewardModel, SamplingParams};
+use latent_tts_engine::{
+    Engine, EngineError, Perturbation, Reasoner, Reply, RewardModel, SamplingParams,
+};
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! A question's text is text: whatever it says, no control token comes of it.
 
-use engine::Prompt;
+use latent_tts_engine::Prompt;
 use model::testkit::CheckpointSpec;
 
 use crate::common::*;

@@ -4,8 +4,8 @@
 use std::sync::{Arc, LazyLock};
 
 use aggregate::Aggregator;
-use answer::AnswerKind;
-use engine::{
+use data::answer::AnswerKind;
+use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, LatentLength, Perturbation, Reasoner, Reply, Request,
     SamplingParams,
 };

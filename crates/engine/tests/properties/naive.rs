@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use engine::reference::{self, RandomSource, ReferenceRun};
-use engine::{
+use latent_tts_engine::reference::{self, RandomSource, ReferenceRun};
+use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, LatentLength, MaskLifetime, Perturbation, Prompt, Reasoner,
     RecordedNoise, RowId, SamplingParams,
 };

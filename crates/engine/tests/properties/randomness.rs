@@ -1,6 +1,6 @@
 //! What dropout and noise do to a trajectory, and that they do nothing at strength zero.
 
-use engine::{DropoutScope, DropoutSites, Perturbation, SamplingParams, reference};
+use latent_tts_engine::{DropoutScope, DropoutSites, Perturbation, SamplingParams, reference};
 use model::config::Config;
 use model::testkit::CheckpointFamily;
 use model::{Cache, Decoder, Dropout, LmHead, Pass, Sequence, TensorSource};

@@ -5,7 +5,9 @@
 //! masks from the random function. So it specifies which outputs are dropped (after the projection
 //! and its bias, before the residual), how (zeroed, or divided by 1 - p), and in which passes.
 
-use engine::{DropoutScope, DropoutSites, Perturbation, Reasoner, RowId, SamplingParams};
+use latent_tts_engine::{
+    DropoutScope, DropoutSites, Perturbation, Reasoner, RowId, SamplingParams,
+};
 use model::Checkpoint;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use tensor::Tensor;

@@ -2,7 +2,7 @@
 //! the caller's own error.
 
 use aggregate::{Aggregator, Candidate};
-use engine::{
+use latent_tts_engine::{
     CancelToken, Engine, EngineError, LatentLength, Perturbation, Replies, Reply, Request,
     SamplingParams,
 };

@@ -1,6 +1,6 @@
 //! Rewards are read at each thought's own position, whatever else is scored with it.
 
-use engine::{
+use latent_tts_engine::{
     AnswerBatch, LatentLength, Perturbation, ReferenceTracer, RewardModel, SamplingParams,
     reference,
 };

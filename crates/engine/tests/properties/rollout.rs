@@ -4,10 +4,10 @@
 //! Tiny random models give no right answers, so that the grader here is an arbitrary function of
 //! the answer's tokens: one rollout with any other token changes its label in half of the cases.
 
-use engine::rollout::{
+use latent_tts_engine::rollout::{
     self, AnnotatedQuestion, Grade, Grader, RolloutRunner, ThoughtLabels, rollout_row,
 };
-use engine::{
+use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Perturbation, Probability, Prompt, Reasoner,
     RowId, SamplingParams,
 };
@@ -304,7 +304,7 @@ fn a_grader_can_read_answers() {
     let params = SamplingParams { max_new_tokens: nonzero(24), ..params };
     let annotate_with_gold = |prompts: &[Prompt], gold: &str| {
         let grader: &Grader<'_> = &|_, tokens: &[u32]| {
-            let (_, answer) = reasoner.parse_answer(answer::AnswerKind::Number, tokens)?;
+            let (_, answer) = reasoner.parse_answer(data::answer::AnswerKind::Number, tokens)?;
             let correct = answer.as_ref().is_some_and(|answer| answer.matches(gold));
             Ok(Grade { answer: answer.map(|answer| answer.as_str().to_owned()), correct })
         };

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use engine::scheduler::{Event, EventDetail, Scheduler, Submission, SubmitError};
-use engine::{
+use latent_tts_engine::scheduler::{Event, EventDetail, Scheduler, Submission, SubmitError};
+use latent_tts_engine::{
     CancelToken, Engine, EngineError, Lens, Prompt, Reply, Request, SamplingParams, Trajectory,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
@@ -139,8 +139,8 @@ fn rows_without_thoughts_and_end_tokens_get_what_they_get_alone() {
     let engine = Engine::new(token_sampling::cot_reasoner(device(), &CheckpointSpec::default()));
     let mut requests = without_searches(&mixed_requests(engine.reasoner()));
     for request in &mut requests {
-        if let engine::LatentLength::AtMost(n) = request.params.length {
-            request.params.length = engine::LatentLength::Exactly(n);
+        if let latent_tts_engine::LatentLength::AtMost(n) = request.params.length {
+            request.params.length = latent_tts_engine::LatentLength::Exactly(n);
         }
     }
     assert_as_alone(&engine, &requests, "cot");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use engine::{
+use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, Perturbation, Reasoner,
     Reply, SamplingParams,
 };

@@ -5,8 +5,8 @@
 //! every row. The values are those in f32, so that a GGUF file and the directory that it was
 //! widened to have one digest. It reads about one percent of the weights, in milliseconds.
 
-use files::Fingerprint;
 use rayon::prelude::*;
+use record::Fingerprint;
 
 use super::{Checkpoint, StoredTensor};
 use crate::error::ModelError;

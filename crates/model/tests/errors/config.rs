@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use model::config::GenerationDefaults;
-use model::testkit::{CheckpointFamily, CheckpointSpec};
-use model::{Checkpoint, Config, ModelError, Tokenizer};
+use latent_tts_model::config::GenerationDefaults;
+use latent_tts_model::testkit::{CheckpointFamily, CheckpointSpec};
+use latent_tts_model::{Checkpoint, Config, ModelError, Tokenizer};
 use serde_json::json;
 
 use crate::{Fixture, assert_message};

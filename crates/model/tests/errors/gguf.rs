@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::PathBuf;
 
-use model::testkit::{
+use latent_tts_model::testkit::{
     CheckpointFamily, CheckpointSpec, GgmlType, GgufContent, GgufValue, StoredGgufTensor,
     write_checkpoint,
 };
-use model::{Checkpoint, ModelError, Tokenizer};
+use latent_tts_model::{Checkpoint, ModelError, Tokenizer};
 
 use crate::assert_message;
 

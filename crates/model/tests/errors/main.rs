@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
-use model::{Checkpoint, ModelError, Tokenizer};
+use latent_tts_model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use latent_tts_model::{Checkpoint, ModelError, Tokenizer};
 use safetensors::Dtype;
 use safetensors::tensor::{SafeTensors, TensorView};
 use serde_json::Value;

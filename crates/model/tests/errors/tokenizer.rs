@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use model::ModelError;
+use latent_tts_model::ModelError;
 use serde_json::{Value, json};
 
 use crate::{Fixture, assert_message};

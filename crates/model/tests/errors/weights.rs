@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use model::ModelError;
-use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
+use latent_tts_model::ModelError;
+use latent_tts_model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 

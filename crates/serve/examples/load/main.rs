@@ -1,7 +1,7 @@
 //! The server under load, over loopback.
 //!
 //! ```text
-//! cargo run --release -p serve --example load -- proof
+//! cargo run --release -p latent-tts-serve --example load -- proof
 //! cargo run --release -p serve --features cuda --example load -- latency --model DIR --cuda
 //! load latency --url http://127.0.0.1:8000        # against a server that runs elsewhere
 //! load clients --url http://127.0.0.1:8000 --clients 64 --samples 64

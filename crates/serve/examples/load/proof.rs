@@ -16,8 +16,8 @@ use latent_tts::{
     DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions,
     SamplingParams, Scheduler,
 };
+use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
-use serve::ServeOptions;
 
 use crate::client::{Answered, Client, metric};
 use crate::running::Running;

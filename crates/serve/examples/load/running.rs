@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread::JoinHandle;
 
 use latent_tts::Engine;
-use serve::{ServeOptions, Server};
+use latent_tts_serve::{ServeOptions, Server};
 use tokio::sync::oneshot;
 
 /// A server on a thread.

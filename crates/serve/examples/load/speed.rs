@@ -8,8 +8,8 @@ use latent_tts::{
     DeviceKind, DeviceOptions, DropoutScope, Engine, LatentLength, MaskLifetime, ModelSelection,
     Perturbation, Probability, Request, RewardModelChoice, SamplingParams, default_memory,
 };
+use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
-use serve::ServeOptions;
 
 use crate::ServerArgs;
 use crate::client::Client;

@@ -250,7 +250,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
 fn what_cannot_be_honoured_is_refused_by_name() {
     let server = TestServer::of(
         engine_without_rewards(),
-        serve::ServeOptions { max_samples: 100, ..Default::default() },
+        latent_tts_serve::ServeOptions { max_samples: 100, ..Default::default() },
     );
     let latent = |latent: Value| json!({ "latent": latent });
     for (more, field) in [

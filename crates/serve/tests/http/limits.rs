@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
-use serve::ServeOptions;
 
 use crate::support::*;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
-use serve::ServeOptions;
 
 use crate::support::*;
 

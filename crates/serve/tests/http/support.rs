@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use latent_tts::{Engine, Model, Reply, Request, SamplingOptions, SamplingParams};
+use latent_tts_serve::{ServeOptions, Server};
 use serde_json::{Value, json};
-use serve::{ServeOptions, Server};
 use tokio::sync::oneshot;
 
 /// A question in the embedded model's words.

@@ -2,8 +2,8 @@
 
 use latent_tts::Lens;
 use latent_tts::record::{Manifest, RunDir, Sample, TrajectoryRecord};
+use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
-use serve::ServeOptions;
 
 use crate::support::*;
 

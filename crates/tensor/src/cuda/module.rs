@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys;
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
-use files::Fingerprint;
+use record::Fingerprint;
 
 use super::CudaError;
 
@@ -373,7 +373,8 @@ fn read_cached(path: &Path) -> Option<Vec<u8>> {
 fn write_cached(path: &Path, image: &[u8]) {
     let made = path.parent().map_or(Ok(()), fs::create_dir_all);
     // A cache that cannot be written costs time at the next start and nothing else.
-    let _ = made.and_then(|()| files::write_atomic(path, &[&checksum(image), image].concat()));
+    let _ =
+        made.and_then(|()| record::files::write_atomic(path, &[&checksum(image), image].concat()));
 }
 
 fn cache_dir() -> Option<PathBuf> {

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use files::Checksum;
+use record::files::Checksum;
 use record::{DirLock, Fingerprint};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -84,7 +84,7 @@ impl AnnotationIndex {
 
     pub(super) fn read(dir: &Path) -> Result<Self, AnnotationError> {
         let path = dir.join(INDEX_FILE);
-        let text = match files::read_regular(&path) {
+        let text = match record::files::read_regular(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(AnnotationError::NoIndex { dir: dir.into() });
             }

@@ -161,7 +161,7 @@ struct MappedShard {
 impl MappedShard {
     fn open(path: &Path, index: &AnnotationIndex, shard: usize) -> Result<Self, AnnotationError> {
         let unreadable = |source| AnnotationError::Read { path: path.into(), source };
-        let file = files::open_regular(path).map_err(unreadable)?;
+        let file = record::files::open_regular(path).map_err(unreadable)?;
         // SAFETY: the map is read-only and private to this struct. As with every memory-mapped
         // file, no other process may truncate it meanwhile. A byte that changes gives a wrong
         // number but no undefined value, since numbers are decoded from copied bytes.

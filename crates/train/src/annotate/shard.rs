@@ -1,6 +1,6 @@
 //! Annotated questions, collected in memory until their shard is complete.
 
-use dataset::Question;
+use data::Question;
 use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
 use half::bf16;
 use safetensors::Dtype;
@@ -9,7 +9,7 @@ use safetensors::tensor::TensorView;
 use super::error::AnnotationError;
 use super::index::{AnnotationIndex, ThoughtsDtype};
 use super::ragged::RaggedArray;
-use crate::worked_step::step_result;
+use data::worked_step::step_result;
 
 /// Questions and rollouts of a shard, or of all shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

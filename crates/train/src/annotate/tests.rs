@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use dataset::{AnswerKind, Question};
+use data::{AnswerKind, Question};
 use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
 use proptest::prelude::*;
 use serde_json::json;

@@ -11,10 +11,10 @@ use model::{ModelError, Tokenizer};
 
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, guarded};
 use crate::curriculum::{Curriculum, CurriculumSample};
-use crate::dataset::TrainExample;
 use crate::digit_head::ThoughtTarget;
 use crate::tokenized_example::TokenizedExample;
-use crate::worked_step::{step_operands, step_result};
+use data::TrainExample;
+use data::worked_step::{step_operands, step_result};
 
 /// Tokenizes examples in COCONUT's layout.
 #[derive(Clone)]

@@ -17,9 +17,9 @@ use tensor::ops;
 use tensor::{Device, DeviceError, Tensor};
 
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, guarded};
-use crate::dataset::TrainExample;
 use crate::latent_step::{ComparedRow, ForwardSegment};
 use crate::tokenized_example::{DistillRole, TokenizedExample};
+use data::TrainExample;
 
 /// The words before an answer.
 const ANSWER_INTRODUCTION: &str = "The answer is:";

@@ -23,10 +23,10 @@ use super::compressed::{
     CompressedBatch, CompressedPass, CompressedSequence, FactorNorm, GroupFactors, mean,
 };
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
-use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::rows::{assemble_rows, reuse_cache};
+use data::TrainExample;
 
 /// The text around thoughts: the prompt ends with it, and so do the thoughts.
 pub const SEPARATOR: &str = "###";

@@ -28,9 +28,9 @@ use super::compressed::{
 };
 use super::layout::{FamilyLayout, is_in_vocabulary};
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
-use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::rows::{assemble_rows, reuse_cache};
+use data::TrainExample;
 
 /// The text before an answer, and after it.
 const ANSWER_BOX: [&str; 2] = ["\\boxed{", "}"];

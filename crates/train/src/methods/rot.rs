@@ -26,9 +26,9 @@ use super::compressed::{
 };
 use super::layout::FamilyLayout;
 use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
-use crate::dataset::TrainExample;
 use crate::dropout::DropoutConfig;
 use crate::rows::{assemble_rows, reuse_cache};
+use data::TrainExample;
 
 /// The texts of the family in a vocabulary; its markers are added tokens.
 pub fn layout(tokenizer: &Tokenizer) -> Result<FamilyLayout, ModelError> {

@@ -15,7 +15,6 @@ use tensor::Device;
 use super::ReasonerTask;
 use crate::curriculum::Curriculum;
 use crate::data_loader::{BatchSpec, DataLoader, ExampleSource};
-use crate::dataset::TrainExample;
 use crate::digit_head::DigitHead;
 use crate::error::TrainError;
 use crate::latent_step::{AuxiliaryLosses, LatentTrainStep};
@@ -29,6 +28,7 @@ use crate::methods::simcot::StepDecoder;
 use crate::methods::{ExampleEncoder, TrainStep};
 use crate::model_dir::{self, ModelUsage, TrainableModel, WeightWriter};
 use crate::trainer::TrainTask;
+use data::TrainExample;
 
 /// A method with its settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]

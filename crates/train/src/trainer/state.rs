@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use files::Checksum;
 use model::NamedTensor;
 use model::save::{self, SaveDtype};
 use record::EvalRecord;
+use record::files::Checksum;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use tensor::{Device, Tensor};
@@ -54,7 +54,7 @@ impl TrainState {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         let path = config.dir.join(STATE_FILE);
-        let bytes = match files::read_regular(&path) {
+        let bytes = match record::files::read_regular(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 let (fingerprint, optimizer) = config.settings.fingerprints();

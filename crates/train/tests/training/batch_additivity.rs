@@ -1,11 +1,11 @@
 //! Examples of a batch are independent: a batch's gradients are the weighted sum of those of its
 //! examples alone.
 
+use latent_tts_train::loss::Objective;
+use latent_tts_train::methods::TrainStep;
+use latent_tts_train::reward_step::RewardHeadKind;
+use latent_tts_train::tokenized_example::TokenizedExample;
 use model::testkit::CheckpointFamily;
-use train::loss::Objective;
-use train::methods::TrainStep;
-use train::reward_step::RewardHeadKind;
-use train::tokenized_example::TokenizedExample;
 
 use crate::support::{
     NamedGradients, dropout, latent_step, loss_config, reward_example, reward_step, take_gradients,

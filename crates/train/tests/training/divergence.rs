@@ -4,11 +4,11 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use latent_tts_train::TrainError;
+use latent_tts_train::trainer::{Divergence, EvalResult, TrainConfig, TrainMemory, TrainTask};
 use model::Parameter;
 use record::TrainingDir;
 use serde_json::{Map, Value, json};
-use train::TrainError;
-use train::trainer::{Divergence, EvalResult, TrainConfig, TrainMemory, TrainTask};
 
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
 

@@ -3,11 +3,13 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use latent_tts_train::TrainError;
+use latent_tts_train::trainer::{
+    EvalResult, KeepPolicy, TrainConfig, TrainEvent, TrainOutcome, TrainTask,
+};
 use model::Parameter;
 use record::TrainingDir;
 use serde_json::{Map, Value};
-use train::TrainError;
-use train::trainer::{EvalResult, KeepPolicy, TrainConfig, TrainEvent, TrainOutcome, TrainTask};
 
 use crate::support::{ReasonerFixture, problems, train, train_config};
 

@@ -1,24 +1,26 @@
 //! Gradients against finite differences of the loss along several directions.
 
 use engine::family::{CODI_PROJECTOR, COLAR_HEAD, ROT_HEAD};
+use latent_tts_train::dropout::DropoutConfig;
+use latent_tts_train::latent_step::{AuxiliaryLosses, LatentTrainStep};
+use latent_tts_train::loss::Objective;
+use latent_tts_train::methods::TrainStep;
+use latent_tts_train::methods::codi::Distillation;
+use latent_tts_train::methods::colar::{ColarExample, ColarTrainStep};
+use latent_tts_train::methods::compressed::CompressedExample;
+use latent_tts_train::methods::latent_sft::LatentSftTrainStep;
+use latent_tts_train::methods::rot::RotTrainStep;
+use latent_tts_train::methods::simcot::StepDecoder;
+use latent_tts_train::reward_step::{
+    RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
+};
+use latent_tts_train::tokenized_example::{DistillRole, TokenizedExample};
 use model::testkit::{CheckpointFamily, write_checkpoint};
 use model::{
     Checkpoint, DecoderTuning, LmHead, LoraConfig, LoraTargets, ModelError, Parameter,
     RandomWeights, TensorSource, TrainableDecoder, TrainableGaussianHead, TrainableHead,
     TrainableSwiGlu,
 };
-use train::dropout::DropoutConfig;
-use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
-use train::loss::Objective;
-use train::methods::TrainStep;
-use train::methods::codi::Distillation;
-use train::methods::colar::{ColarExample, ColarTrainStep};
-use train::methods::compressed::CompressedExample;
-use train::methods::latent_sft::LatentSftTrainStep;
-use train::methods::rot::RotTrainStep;
-use train::methods::simcot::StepDecoder;
-use train::reward_step::{RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep};
-use train::tokenized_example::{DistillRole, TokenizedExample};
 
 use crate::support::{
     DIGIT_WEIGHT, device, dropout, latent_step, loss_config, reward_example, reward_step,

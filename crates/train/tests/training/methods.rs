@@ -4,15 +4,15 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use data::TrainExample;
 use engine::Reasoner;
+use latent_tts_train::curriculum::{Curriculum, Removal};
+use latent_tts_train::methods::{colar, latent_sft, rot};
+use latent_tts_train::reasoner::{MethodSpec, StepDecoderSpec, greedy_accuracy};
+use latent_tts_train::trainer::{TrainEvent, TrainOutcome, TrainTask};
+use latent_tts_train::vocabulary;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{LoraConfig, LoraTargets, Tokenizer};
-use train::curriculum::{Curriculum, Removal};
-use train::dataset::TrainExample;
-use train::methods::{colar, latent_sft, rot};
-use train::reasoner::{MethodSpec, StepDecoderSpec, greedy_accuracy};
-use train::trainer::{TrainEvent, TrainOutcome, TrainTask};
-use train::vocabulary;
 
 use crate::resumable::{ACCUMULATION_STEPS, STEPS, assert_resumable};
 use crate::support::{ReasonerFixture, device, problems, train, train_config};

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 
 use engine::{LatentLength, Reasoner};
-use train::reasoner::greedy_accuracy;
-use train::trainer::{TrainEvent, TrainOutcome};
+use latent_tts_train::reasoner::greedy_accuracy;
+use latent_tts_train::trainer::{TrainEvent, TrainOutcome};
 
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
 

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
+use latent_tts_train::curriculum::Curriculum;
+use latent_tts_train::loss::Objective;
+use latent_tts_train::methods::TrainStep;
+use latent_tts_train::reasoner::{MethodSpec, StepDecoderSpec};
+use latent_tts_train::reward_step::RewardHeadKind;
+use latent_tts_train::trainer::TrainTask;
 use model::LoraConfig;
 use model::testkit::{CheckpointFamily, CheckpointSpec};
-use train::curriculum::Curriculum;
-use train::loss::Objective;
-use train::methods::TrainStep;
-use train::reasoner::{MethodSpec, StepDecoderSpec};
-use train::reward_step::RewardHeadKind;
-use train::trainer::TrainTask;
 
 use crate::methods::{
     SMALL, STEP_DECODER, coconut, codi, colar_base, colar_method, lora_with_dropout, short_problems,

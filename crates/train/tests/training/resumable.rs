@@ -14,9 +14,9 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use latent_tts_train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainSettings, TrainTask};
 use record::TrainingDir;
 use serde_json::{Map, json};
-use train::trainer::{TrainConfig, TrainEvent, TrainOutcome, TrainSettings, TrainTask};
 
 use crate::support::{train, train_config};
 

@@ -4,23 +4,23 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use dataset::{AnswerKind, Question};
+use data::{AnswerKind, Question};
 
 use engine::rollout::{AnnotatedQuestion, LabelledTrajectory};
 use engine::{LatentModel, ReferenceTracer, RewardModel};
+use latent_tts_train::TrainError;
+use latent_tts_train::annotate::{
+    AnnotationIndex, AnnotationShard, AnnotationStore, Annotations, ThoughtsDtype,
+};
+use latent_tts_train::loss::Objective;
+use latent_tts_train::reward::RewardTask;
+use latent_tts_train::reward_step::{RewardExample, RewardHeadKind, RewardTrainStep};
+use latent_tts_train::trainer::{TrainConfig, TrainOutcome, TrainSettings, TrainTask};
 use model::save::{self, SaveDtype};
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{NamedTensor, Parameter};
 use record::TrainingDir;
 use serde_json::json;
-use train::TrainError;
-use train::annotate::{
-    AnnotationIndex, AnnotationShard, AnnotationStore, Annotations, ThoughtsDtype,
-};
-use train::loss::Objective;
-use train::reward::RewardTask;
-use train::reward_step::{RewardExample, RewardHeadKind, RewardTrainStep};
-use train::trainer::{TrainConfig, TrainOutcome, TrainSettings, TrainTask};
 
 use crate::methods::SMALL;
 use crate::resumable::{ACCUMULATION_STEPS, assert_resumable, config};

@@ -8,6 +8,11 @@ use engine::{
     AnswerBatch, EngineError, Family, Prompt, REFERENCE_DIR, Reasoner, ReferenceTracer,
     RewardModel, reference,
 };
+use latent_tts_train::model_dir::{
+    self, AdapterSpec, AdapterStart, ModelInit, TuningSpec, WeightWriter,
+};
+use latent_tts_train::reward_step::{RewardHeadKind, RewardTrainStep};
+use latent_tts_train::trainer::TrainTask;
 use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{
@@ -16,9 +21,6 @@ use model::{
 };
 use serde_json::{Value, json};
 use tensor::Tensor;
-use train::model_dir::{self, AdapterSpec, AdapterStart, ModelInit, TuningSpec, WeightWriter};
-use train::reward_step::{RewardHeadKind, RewardTrainStep};
-use train::trainer::TrainTask;
 
 use crate::support::{
     FULL_TUNING, FULL_WRITER, ReasonerFixture, device, loss_config, optimizer, problems,
@@ -146,7 +148,7 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
         let losses = step
             .accumulate_gradients(
                 &[reward_example(3, &[2, 3, 1])],
-                loss_config(train::loss::Objective::Bce, None),
+                loss_config(latent_tts_train::loss::Objective::Bce, None),
             )
             .unwrap();
         assert!(losses.objective.is_finite());

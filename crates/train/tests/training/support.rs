@@ -4,36 +4,36 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use corpus::{self, Split};
+use data::TrainExample;
 use engine::family::CODI_PROJECTOR;
+use latent_tts_train::TrainError;
+use latent_tts_train::curriculum::{Curriculum, Removal};
+use latent_tts_train::data_loader::{BatchSpec, DataLoader, ExampleSource};
+use latent_tts_train::digit_head::{DigitHead, ThoughtTarget};
+use latent_tts_train::dropout::DropoutConfig;
+use latent_tts_train::latent_step::{AuxiliaryLosses, LatentTrainStep};
+use latent_tts_train::loss::Objective;
+use latent_tts_train::methods::coconut::CoconutEncoder;
+use latent_tts_train::model_dir::{
+    self, ModelInit, ModelUsage, ScratchShape, TrainableModel, TuningSpec, WeightWriter,
+};
+use latent_tts_train::reasoner::{MethodSpec, ReasonerTask, ReasonerTraining};
+use latent_tts_train::reward_step::{
+    DigitHeads, OutcomeHead, RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
+    TrainableRewardHead,
+};
+use latent_tts_train::schedule::{LrSchedule, Optimizer};
+use latent_tts_train::tokenized_example::TokenizedExample;
+use latent_tts_train::trainer::{
+    EventCallback, KeepPolicy, TrainConfig, TrainOutcome, TrainSettings, TrainTask, Trainer,
+};
 use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use model::{
     Checkpoint, LmHead, LoraConfig, Parameter, RandomWeights, TrainableDecoder, TrainableHead,
 };
 use tensor::{Device, Tensor};
-use train::TrainError;
-use train::corpus::{self, Split};
-use train::curriculum::{Curriculum, Removal};
-use train::data_loader::{BatchSpec, DataLoader, ExampleSource};
-use train::dataset::TrainExample;
-use train::digit_head::{DigitHead, ThoughtTarget};
-use train::dropout::DropoutConfig;
-use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
-use train::loss::Objective;
-use train::methods::coconut::CoconutEncoder;
-use train::model_dir::{
-    self, ModelInit, ModelUsage, ScratchShape, TrainableModel, TuningSpec, WeightWriter,
-};
-use train::reasoner::{MethodSpec, ReasonerTask, ReasonerTraining};
-use train::reward_step::{
-    DigitHeads, OutcomeHead, RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
-    TrainableRewardHead,
-};
-use train::schedule::{LrSchedule, Optimizer};
-use train::tokenized_example::TokenizedExample;
-use train::trainer::{
-    EventCallback, KeepPolicy, TrainConfig, TrainOutcome, TrainSettings, TrainTask, Trainer,
-};
 
 /// Weights of the heads that a checkpoint lacks, large enough to have an effect.
 const HEADS: RandomWeights = RandomWeights { seed: 5 };

@@ -1,10 +1,10 @@
 //! What the training data lack, told before the first step: steps, and words that the model knows.
 
 use anyhow::{Result, bail, ensure};
+use data::TrainExample;
 use model::Tokenizer;
 use report::table::count;
 use train::data_loader::ExampleSource;
-use train::dataset::TrainExample;
 use train::vocabulary::UNKNOWN;
 
 use crate::args::{ReasonerArgs, ReasonerMode};

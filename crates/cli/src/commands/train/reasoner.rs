@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use ::data::{TrainExample, examples};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use corpus::{self, Split};
 use latent_tts::{data_file, file_fingerprint, files_over};
 use model::{ModelFiles, Tokenizer};
 use serde_json::{Value, json};
-use train::corpus::{self, Split};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{ExampleMixture, ExampleSource};
-use train::dataset::{self, TrainExample};
 use train::methods::{latent_sft, rot};
 use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
@@ -278,7 +278,7 @@ impl WeightedData {
     fn open(&self, seed: u64) -> Result<(ExampleSource, Option<f64>)> {
         let Some(file) = self.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
         let file = &data_file(&file.to_string_lossy())?;
-        let examples = dataset::read(file, None)?;
+        let examples = examples::read(file, None)?;
         ensure!(!examples.is_empty(), "{}: no examples", file.display());
         let size = examples.len() as f64;
         Ok((ExampleSource::List { examples: Arc::new(examples), seed }, Some(size)))
@@ -289,7 +289,7 @@ fn held_out(args: &ReasonerArgs) -> Result<Vec<TrainExample>> {
     let count = args.held_out_count;
     let only_corpus = args.data.iter().all(|data| data.file().is_none());
     match &args.held_out {
-        Some(file) => Ok(dataset::read(file, Some(count))?),
+        Some(file) => Ok(examples::read(file, Some(count))?),
         None if only_corpus => {
             Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
         }

@@ -1,7 +1,7 @@
 //! How far two runs agree to rounding.
 
-use engine::Reply;
-use engine::reference::ReferenceRow;
+use latent_tts_engine::Reply;
+use latent_tts_engine::reference::ReferenceRow;
 
 use crate::common::*;
 

@@ -5,8 +5,8 @@
 //! Tiny models of every family have small heads, which take the generic attention; so two models of
 //! the shapes that have kernels of their own run as well.
 
-use engine::rollout::AnnotatedQuestion;
-use engine::{Perturbation, Reply, Request, SamplingParams};
+use latent_tts_engine::rollout::AnnotatedQuestion;
+use latent_tts_engine::{Perturbation, Reply, Request, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use tensor::{Device, Precision};
 

@@ -1,0 +1,120 @@
+//! Training examples, from the corpus or from a file: the paper's JSON, GSM8K's lines, or iCoT's
+//! text.
+//!
+//! JSON is parsed by this crate's reader, which knows the field names of every benchmark. iCoT's
+//! text, one example per line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is parsed here.
+//! Errors are that crate's: they name file, position and field.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::worked_step::is_worked_step;
+use crate::{DatasetError, DatasetProblem, FilePosition, MAX_BYTES, Question, RecordFlaw};
+
+/// A question with its solution.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub struct TrainExample {
+    /// The question's text.
+    pub question: String,
+    /// Worked steps such as `<<16-3-4=9>>`; may be empty.
+    pub steps: Vec<String>,
+    /// The answer, a number without thousands separators.
+    pub answer: String,
+}
+
+/// Reads the examples of the file at `path`, at most the first `limit`.
+///
+/// # Errors
+///
+/// When the file cannot be read, is too large, holds no example, or has an invalid one within the
+/// limit.
+pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<TrainExample>, DatasetError> {
+    let located = |problem| DatasetError { path: path.to_owned(), problem };
+    let mut file = BufReader::new(File::open(path).map_err(|error| located(error.into()))?);
+    if is_icot(&mut file).map_err(|error| located(error.into()))? {
+        return read_icot(file, limit.unwrap_or(usize::MAX)).map_err(located);
+    }
+    let questions = crate::parse(path, file, limit)?;
+    questions.into_iter().map(|question| from_question(question).map_err(located)).collect()
+}
+
+/// Whether the file is iCoT's text: the first line in its buffer is not JSON and has the separator.
+fn is_icot(file: &mut impl BufRead) -> std::io::Result<bool> {
+    let start = file.fill_buf()?;
+    let mut lines = start.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let line = lines.find(|line| !line.is_empty()).unwrap_or_default();
+    let is_json = matches!(line.first(), Some(b'[' | b'{'));
+    let separator = STEP_SEPARATOR.as_bytes();
+    Ok(!is_json && line.windows(separator.len()).any(|window| window == separator))
+}
+
+/// Between question and steps.
+const STEP_SEPARATOR: &str = "||";
+
+fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, DatasetProblem> {
+    let mut input = file.take(MAX_BYTES + 1);
+    let (mut examples, mut bytes) = (Vec::new(), Vec::new());
+    for line in 1.. {
+        bytes.clear();
+        if examples.len() == limit || input.read_until(b'\n', &mut bytes)? == 0 {
+            break;
+        }
+        if !bytes.trim_ascii().is_empty() {
+            let position = FilePosition::Line(line);
+            let flawed = |flaw| DatasetProblem::Record { place: position, flaw };
+            examples.push(parse_icot_line(&bytes).map_err(flawed)?);
+        }
+    }
+    match input.limit() {
+        0 => Err(DatasetProblem::TooLarge),
+        _ if examples.is_empty() => Err(DatasetProblem::Empty),
+        _ => Ok(examples),
+    }
+}
+
+/// `question||steps #### answer`
+fn parse_icot_line(bytes: &[u8]) -> Result<TrainExample, RecordFlaw> {
+    let missing = |field, accepted| RecordFlaw::Missing { field, accepted };
+    let text = std::str::from_utf8(bytes)
+        .map_err(|_| field_error("question", "is not UTF-8; convert the file"))?;
+    let (question, rest) =
+        text.split_once(STEP_SEPARATOR).ok_or(missing("steps", "what follows || on its line"))?;
+    let (steps, answer) =
+        rest.split_once("####").ok_or(missing("answer", "what follows #### on its line"))?;
+    let answer = answer.trim().replace(',', "");
+    if question.trim().is_empty() {
+        return Err(field_error("question", "is empty; give it a text"));
+    }
+    if answer.is_empty() {
+        return Err(field_error("answer", "is empty; give it a number"));
+    }
+    let steps = steps.split_whitespace().map(str::to_owned).collect();
+    TrainExample { question: question.trim().to_owned(), steps, answer }.checked()
+}
+
+fn from_question(question: Question) -> Result<TrainExample, DatasetProblem> {
+    let place = FilePosition::Element(question.id as usize + 1);
+    let Question { text, steps, gold, .. } = question;
+    let example = TrainExample { question: text, steps, answer: gold };
+    example.checked().map_err(|flaw| DatasetProblem::Record { place, flaw })
+}
+
+impl TrainExample {
+    /// The example, if its steps are calculations.
+    fn checked(self) -> Result<Self, RecordFlaw> {
+        match self.steps.iter().find(|step| !is_worked_step(step)) {
+            Some(step) => {
+                let problem = format!("holds {step:?}; write each as <<12*3=36>>");
+                Err(field_error("steps", &problem))
+            }
+            None => Ok(self),
+        }
+    }
+}
+
+fn field_error(field: &'static str, problem: &str) -> RecordFlaw {
+    RecordFlaw::Field { field, problem: problem.to_owned() }
+}

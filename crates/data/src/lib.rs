@@ -1,0 +1,214 @@
+//! Questions with gold answers, read from a benchmark's own file.
+//!
+//! The format is detected from the content, not from the file name: a JSON array (the paper's
+//! files), one JSON object per line (GSM8K, GSM-Hard, SVAMP, MATH-500, AIME), CSV with a header
+//! (GPQA), or (feature `parquet`) Parquet, as datasets of the Hub are. `record` parses the known
+//! fields, `shape` maps each benchmark's field names to a question, `csv` parses quoted CSV,
+//! `parquet` rows of columns, `error` holds the errors.
+//!
+//! Invariants: a question's `id` is its index in the file, whatever the limit, because random
+//! numbers are keyed by it; the text is unchanged, leading spaces included, because prompts depend
+//! on it; reading never panics and uses at most a small multiple of the file's size in memory.
+
+pub mod answer;
+mod csv;
+mod error;
+pub mod examples;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod record;
+mod shape;
+#[cfg(test)]
+mod tests;
+pub mod worked_step;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+pub use answer::AnswerKind;
+pub use error::{DatasetError, DatasetProblem, FilePosition, RecordFlaw};
+pub use examples::TrainExample;
+use record::DataRecord;
+
+/// Largest file in bytes; known benchmarks have a few megabytes.
+pub const MAX_BYTES: u64 = 1 << 30;
+
+/// The first bytes of a Parquet file.
+const PARQUET_MAGIC: &[u8; 4] = b"PAR1";
+
+/// One problem and its gold answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Index in the file, from 0. Identifies the question in records, and keys its random numbers.
+    pub id: u32,
+    /// The text as in the file; for multiple choice, followed by the options as `A) ...` lines.
+    pub text: String,
+    /// The gold answer: a number without thousands separators, a formula, or the letter of an
+    /// option.
+    pub gold: String,
+    /// The kind of `gold`; determines how answers are extracted and compared.
+    pub kind: AnswerKind,
+    /// Steps of the solution such as `<<48/2=24>>`, if the file has them.
+    pub steps: Vec<String>,
+}
+
+/// Reads the questions of the file at `path`, at most the first `limit`.
+///
+/// # Errors
+///
+/// The file cannot be read, is too large, contains no question, or contains an invalid record
+/// before the limit; the error names the file, the position and what is accepted.
+pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, DatasetError> {
+    let named = |problem| DatasetError { path: path.to_owned(), problem };
+    let file = File::open(path).map_err(|error| named(error.into()))?;
+    let size = file.metadata().map_err(|error| named(error.into()))?.len();
+    if size > MAX_BYTES {
+        return Err(named(DatasetProblem::TooLarge));
+    }
+    parse(path, BufReader::new(file), limit)
+}
+
+/// Like [`read`], from `input`; errors name the file `name`.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn parse(
+    name: &Path,
+    input: impl BufRead,
+    limit: Option<usize>,
+) -> Result<Vec<Question>, DatasetError> {
+    let mut input = input.take(MAX_BYTES + 1);
+    let questions = questions(&mut input, limit.unwrap_or(usize::MAX));
+    // The size of a pipe is not known in advance, so the limit is checked after reading.
+    let result = if input.limit() == 0 { Err(DatasetProblem::TooLarge) } else { questions };
+    result.map_err(|problem| DatasetError { path: name.to_owned(), problem })
+}
+
+fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, DatasetProblem> {
+    if limit == 0 {
+        return Ok(Vec::new());
+    }
+    let (first, skipped) = first_byte(input)?;
+    let questions = match first {
+        None => Vec::new(),
+        Some(b'P') if input.fill_buf()?.starts_with(PARQUET_MAGIC) => parquet_rows(input, limit)?,
+        Some(b'[') => {
+            let walk = |each: &mut dyn FnMut(DataRecord) -> ControlFlow<()>| {
+                record::array(input, each).map_err(|error| DatasetProblem::json(&error, skipped))
+            };
+            listed(limit, FilePosition::Element, walk)?
+        }
+        Some(b'{') => lines(input, limit, skipped)?,
+        Some(_) => table(input, limit, skipped)?,
+    };
+    if questions.is_empty() { Err(DatasetProblem::Empty) } else { Ok(questions) }
+}
+
+/// The first byte after a byte-order mark and white space, not consumed, and the number of lines
+/// before it.
+fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetProblem> {
+    if input.fill_buf()?.starts_with(b"\xef\xbb\xbf") {
+        input.consume(3);
+    }
+    let mut lines = 0;
+    loop {
+        match input.fill_buf()?.first().copied() {
+            Some(byte) if byte.is_ascii_whitespace() => {
+                lines += usize::from(byte == b'\n');
+                input.consume(1);
+            }
+            first => return Ok((first, lines)),
+        }
+    }
+}
+
+/// The questions of records that are passed on one at a time, so that one is in memory; `place`
+/// tells where a record is by its number from 1.
+fn listed(
+    limit: usize,
+    place: fn(usize) -> FilePosition,
+    walk: impl FnOnce(&mut dyn FnMut(DataRecord) -> ControlFlow<()>) -> Result<(), DatasetProblem>,
+) -> Result<Vec<Question>, DatasetProblem> {
+    let (mut questions, mut flaw) = (Vec::new(), None);
+    walk(&mut |record| {
+        match shape::question(&record, questions.len()) {
+            Ok(question) => questions.push(question),
+            Err(found) => flaw = Some(found),
+        }
+        let done = flaw.is_some() || questions.len() == limit;
+        if done { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    match flaw {
+        Some(flaw) => Err(DatasetProblem::Record { place: place(questions.len() + 1), flaw }),
+        None => Ok(questions),
+    }
+}
+
+/// Parses Parquet, whose directory of columns is at its end.
+#[cfg(feature = "parquet")]
+fn parquet_rows(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, DatasetProblem> {
+    let mut content = Vec::new();
+    input.read_to_end(&mut content)?;
+    listed(limit, FilePosition::Row, |each| parquet::rows(content, each))
+}
+
+#[cfg(not(feature = "parquet"))]
+fn parquet_rows(_: &mut impl BufRead, _: usize) -> Result<Vec<Question>, DatasetProblem> {
+    let what = "Parquet, which this program was built without, the feature `parquet`";
+    Err(DatasetProblem::Unrecognised(what.to_owned()))
+}
+
+/// Parses JSON lines; one line is in memory at a time. Empty lines are skipped.
+fn lines(
+    input: &mut impl BufRead,
+    limit: usize,
+    skipped: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
+    let (mut questions, mut bytes, mut line) = (Vec::new(), Vec::new(), skipped);
+    while questions.len() < limit && input.read_until(b'\n', &mut bytes)? > 0 {
+        if !bytes.trim_ascii().is_empty() {
+            let record = serde_json::from_slice(&bytes)
+                .map_err(|error| DatasetProblem::json(&error, line))?;
+            questions.push(numbered(&record, questions.len(), line + 1)?);
+        }
+        bytes.clear();
+        line += 1;
+    }
+    Ok(questions)
+}
+
+/// Parses CSV whose header has a known question field.
+fn table(
+    input: &mut impl BufRead,
+    limit: usize,
+    skipped: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes)?;
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        DatasetProblem::Unrecognised(format!("neither JSON nor UTF-8, {error}"))
+    })?;
+    let mut rows = csv::CsvRows::new(text, skipped);
+    let header = rows.next().transpose()?.map(|row| row.cells).unwrap_or_default();
+    if !shape::is_header(&header) {
+        let start: String = text.chars().take(40).collect();
+        return Err(DatasetProblem::Unrecognised(format!("it starts with {start:?}")));
+    }
+    let mut questions = Vec::new();
+    for row in rows.take(limit) {
+        let row = row?;
+        let record = DataRecord::from_row(&header, row.cells).map_err(|reason| {
+            DatasetProblem::Syntax { place: FilePosition::Line(row.line), reason }
+        })?;
+        questions.push(numbered(&record, questions.len(), row.line)?);
+    }
+    Ok(questions)
+}
+
+fn numbered(record: &DataRecord, index: usize, line: usize) -> Result<Question, DatasetProblem> {
+    shape::question(record, index)
+        .map_err(|flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw })
+}

@@ -1,6 +1,0 @@
-#![no_main]
-
-use fuzz_bodies::FuzzTarget;
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: &[u8]| FuzzTarget::find("answer").expect("a target").run(input));

@@ -1,0 +1,45 @@
+//! Every target on its corpus, and on a few thousand mutations of it: no panic, no broken round
+//! trip, no memory beyond the input's size. `examples/campaign.rs` runs the same for longer.
+
+#![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
+
+use latent_tts_fuzz::{FuzzTarget, Mutator, TARGETS};
+
+/// Mutations of each target.
+const MUTATIONS: usize = 3000;
+
+fn check(name: &str) {
+    let target = FuzzTarget::find(name).unwrap();
+    let corpus = target.corpus().unwrap();
+    assert!(!corpus.is_empty(), "{name} has a corpus");
+    // What the bodies share is made before memory is counted.
+    let _ = std::panic::catch_unwind(|| target.run(&corpus[0].1));
+    for (file, input) in &corpus {
+        let outcome = std::panic::catch_unwind(|| target.run(input));
+        assert!(outcome.is_ok(), "fuzz/corpus/{name}/{file} breaks its parser");
+    }
+    let (mut mutator, mut input) = (Mutator::new(0), Vec::new());
+    for number in 0..MUTATIONS {
+        mutator.mutate(&corpus, target.words, &mut input);
+        let outcome = std::panic::catch_unwind(|| target.run(&input));
+        assert!(outcome.is_ok(), "mutation {number} of {name} breaks its parser: {input:?}");
+    }
+}
+
+macro_rules! checks {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(stringify!($name));
+            }
+        )*
+
+        #[test]
+        fn every_target_has_its_test() {
+            assert_eq!(TARGETS.map(|target| target.name), [$(stringify!($name)),*]);
+        }
+    };
+}
+
+checks!(safetensors config tokenizer gguf adapter questions samples annotations settings layers answer http);
