@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use corpus::{Split, problem};
 use data::TrainExample;
@@ -105,4 +105,22 @@ fn case_and_white_space_do_not_matter_and_other_words_are_unknown() {
         tokenizer.encode("  TOM has\n12 apples .").unwrap(),
         tokenizer.encode("Tom has 12 apples.").unwrap()
     );
+}
+
+#[test]
+fn every_word_occurs_in_training() {
+    let trained: BTreeSet<String> = (0..50_000)
+        .map(|index| problem(Split::Train, 0, index))
+        .flat_map(|p| {
+            let words = p.question.split(|c: char| !c.is_ascii_alphabetic());
+            words.filter(|w| !w.is_empty()).map(str::to_lowercase).collect::<Vec<_>>()
+        })
+        .collect();
+    let all: BTreeSet<String> = vocabulary::tokens()
+        .into_iter()
+        .filter(|t| t.bytes().all(|b| b.is_ascii_lowercase()))
+        .collect();
+    let unseen: Vec<&String> = all.difference(&trained).collect();
+    assert!(unseen.is_empty(), "never in training: {unseen:?}");
+    assert!(corpus::texts().count() > 200);
 }
