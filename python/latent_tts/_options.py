@@ -52,9 +52,7 @@ def sampling(n: int, options: Sampling | dict[str, Any], **more: Any) -> dict[st
         known = ", ".join(Sampling.__annotations__)
         raise TypeError(f"no option is called {', '.join(sorted(unknown))}; there are {known}")
     given = {name: value for name, value in options.items() if value is not None}
-    if "thoughts" in given:
-        given["thoughts"] = str(given["thoughts"])
-    return {"n": n, **given, **more}
+    return {"samples": n, **given, **more}
 
 
 def on_existing(resume: bool, overwrite: bool) -> str:
@@ -71,16 +69,15 @@ def path_or_none(path: str | PathLike[str] | None) -> Path | None:
 
 def beam_size(
     beam: bool | tuple[int, int] | None, rules: Sequence[str] | None, scored: bool
-) -> tuple[int, int] | None:
-    """The size of the beam search beside an evaluation's samples, as the command line chooses it.
+) -> dict[str, Any]:
+    """The options of the beam search beside an evaluation's samples, as the command line has them.
 
-    Unless told otherwise one runs where there is a reward model and no rules are named; (0, 0) is
-    the size that costs what the samples do.
+    By default a search runs where there is a reward model and no rules are named.
     """
     if isinstance(beam, tuple):
-        return beam
-    wanted = (scored and rules is None) if beam is None else beam
-    return (0, 0) if wanted else None
+        width, candidates = beam
+        return {"beam_width": width, "beam_candidates": candidates}
+    return {"beam": (scored and rules is None) if beam is None else beam}
 
 
 def grid(strengths: str | float | Sequence[float] | None) -> str | None:

@@ -147,7 +147,7 @@ class Reasoner:
         '7'
         """
         size = _options.beam_size(beam, None, self.reward_model is not None)
-        options = _options.sampling(n, sampling, rule=rule, beam=size)
+        options = _options.sampling(n, sampling, rule=rule, greedy=True, **size)
         (reply,) = self._engine.sample([question], answer_kind, options, None)
         return Solution(
             question=question,
@@ -238,7 +238,7 @@ class Reasoner:
             "keep_thoughts": given["keep_thoughts"],
         }
         beam = _options.beam_size(given["beam"], rules, scored)
-        return _core.Evaluation(arguments, _options.sampling(given["n"], sampling, beam=beam))
+        return _core.Evaluation(arguments, _options.sampling(given["n"], sampling, **beam))
 
     def sweep(
         self,

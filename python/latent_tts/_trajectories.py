@@ -102,7 +102,7 @@ class Trajectories(Sequence[list[Trajectory]]):
         *,
         vote_temperature: float | None = None,
         likelihood_weight: float | None = None,
-        caution: float | None = None,
+        lcb_coefficient: float | None = None,
     ) -> list[str | None]:
         """Each question's answer under a voting rule."""
         chosen: list[str | None] = []
@@ -117,7 +117,7 @@ class Trajectories(Sequence[list[Trajectory]]):
                 rule=rule,
                 vote_temperature=vote_temperature,
                 likelihood_weight=likelihood_weight,
-                caution=caution,
+                lcb_coefficient=lcb_coefficient,
             )
             chosen.append(None if index is None else row[index].answer)
         return chosen

@@ -17,7 +17,7 @@ class Vote(NamedTuple):
     answer: str
     votes: int
     weight: float
-    """The sum of exp(reward - largest reward)."""
+    """Its share of the summed weights, exp(reward), of all answers."""
     reward: float | None
     """The sum of their rewards, where every candidate with an answer was scored."""
 
@@ -48,7 +48,7 @@ def aggregate(
     rule: str = "majority",
     vote_temperature: float | None = None,
     likelihood_weight: float | None = None,
-    caution: float | None = None,
+    lcb_coefficient: float | None = None,
 ) -> int | None:
     """The index of the candidate that a rule chooses; ``None`` if no candidate has an answer.
 
@@ -63,7 +63,12 @@ def aggregate(
     True
     """
     candidates = _candidates(answers, rewards, process_rewards, logprobs)
-    return _core.aggregate(candidates, rule, vote_temperature, likelihood_weight, caution)
+    constants = {
+        "vote_temperature": vote_temperature,
+        "likelihood_weight": likelihood_weight,
+        "lcb_coefficient": lcb_coefficient,
+    }
+    return _core.aggregate(candidates, rule, constants)
 
 
 def votes(

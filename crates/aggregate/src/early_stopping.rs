@@ -12,12 +12,16 @@
 
 use std::cmp::Reverse;
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{AnswerVotes, Candidate, leader, votes};
 
 /// A probability above 1/2 and at most 1. At 1, sampling stops only when the vote is certain.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
 pub struct Confidence(f64);
 
 impl Confidence {
@@ -32,14 +36,48 @@ impl Confidence {
     }
 }
 
+/// Why a number is no [`Confidence`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InvalidConfidence;
+
+impl fmt::Display for InvalidConfidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("must be above 0.5 and at most 1")
+    }
+}
+
+impl std::error::Error for InvalidConfidence {}
+
+impl TryFrom<f64> for Confidence {
+    type Error = InvalidConfidence;
+
+    fn try_from(probability: f64) -> Result<Self, InvalidConfidence> {
+        Self::new(probability).ok_or(InvalidConfidence)
+    }
+}
+
+impl From<Confidence> for f64 {
+    fn from(confidence: Confidence) -> Self {
+        confidence.0
+    }
+}
+
+impl FromStr for Confidence {
+    type Err = InvalidConfidence;
+
+    fn from_str(text: &str) -> Result<Self, InvalidConfidence> {
+        text.trim().parse::<f64>().map_err(|_| InvalidConfidence)?.try_into()
+    }
+}
+
 /// Recorded for a question with fewer trajectories than were requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EarlyStop {
     /// The number of trajectories requested.
-    #[serde(rename = "asked")]
+    #[serde(alias = "asked")]
     pub requested: u32,
     /// Why fewer were enough.
-    #[serde(rename = "why")]
+    #[serde(alias = "why")]
     pub reason: StopReason,
 }
 

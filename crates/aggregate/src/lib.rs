@@ -6,7 +6,8 @@
 //!
 //! | module | computes |
 //! |---|---|
-//! | voting | majority, reward-weighted voting, best-of-N ([`Aggregator`]) |
+//! | rules | the registry of voting rules ([`Rule`], [`VotingRule`]), one file each |
+//! | voting | what the rules share: rewards, tallies, ties |
 //! | early stopping | whether more samples could still change the majority ([`stop_reason`]) |
 //! | diversity | mean pairwise cosine dissimilarity of thoughts at each step ([`StepDiversity`]) |
 //! | ranking | pairwise ranking accuracy of rewards ([`ordered_pairs`]) |
@@ -14,6 +15,7 @@
 mod diversity;
 mod early_stopping;
 mod ranking;
+mod rules;
 mod standardize;
 #[cfg(test)]
 mod testing;
@@ -22,9 +24,10 @@ mod voting;
 pub use diversity::StepDiversity;
 pub use early_stopping::{Confidence, EarlyStop, StopReason, lead_probability, stop_reason};
 pub use ranking::ordered_pairs;
+pub use rules::{Rule, RuleNameTaken, Signals, UnknownRule, VotingRule};
 pub use voting::{
-    Aggregator, AnswerVotes, RewardReduction, VoteParams, best_first, best_of, leader, majority,
-    reward, votes, weighted,
+    AnswerVotes, RewardReduction, VoteParams, best_first, best_of, leader, majority, reward, votes,
+    weighted,
 };
 
 /// One sampled trajectory as the voting rules see it.
@@ -45,7 +48,7 @@ pub trait Candidate {
     fn logprob(&self) -> Option<f32>;
 }
 
-impl<T: Candidate> Candidate for &T {
+impl<T: Candidate + ?Sized> Candidate for &T {
     fn number(&self) -> u32 {
         (**self).number()
     }

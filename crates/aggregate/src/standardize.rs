@@ -34,6 +34,12 @@ pub(crate) fn softmax_weights(values: &[f64]) -> Vec<f64> {
     values.iter().map(|x| if max.is_finite() { (x - max).exp() } else { 1.0 }).collect()
 }
 
+/// The softmax weights of `values / temperature`.
+pub(crate) fn sharpen(mut values: Vec<f64>, temperature: f64) -> Vec<f64> {
+    values.iter_mut().for_each(|value| *value /= temperature);
+    softmax_weights(&values)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! Voting rules: one answer from k candidates.
+//! What the voting rules share: rewards, tallies, ties. `rules` has the rules themselves.
 //!
 //! Each rule returns the index of the chosen candidate, or `None` if no candidate has an answer.
 //! The order of the slice does not matter: where an order is needed it is that of the candidates'
@@ -8,14 +8,14 @@
 //! reward), l its log-probability, and z(x) = (x - mean) / std over the k candidates that have an
 //! answer:
 //!
-//! | [`Aggregator`] | chooses | needs |
+//! | [`Rule`](crate::Rule) | chooses | needs |
 //! |---|---|---|
 //! | `majority` | the answer with the most votes | |
 //! | `weighted` | the answer with the largest sum of exp(r) | rewards |
 //! | `normalized` | the answer with the largest sum of exp(z(r) / T) | rewards |
-//! | `likely` | the answer with the largest sum of exp(z(l) / T) | log-probabilities |
+//! | `likelihood` | the answer with the largest sum of exp(z(l) / T) | log-probabilities |
 //! | `combined` | the answer with the largest sum of exp((z(r) + L z(l)) / T) | both |
-//! | `pessimistic` | the answer with the largest mean r - C std / sqrt(votes) | rewards |
+//! | `lcb` | the answer with the largest mean r - C std / sqrt(votes) | rewards |
 //! | `best_of` | the candidate with the largest r | rewards |
 //! | `best_of_mean` | the candidate with the largest mean process reward | rewards |
 //! | `best_of_sum`, `_last`, `_min` | the same by the sum, the last, the smallest | rewards |
@@ -57,131 +57,63 @@ pub enum RewardReduction {
     Min,
 }
 
-/// A rule that picks one answer from many candidates.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Aggregator {
-    /// Most votes.
-    #[default]
-    Majority,
-    /// Votes weighted by a softmax of the rewards.
-    Weighted,
-    /// Votes weighted by a softmax of the standardized rewards, which no scale of rewards can
-    /// dominate.
-    Normalized,
-    /// Votes weighted by a softmax of the standardized log-probabilities. Needs no reward model.
-    Likelihood,
-    /// Votes weighted by a softmax of standardized rewards plus standardized log-probabilities.
-    Combined,
-    /// A lower confidence bound on each answer's mean reward: few votes need a higher mean.
-    Pessimistic,
-    /// The candidate with the largest reward.
-    BestOf(RewardReduction),
-}
-
 /// The constants of the voting rules.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct VoteParams {
     /// Divides standardized values before the softmax; above 0. Large values approach the majority.
     pub temperature: f64,
     /// Weight of the standardized log-probability relative to the standardized reward.
-    pub lambda: f64,
+    #[serde(alias = "lambda")]
+    pub likelihood_weight: f64,
     /// Standard errors between the mean reward and its lower bound.
-    pub caution: f64,
+    #[serde(alias = "caution")]
+    pub lcb_coefficient: f64,
 }
 
 impl Default for VoteParams {
     fn default() -> Self {
-        Self { temperature: 1.0, lambda: 1.0, caution: 1.0 }
+        Self { temperature: 1.0, likelihood_weight: 1.0, lcb_coefficient: 1.0 }
     }
 }
 
-impl Aggregator {
-    /// All rules.
-    pub const ALL: [Self; 11] = [
-        Self::Majority,
-        Self::Weighted,
-        Self::Normalized,
-        Self::Likelihood,
-        Self::Combined,
-        Self::Pessimistic,
-        Self::BestOf(RewardReduction::OutcomeOrMean),
-        Self::BestOf(RewardReduction::Mean),
-        Self::BestOf(RewardReduction::Sum),
-        Self::BestOf(RewardReduction::Last),
-        Self::BestOf(RewardReduction::Min),
-    ];
+/// What breaks a tie between answers of equal weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TieBreak {
+    /// The larger sum of rewards, then the lower number.
+    Reward,
+    /// The lower number alone.
+    Number,
+}
 
-    /// The rules measured by default: all but the other reductions of best-of-N.
-    pub const DEFAULT: &[Self] = Self::ALL.split_at(7).0;
+/// The candidates with an answer, by number.
+pub(crate) struct Ballot<'a, T> {
+    candidates: &'a [T],
+    answered: Vec<usize>,
+}
 
-    /// The name in commands and results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Majority => "majority",
-            Self::Weighted => "weighted",
-            Self::Normalized => "normalized",
-            Self::Likelihood => "likely",
-            Self::Combined => "combined",
-            Self::Pessimistic => "pessimistic",
-            Self::BestOf(RewardReduction::OutcomeOrMean) => "best_of",
-            Self::BestOf(RewardReduction::Mean) => "best_of_mean",
-            Self::BestOf(RewardReduction::Sum) => "best_of_sum",
-            Self::BestOf(RewardReduction::Last) => "best_of_last",
-            Self::BestOf(RewardReduction::Min) => "best_of_min",
-        }
+impl<'a, T: Candidate> Ballot<'a, T> {
+    pub(crate) fn new(candidates: &'a [T]) -> Self {
+        Self { candidates, answered: answered_by_number(candidates) }
     }
 
-    /// The inverse of [`Aggregator::name`].
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|rule| rule.name() == name)
+    /// One reward per candidate with an answer.
+    pub(crate) fn rewards(&self) -> Vec<f64> {
+        rewards(self.candidates, &self.answered)
     }
 
-    /// Whether the rule reads rewards.
-    pub fn needs_rewards(self) -> bool {
-        !matches!(self, Self::Majority | Self::Likelihood)
+    /// One log-probability per candidate with an answer; negative infinity where there is none.
+    pub(crate) fn logprobs(&self) -> Vec<f64> {
+        let logprob = |&index: &usize| self.candidates[index].logprob();
+        let values = self.answered.iter().map(logprob);
+        values.map(|logprob| logprob.map_or(f64::NEG_INFINITY, f64::from)).collect()
     }
 
-    fn needs_logprobs(self) -> bool {
-        matches!(self, Self::Likelihood | Self::Combined)
-    }
-
-    /// Whether every candidate has the rewards and log-probabilities that the rule needs.
-    pub fn applies<T: Candidate>(self, candidates: &[T]) -> bool {
-        candidates.iter().all(|candidate| {
-            (!self.needs_rewards() || candidate.process_rewards().is_some())
-                && (!self.needs_logprobs() || candidate.logprob().is_some())
-        })
-    }
-
-    /// The index of the chosen candidate; of those that gave the chosen answer, the lowest number.
-    pub fn choose<T: Candidate>(self, candidates: &[T], params: &VoteParams) -> Option<usize> {
-        let answered = answered_by_number(candidates);
-        let rewards = || rewards(candidates, &answered);
-        let logprobs = || {
-            let logprob = |&i: &usize| candidates[i].logprob().map_or(f64::NEG_INFINITY, f64::from);
-            answered.iter().map(logprob).collect::<Vec<f64>>()
-        };
-        let sharpen = |mut scores: Vec<f64>| {
-            scores.iter_mut().for_each(|x| *x /= params.temperature);
-            softmax_weights(&scores)
-        };
-        let weights = match self {
-            Self::Majority => return majority(candidates),
-            Self::BestOf(reduction) => return best_of(candidates, reduction),
-            Self::Pessimistic => return pessimistic(candidates, params.caution),
-            Self::Weighted => softmax_weights(&rewards()),
-            Self::Normalized => sharpen(standardize(&rewards())),
-            Self::Likelihood => sharpen(standardize(&logprobs())),
-            Self::Combined => {
-                let pairs = standardize(&rewards()).into_iter().zip(standardize(&logprobs()));
-                let add =
-                    |(r, l): (f64, f64)| if l.is_finite() { r + params.lambda * l } else { l };
-                sharpen(pairs.map(add).collect())
-            }
-        };
-        let mut votes = tally(candidates, &answered, &weights);
-        if !self.needs_rewards() {
-            votes.iter_mut().for_each(|votes| votes.reward = None); // so that it breaks no tie
+    /// The answer with the largest sum of weights, one per candidate with an answer.
+    pub(crate) fn elect(&self, weights: &[f64], ties: TieBreak) -> Option<usize> {
+        let mut votes = tally(self.candidates, &self.answered, weights);
+        if ties == TieBreak::Number {
+            votes.iter_mut().for_each(|votes| votes.reward = None);
         }
         pick_answer(votes, |votes| votes.weight)
     }
@@ -196,7 +128,7 @@ pub struct AnswerVotes<'a> {
     pub first: usize,
     /// How many candidates gave it.
     pub votes: usize,
-    /// The sum of their weights, exp(reward - largest reward).
+    /// Their share of the summed weights, exp(reward), of all answers: 1 over all answers.
     pub weight: f64,
     /// The sum of their rewards, if every candidate with an answer was scored.
     pub reward: Option<f64>,
@@ -224,6 +156,14 @@ pub fn reward<T: Candidate>(candidate: &T, reduction: RewardReduction) -> f64 {
 
 /// The distinct answers, ordered by the number of the first candidate that gave each.
 pub fn votes<T: Candidate>(candidates: &[T]) -> Vec<AnswerVotes<'_>> {
+    let mut votes = weighted_votes(candidates);
+    let total: f64 = votes.iter().map(|votes| votes.weight).sum();
+    votes.iter_mut().for_each(|votes| votes.weight /= total);
+    votes
+}
+
+/// [`votes`] with the sums of unnormalized weights, which rounding does not make equal.
+fn weighted_votes<T: Candidate>(candidates: &[T]) -> Vec<AnswerVotes<'_>> {
     let answered = answered_by_number(candidates);
     let weights = softmax_weights(&rewards(candidates, &answered));
     tally(candidates, &answered, &weights)
@@ -241,7 +181,7 @@ pub fn majority<T: Candidate>(candidates: &[T]) -> Option<usize> {
 
 /// The answer with the largest sum of exp(reward), as the index of its first candidate.
 pub fn weighted<T: Candidate>(candidates: &[T]) -> Option<usize> {
-    pick_answer(votes(candidates), |votes| votes.weight)
+    pick_answer(weighted_votes(candidates), |votes| votes.weight)
 }
 
 /// The candidate with the largest reward among those with an answer.
@@ -259,7 +199,10 @@ pub fn best_first<T: Candidate>(candidates: &[T], reduction: RewardReduction) ->
 }
 
 /// Candidates without a reward count neither in the mean nor in the number of votes.
-fn pessimistic<T: Candidate>(candidates: &[T], caution: f64) -> Option<usize> {
+pub(crate) fn lower_confidence_bound<T: Candidate>(
+    candidates: &[T],
+    coefficient: f64,
+) -> Option<usize> {
     let answered = answered_by_number(candidates);
     let rewards = rewards(candidates, &answered);
     let Some(MeanStd { std, .. }) = MeanStd::of(&rewards) else {
@@ -274,7 +217,7 @@ fn pessimistic<T: Candidate>(candidates: &[T], caution: f64) -> Option<usize> {
         let (sum, count) = sums.entry(answer).or_default();
         (*sum, *count) = (*sum + reward, *count + 1.0);
     }
-    let bound = |(sum, count): &(f64, f64)| sum / count - caution * std / count.sqrt();
+    let bound = |(sum, count): &(f64, f64)| sum / count - coefficient * std / count.sqrt();
     let strength =
         |votes: &AnswerVotes<'_>| sums.get(votes.answer).map_or(f64::NEG_INFINITY, bound);
     pick_answer(votes(candidates), strength)

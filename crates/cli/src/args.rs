@@ -23,13 +23,14 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use latent_tts::SamplingOptions;
 
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind};
 pub use augment::AugmentArgs;
 pub use common::{
-    DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
-    SamplerKind, SamplingArgs, ScopeKind, SitesKind, StoredDtypeKind, TooLongKind,
+    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, StoredDtypeKind,
+    TooLongKind,
 };
 pub use layers::{parse, variable_of};
 pub use preset::PresetKind;
@@ -319,7 +320,7 @@ pub struct EvalArgs {
     pub limit: Option<NonZeroUsize>,
 
     #[command(flatten)]
-    pub sampling: SamplingArgs,
+    pub sampling: SamplingOptions,
 
     #[command(flatten)]
     pub aggregation: AggregationArgs,
@@ -374,7 +375,7 @@ pub struct SolveArgs {
     pub model: ModelArgs,
 
     #[command(flatten)]
-    pub sampling: SamplingArgs,
+    pub sampling: SamplingOptions,
 
     #[command(flatten)]
     pub aggregation: AggregationArgs,

@@ -4,110 +4,56 @@
 use std::collections::BTreeSet;
 use std::num::{NonZeroU32, NonZeroUsize};
 
-use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use anyhow::{Result, bail};
 use corpus::Split;
-use latent_tts::{
-    AblationKind, DataSource, DropoutScope, DropoutSites, MaskLifetime, OnExisting,
-    PerturbationOptions, SamplingOptions, TokenSampling,
-};
+use latent_tts::{AblationKind, DataSource, OnExisting, SamplingError, SamplingOptions};
 
-use crate::args::{AblateKind, MaskKind, SamplerKind, SamplingArgs, ScopeKind, SitesKind};
+use crate::args::AblateKind;
 
-/// Sampling options of the flags; `default_samples` is the default of `--samples`.
-pub fn sampling(args: &SamplingArgs, default_samples: NonZeroUsize) -> Result<SamplingOptions> {
-    Ok(SamplingOptions {
-        seed: args.seed.unwrap_or_default(),
-        perturbation: perturbation(args)?,
-        length: args.thoughts,
-        max_new_tokens: args.max_new_tokens.map(to_usize),
-        ..SamplingOptions::new(args.samples.map_or(default_samples, to_usize))
-    })
+/// Sampling options over a command's defaults, once it is known that no fields contradict.
+pub fn sampling(given: &SamplingOptions, defaults: SamplingOptions) -> Result<SamplingOptions> {
+    given.sampler_kind().map_err(flag_error)?;
+    Ok(given.clone().or(defaults))
 }
 
-/// The perturbation that the flags describe; `None` if no flag does.
-fn perturbation(args: &SamplingArgs) -> Result<Option<PerturbationOptions>> {
-    let flags = [
-        ("--p", SamplerKind::Dropout, args.p.is_some()),
-        ("--sites", SamplerKind::Dropout, args.sites.is_some()),
-        ("--scope", SamplerKind::Dropout, args.scope.is_some()),
-        ("--mask", SamplerKind::Dropout, args.mask.is_some()),
-        ("--sigma", SamplerKind::Noise, args.sigma.is_some()),
-        ("--tau", SamplerKind::Gumbel, args.tau.is_some()),
-        ("--temperature", SamplerKind::Tokens, args.temperature.is_some()),
-        ("--top-p", SamplerKind::Tokens, args.top_p.is_some()),
-    ];
-    let mut given = flags.iter().filter(|(_, _, given)| *given);
-    let first = given.clone().next();
-    let Some(kind) = args.sampler.or(first.map(|(_, kind, _)| *kind)) else { return Ok(None) };
-    match (args.sampler, first, given.find(|(_, of, _)| *of != kind)) {
-        (None, Some((a, of, _)), Some((b, other, _))) => {
-            bail!(
-                "{a} belongs to --sampler {} and {b} to --sampler {}; give one of them",
-                sampler_name(*of),
-                sampler_name(*other)
-            )
+/// The message of contradicting options in the words of the command line.
+pub fn flag_error(error: SamplingError) -> anyhow::Error {
+    let fields = error.fields();
+    let words = error.to_string();
+    let words = words.split(' ').map(|word| match fields.contains(&word) {
+        true => format!("--{}", word.replace('_', "-")),
+        false => word.to_owned(),
+    });
+    anyhow::anyhow!("{}", words.collect::<Vec<String>>().join(" "))
+}
+
+/// The sampling options that annotation, which votes on nothing, has no use for.
+pub(crate) const AGGREGATION_FIELDS: [&str; 10] = [
+    "greedy",
+    "rule",
+    "vote_temperature",
+    "likelihood_weight",
+    "lcb_coefficient",
+    "beam",
+    "beam_width",
+    "beam_candidates",
+    "adaptive",
+    "target_confidence",
+];
+
+/// Refuses options that only a vote reads.
+pub fn refuse_aggregation(options: &SamplingOptions) -> Result<()> {
+    let given = serde_json::to_value(options)?;
+    match AGGREGATION_FIELDS.iter().find(|field| given.get(field).is_some()) {
+        Some(field) => {
+            bail!("--{} has no effect on annotations; leave it out", field.replace('_', "-"))
         }
-        (_, _, Some((flag, ..))) => bail!(
-            "{flag} has no meaning with --sampler {}; leave one of them out",
-            sampler_name(kind)
-        ),
-        (_, _, None) => perturbation_of_kind(kind, args).map(Some),
+        None => Ok(()),
     }
-}
-
-fn perturbation_of_kind(kind: SamplerKind, args: &SamplingArgs) -> Result<PerturbationOptions> {
-    Ok(match kind {
-        SamplerKind::None => PerturbationOptions::None,
-        SamplerKind::Noise => PerturbationOptions::Noise { sigma: args.sigma },
-        SamplerKind::Gumbel => PerturbationOptions::Gumbel { tau: args.tau },
-        SamplerKind::Dropout => PerturbationOptions::Dropout {
-            p: args.p,
-            sites: args.sites.map(sites),
-            scope: args.scope.map_or(DropoutScope::Thoughts, scope),
-            mask: args.mask.map_or(MaskLifetime::Step, mask),
-        },
-        SamplerKind::Tokens => {
-            let (temperature, top_p) = (args.temperature.unwrap_or(1.0), args.top_p.unwrap_or(1.0));
-            let token_sampling = TokenSampling::new(temperature, top_p);
-            PerturbationOptions::Tokens(
-                token_sampling
-                    .with_context(|| format!("--temperature {temperature} with --top-p {top_p}"))?,
-            )
-        }
-    })
-}
-
-/// The name of a sampler as a value of `--sampler`.
-fn sampler_name(kind: SamplerKind) -> String {
-    kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 pub(crate) fn to_usize(n: NonZeroU32) -> NonZeroUsize {
     NonZeroUsize::try_from(n).unwrap_or(NonZeroUsize::MAX)
-}
-
-pub(crate) fn sites(kind: SitesKind) -> DropoutSites {
-    match kind {
-        SitesKind::Both => DropoutSites::BOTH,
-        SitesKind::Attn => DropoutSites::ATTN,
-        SitesKind::Mlp => DropoutSites::MLP,
-    }
-}
-
-pub(crate) fn scope(kind: ScopeKind) -> DropoutScope {
-    match kind {
-        ScopeKind::Thoughts => DropoutScope::Thoughts,
-        ScopeKind::Prompt => DropoutScope::Prompt,
-        ScopeKind::All => DropoutScope::All,
-    }
-}
-
-pub(crate) fn mask(kind: MaskKind) -> MaskLifetime {
-    match kind {
-        MaskKind::Step => MaskLifetime::Step,
-        MaskKind::Trajectory => MaskLifetime::Trajectory,
-    }
 }
 
 /// How to treat existing results, by `--resume` and `--overwrite`.
@@ -151,7 +97,8 @@ pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
 }
 
 /// The numbers of trajectories to report, each of which must be at most `samples`.
-pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroUsize) -> Result<Vec<usize>> {
+pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroU32) -> Result<Vec<usize>> {
+    let samples = to_usize(samples);
     let requested = requested.unwrap_or_default();
     match requested.iter().find(|k| **k > samples) {
         Some(k) => bail!("--k {k} asks for more trajectories than --samples {samples} gives"),

@@ -252,7 +252,7 @@ fn adaptive_runs_report_sample_counts() {
     );
     assert_eq!(short["settings"]["adaptive"], serde_json::json!({ "confidence": 0.95 }));
     let samples = String::from_utf8(sandbox.read("short/samples.jsonl")).unwrap();
-    assert!(samples.contains(r#""stopped":{"asked":16,"why":"confident"}"#), "{samples}");
+    assert!(samples.contains(r#""stopped":{"requested":16,"reason":"confident"}"#), "{samples}");
 
     let solved = sandbox
         .run(&[

@@ -201,7 +201,7 @@ fn only_the_embedded_reasoner_has_a_default_reward_model() {
     let sandbox = CliSandbox::new();
     let scored = |run: &str| {
         sandbox.samples(run)[0]["trajectories"][0]
-            .get("scores")
+            .get("process_rewards")
             .is_some_and(|scores| !scores.is_null())
     };
     eval(&sandbox, &["--reward-model", "none", "--out", "a"]).ok();

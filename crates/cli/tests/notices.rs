@@ -159,8 +159,8 @@ fn solve_shows_every_trajectory_on_request() {
     let json = solve(&["--json"]).json();
     let shown = solve(&["--show"]).out;
     for trajectory in json["trajectories"].as_array().unwrap() {
-        let reward = trajectory["verdict"].as_f64().unwrap();
-        let thought = trajectory["scores"][0].as_f64().unwrap();
+        let reward = trajectory["outcome_reward"].as_f64().unwrap();
+        let thought = trajectory["process_rewards"][0].as_f64().unwrap();
         let words = [format!("{reward:.3}"), format!("{thought:.3}")];
         let is_shown = |line: &str| {
             line.ends_with(&trajectory["text"].to_string())

@@ -152,7 +152,8 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         .ok();
     let sample = &sandbox.samples("outcome")[0];
     assert!(
-        sample["trajectories"][0]["verdict"].is_f64() && sample["beam"]["verdict"].is_f64(),
+        sample["trajectories"][0]["outcome_reward"].is_f64()
+            && sample["beam"]["outcome_reward"].is_f64(),
         "{sample}"
     );
 
@@ -173,7 +174,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
     }
     assert!(metric(&results, "coverage", 4) >= metric(&results, "best_of", 4));
     let first = &sandbox.samples("run")[0];
-    let process_rewards = first["trajectories"][0]["scores"].as_array().unwrap();
+    let process_rewards = first["trajectories"][0]["process_rewards"].as_array().unwrap();
     assert_eq!(process_rewards.len(), 6, "one process reward per thought");
 }
 

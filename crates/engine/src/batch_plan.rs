@@ -15,7 +15,7 @@ use crate::method::LatentLength;
 use crate::perturb::{Perturbation, PromptSharing};
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
-use crate::sampling_params::AdaptiveSampling;
+use crate::sampling_params::{self, AdaptiveSampling};
 use crate::streams;
 
 /// Some rows of one question. Row 0 is the greedy one, if that was asked for.
@@ -166,7 +166,7 @@ impl Footprint {
         thoughts: usize,
     ) -> Option<BeamFootprint> {
         let (size, reward) = item.params.beam.zip(context.reward_model)?;
-        let finalists = size.num_finalists(reward);
+        let finalists = reward.num_finalists(size);
         let paths = size.extensions() + size.width.get() * thoughts + finalists + 1;
         let answer = row_positions(context.model, 0, item.params.max_new_tokens.get());
         // Chunks of slots start at whole blocks.
@@ -195,7 +195,7 @@ impl<'a> BatchPlan<'a> {
         budget: usize,
     ) -> Result<(), EngineError> {
         let (model, params) = (context.model, item.params);
-        params.check(&model.method)?;
+        sampling_params::check(params, &model.method)?;
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
         }

@@ -446,7 +446,7 @@ impl<'a> BeamSearch<'a> {
     }
 
     fn num_finalists(&self) -> usize {
-        self.size.num_finalists(self.reward_model)
+        self.reward_model.num_finalists(self.size)
     }
 
     /// Decodes the finalists of every question and chooses among them.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
-use aggregate::Aggregator;
+use aggregate::Rule;
 use data::answer::AnswerKind;
 use rayon::prelude::*;
 
@@ -235,11 +235,11 @@ impl Engine {
     /// The rule that chooses a reply's answer unless the request names one: outcome rewards have a
     /// scale that means something and weigh votes as they are; process rewards have none and are
     /// normalised; without rewards, the plain majority.
-    pub fn default_rule(&self) -> Aggregator {
+    pub fn default_rule(&self) -> Rule {
         match self.reward_model() {
-            Some(model) if model.outcome_head.is_some() => Aggregator::Weighted,
-            Some(_) => Aggregator::Normalized,
-            None => Aggregator::Majority,
+            Some(model) if model.outcome_head.is_some() => Rule::WEIGHTED,
+            Some(_) => Rule::NORMALIZED,
+            None => Rule::MAJORITY,
         }
     }
 }

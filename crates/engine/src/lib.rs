@@ -47,17 +47,16 @@ pub use engine::{Engine, Replies};
 pub use error::EngineError;
 pub use family::{Family, FamilySpec};
 pub use logprobs::TokenScore;
-pub use method::{LatentLength, LengthRange, Method, TokenLookup};
-pub use perturb::{
-    DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability, Temperature,
-};
+pub use method::{Method, TokenLookup};
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};
 pub use reply::{BeamReply, ComputeCost, LensToken, Reply, StageSeconds, Trajectory};
 pub use request::{CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
-pub use sampling_params::{AdaptiveSampling, BeamSize, SamplingParams};
 pub use scheduler::Scheduler;
+pub use schema::{
+    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, LatentLength, LengthRange,
+    MaskLifetime, Perturbation, Probability, SamplingParams, Temperature, TopP,
+};
 pub use score::{AnswerBatch, Rewards};
-pub use tensor::ops::TokenSampling;

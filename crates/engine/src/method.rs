@@ -1,9 +1,7 @@
 //! What differs between models, resolved for one checkpoint: the family's customs under the
 //! checkpoint's own settings.
 
-use std::fmt;
 use std::num::NonZeroUsize;
-use std::str::FromStr;
 
 use data::answer::AnswerRule;
 use model::config::{Architecture, GenerationDefaults};
@@ -13,104 +11,7 @@ use crate::error::EngineError;
 use crate::family::Family;
 use crate::perturb::DropoutSites;
 
-/// How many thoughts a trajectory has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LatentLength {
-    /// None: the answer follows the prompt.
-    None,
-    /// That many.
-    Exactly(NonZeroUsize),
-    /// Until the model's argmax is the end token; at the limit the end tokens are forced. No
-    /// thought at all is legal.
-    AtMost(NonZeroUsize),
-    /// Each trajectory draws its number uniformly from the range.
-    Between(LengthRange),
-}
-
-/// Numbers of thoughts, both ends included; never empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LengthRange {
-    low: NonZeroUsize,
-    high: NonZeroUsize,
-}
-
-impl LengthRange {
-    /// From `low` to `high`, unless `high` is the smaller one.
-    pub fn new(low: NonZeroUsize, high: NonZeroUsize) -> Option<Self> {
-        (low <= high).then_some(Self { low, high })
-    }
-
-    /// The smallest number.
-    pub fn low(self) -> NonZeroUsize {
-        self.low
-    }
-
-    /// The largest number.
-    pub fn high(self) -> NonZeroUsize {
-        self.high
-    }
-}
-
-impl LatentLength {
-    /// The most thoughts that a trajectory can have.
-    pub fn limit(self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Exactly(n) | Self::AtMost(n) => n.get(),
-            Self::Between(range) => range.high.get(),
-        }
-    }
-
-    /// The same rule for another number of thoughts.
-    fn with_limit(self, thoughts: usize) -> Self {
-        match (self, NonZeroUsize::new(thoughts)) {
-            (_, None) => Self::None,
-            (Self::AtMost(_), Some(n)) => Self::AtMost(n),
-            (_, Some(n)) => Self::Exactly(n),
-        }
-    }
-}
-
-/// `0`, `6`, `<=64` or `4-6`, as [`LatentLength::from_str`] reads it.
-impl fmt::Display for LatentLength {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("0"),
-            Self::Exactly(n) => n.fmt(f),
-            Self::AtMost(n) => write!(f, "<={n}"),
-            Self::Between(range) => write!(f, "{}-{}", range.low, range.high),
-        }
-    }
-}
-
-/// More thoughts than any model has positions for.
-const MAX_THOUGHTS: usize = 1 << 20;
-
-impl FromStr for LatentLength {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let count = |text: &str| {
-            let number: Option<NonZeroUsize> = text.trim().parse().ok();
-            number.filter(|n| n.get() <= MAX_THOUGHTS).ok_or_else(|| {
-                let text = text.trim();
-                format!("{text:?} is no count from 1 to {MAX_THOUGHTS}; write 6, <=64 or 4-6")
-            })
-        };
-        if let Some(most) = text.trim().strip_prefix("<=") {
-            return Ok(Self::AtMost(count(most)?));
-        }
-        if text.trim() == "0" {
-            return Ok(Self::None);
-        }
-        let Some((low, high)) = text.split_once('-') else {
-            return Ok(Self::Exactly(count(text)?));
-        };
-        let (low, high) = (count(low)?, count(high)?);
-        let range = LengthRange::new(low, high);
-        range.map(Self::Between).ok_or_else(|| format!("the range is empty; write {high}-{low}"))
-    }
-}
+pub use schema::{LatentLength, LengthRange};
 
 /// The text of COCONUT's and CODI's marker tokens.
 pub(crate) const START_LATENT: &str = "<|start-latent|>";

@@ -16,6 +16,7 @@ use tensor::{Device, DeviceError, Tensor};
 use crate::error::EngineError;
 use crate::family::Family;
 use crate::method::Method;
+use crate::sampling_params::BeamSize;
 
 /// A latent reasoner without text: tokens in, thoughts and tokens out. Clones share the weights.
 #[derive(Clone)]
@@ -176,6 +177,12 @@ pub struct RewardModel {
 pub const REFERENCE_DIR: &str = "mind";
 
 impl RewardModel {
+    /// Finished paths of a beam search that are decoded: B if an outcome reward chooses among their
+    /// answers, else the best one.
+    pub(crate) fn num_finalists(&self, size: BeamSize) -> usize {
+        if self.outcome_head.is_some() { size.width.get() } else { 1 }
+    }
+
     /// Loads a LatentRM for the thoughts of a reasoner. On a device of precision fp8 it is bf16:
     /// trajectories are many and their votes forgive rounding, a ranking of them does not
     /// (docs/numerics.md).

@@ -2,7 +2,7 @@
 
 use std::ops::AddAssign;
 
-use aggregate::{Aggregator, AnswerVotes, Candidate, EarlyStop, VoteParams};
+use aggregate::{AnswerVotes, Candidate, EarlyStop, Rule, VoteParams};
 use data::answer::Answer;
 use tensor::Tensor;
 
@@ -96,7 +96,7 @@ pub struct Reply {
     /// Why there are fewer trajectories than requested, where there are.
     pub stopped: Option<EarlyStop>,
     /// The rule that chose the answer.
-    pub rule: Aggregator,
+    pub rule: Rule,
     /// The chosen trajectory's index; `None` where no trajectory has an answer.
     pub chosen: Option<usize>,
     /// What the samples cost, the beam search aside.
@@ -117,7 +117,7 @@ impl Reply {
     }
 
     /// The trajectory that another rule chooses.
-    pub fn choose(&self, rule: Aggregator, params: &VoteParams) -> Option<&Trajectory> {
+    pub fn choose(&self, rule: Rule, params: &VoteParams) -> Option<&Trajectory> {
         rule.choose(&self.trajectories, params).map(|index| &self.trajectories[index])
     }
 }

@@ -6,13 +6,15 @@
 //! row carries the strength of its own request.
 
 use model::{Decoder, Dropout};
-use tensor::ops::{self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw};
+use tensor::ops::{
+    self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw, TokenSampling,
+};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::batch::BatchItem;
 use crate::method::{LatentLength, LengthRange};
-use crate::perturb::Perturbation;
+use crate::perturb::{Perturbation, mask_key, site_set};
 use crate::sampling_params::SamplingParams;
 use crate::think::Row;
 
@@ -165,8 +167,8 @@ impl<'a> Sampler<'a> {
         if stage == PassStage::Answer && !perturbation.affects_answer() {
             return None;
         }
-        let key = mask.key(self.key(row)?);
-        Some(RowPerturbation { key, strength: p.get(), sites: sites.site_set() })
+        let key = mask_key(mask, self.key(row)?);
+        Some(RowPerturbation { key, strength: p.get(), sites: site_set(sites) })
     }
 
     /// The dropout of some rows at their next positions; `None` where no request has dropout at
@@ -206,7 +208,7 @@ impl<'a> Sampler<'a> {
         let Perturbation::Dropout { p, sites, .. } = self.params(row).perturbation else {
             return None;
         };
-        Some(Dropout::Recorded { p: p.get(), sites: sites.site_set(), masks })
+        Some(Dropout::Recorded { p: p.get(), sites: site_set(sites), masks })
     }
 
     /// Adds noise to thought `t` (counted from 0) of the rows whose requests have noise; x is
@@ -268,12 +270,14 @@ impl<'a> Sampler<'a> {
         rows: impl Iterator<Item = &'r Row>,
     ) -> Result<PendingTokens, DeviceError> {
         let device = decoder.device();
-        if !self.any_perturbation(|p| matches!(p, Perturbation::Tokens(_))) {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Tokens { .. })) {
             return PendingTokens::greedy(device, hidden, decoder.lm_head());
         }
         let rows: Vec<&Row> = rows.collect();
         let sampling = |row: &Row| match self.params(row).perturbation {
-            Perturbation::Tokens(sampling) => Some(sampling),
+            Perturbation::Tokens { temperature, top_p } => {
+                TokenSampling::new(temperature.get(), top_p.get())
+            }
             _ => None,
         };
         let draws = |places: &[usize]| -> Vec<Option<TokenDraw>> {

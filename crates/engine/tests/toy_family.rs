@@ -183,7 +183,7 @@ fn a_toy_family_does_not_depend_on_its_batch() {
     }
     // Without a reward model the default rule is the plain majority.
     let rules: Vec<_> = together.iter().map(|reply| reply.rule).collect();
-    assert!(rules.iter().all(|rule| *rule == aggregate::Aggregator::Majority));
+    assert!(rules.iter().all(|rule| *rule == aggregate::Rule::MAJORITY));
 }
 
 /// config.json's `latent_tts` overrides a toy family's defaults as it does those of any family.

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evaluation = Evaluation {
         models: &selection,
         data: &data,
-        params: options.resolve(&model.reasoner().method),
+        params: options.resolve(&model.reasoner().method)?,
         seeds: vec![0],
         ks: Vec::new(),
         rules: None,

@@ -11,6 +11,7 @@ use engine::rollout::{AnnotatedQuestion, Grade, RolloutRunner, ThoughtLabels};
 use engine::{CancelToken, Prompt, Reasoner, SamplingParams};
 use model::ModelFiles;
 use record::Manifest;
+use schema::SamplingOptions;
 use serde_json::json;
 use train::annotate::{
     AnnotationError, AnnotationIndex, AnnotationShard, AnnotationStore, ThoughtsDtype,
@@ -201,10 +202,11 @@ impl AnnotationInputs<'_> {
         let mut settings = json!({
             "method": method.family.name(),
             "labels": labels,
-            "sampler": manifest::perturbation_json(params.perturbation),
-            "thoughts": params.length.to_string(),
-            "max_new_tokens": params.max_new_tokens,
-            "seed": params.seed,
+            "sampling": SamplingOptions {
+                seed: Some(params.seed),
+                samples: None,
+                ..manifest::recorded_sampling(params)
+            },
         });
         manifest::add_numerics(&mut settings, annotator.reasoner.decoder.device());
         Ok(AnnotationIndex {

@@ -16,6 +16,9 @@ use train::annotate::AnnotationError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// Sampling options contradict one another.
+    #[error(transparent)]
+    Sampling(#[from] schema::SamplingError),
     /// A model, a request, or the device while it ran.
     #[error(transparent)]
     Engine(#[from] EngineError),

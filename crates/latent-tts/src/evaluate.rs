@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use aggregate::Aggregator;
+use aggregate::Rule;
 use data::Question;
 use engine::{CancelToken, Engine, Lens, Request, SamplingParams};
 use model::ModelFiles;
@@ -51,7 +51,7 @@ pub struct Evaluation<'a> {
     /// Numbers of trajectories to report; powers of two up to N if empty.
     pub ks: Vec<usize>,
     /// Voting rules to report; the usual ones unless given.
-    pub rules: Option<Vec<Aggregator>>,
+    pub rules: Option<Vec<Rule>>,
     /// The run directory; named after inputs and settings, below `runs/`, unless given.
     pub out: Option<PathBuf>,
     /// What to do with a run that is there already.

@@ -47,8 +47,8 @@ fn answer(trajectory: &Trajectory) -> Option<String> {
 
 pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) -> TrajectoryRecord {
     TrajectoryRecord {
-        k: trajectory.number,
-        thoughts: trajectory.thoughts as u32,
+        index: trajectory.number,
+        latent_steps: trajectory.thoughts as u32,
         text: trajectory.text.clone(),
         answer: answer(trajectory),
         process_rewards: trajectory.process_rewards.clone(),
@@ -72,7 +72,7 @@ fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> O
     Some(BeamResult {
         width: size.width.get() as u32,
         candidates: size.candidates.get() as u32,
-        thoughts: beam.best.thoughts as u32,
+        latent_steps: beam.best.thoughts as u32,
         text: beam.best.text.clone(),
         answer: answer(&beam.best),
         reward: process_rewards.iter().sum(),

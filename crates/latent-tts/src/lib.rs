@@ -45,13 +45,13 @@ pub mod grade;
 mod loglikelihood;
 pub mod manifest;
 mod model;
-mod options;
+mod sampling;
 mod source;
 pub mod sweep;
 
 pub use ::model::hub;
 pub use ablation::Ablator;
-pub use aggregate::{self, Aggregator, RewardReduction, VoteParams};
+pub use aggregate::{self, RewardReduction, Rule, VoteParams};
 pub use annotate::Annotator;
 pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
 pub use data::{self, Question};
@@ -61,7 +61,7 @@ pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
     DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
     MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, Scheduler, StageSeconds, Temperature, TokenSampling, Trajectory, scheduler,
+    SamplingParams, Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
@@ -70,9 +70,13 @@ pub use loglikelihood::{Loglikelihood, loglikelihood};
 pub use model::{
     Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,
 };
-pub use options::{BeamOptions, PerturbationOptions, SamplingOptions};
 pub use record::{self, Ablation, AblationKind};
 pub use report;
+pub use sampling::evaluation_params;
+pub use schema::{
+    self, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind, SamplingError, SamplingOptions,
+    Weight,
+};
 pub use source::{EMBEDDED, data_file};
 #[cfg(feature = "hub")]
 pub use source::{fetch_bases, fetch_data, fetch_model};

@@ -3,11 +3,9 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use engine::{
-    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, MaskLifetime, Method, Perturbation,
-    SamplingParams,
-};
+use engine::{Method, SamplingParams};
 use record::{Fingerprint, Manifest};
+use schema::SamplingOptions;
 use serde_json::{Value, json};
 use tensor::{Device, Precision};
 
@@ -23,21 +21,24 @@ pub fn settings_json(
 ) -> Value {
     let mut document = json!({
         "method": method.family.name(),
-        "samples": params.samples,
-        "greedy": params.greedy,
-        "sampler": perturbation_json(params.perturbation),
-        "thoughts": params.length.to_string(),
-        "max_new_tokens": params.max_new_tokens,
+        "sampling": recorded_sampling(params),
         "rewards": has_reward_model,
     });
-    if let Some(BeamSize { width, candidates }) = params.beam {
-        document["beam"] = json!({ "width": width, "candidates": candidates });
-    }
-    if let Some(AdaptiveSampling { confidence }) = params.adaptive {
-        document["adaptive"] = json!({ "confidence": confidence.get() });
-    }
     add_numerics(&mut document, device);
     document
+}
+
+/// The parameters that decide the samples: not the seed, which the manifest lists, and not the
+/// voting rule, which is applied to samples afterwards.
+pub fn recorded_sampling(params: &SamplingParams) -> SamplingOptions {
+    SamplingOptions {
+        seed: None,
+        rule: None,
+        vote_temperature: None,
+        likelihood_weight: None,
+        lcb_coefficient: None,
+        ..SamplingOptions::from(*params)
+    }
 }
 
 /// Adds a format of weights of one byte, so that its records are not continued in another, and what
@@ -49,66 +50,6 @@ pub fn add_numerics(settings: &mut Value, device: &Device) {
     }
     if let Some(numerics) = device.deterministic_numerics() {
         settings["deterministic"] = json!(numerics);
-    }
-}
-
-/// What makes trajectories differ.
-pub fn perturbation_json(perturbation: Perturbation) -> Value {
-    match perturbation {
-        Perturbation::None => json!({ "kind": "none" }),
-        Perturbation::Gaussian { std } => {
-            json!({ "kind": "noise", "sigma": shortest_decimal(std) })
-        }
-        Perturbation::Gumbel { tau } => {
-            json!({ "kind": "gumbel", "tau": shortest_decimal(tau.get()) })
-        }
-        Perturbation::Tokens(token_sampling) => {
-            let temperature = shortest_decimal(token_sampling.temperature());
-            let top_p = shortest_decimal(token_sampling.top_p());
-            json!({ "kind": "tokens", "temperature": temperature, "top_p": top_p })
-        }
-        Perturbation::Dropout { p, sites, scope, mask } => {
-            let (p, sites, scope) =
-                (shortest_decimal(p.get()), sites_name(sites), scope_name(scope));
-            let mut document = json!({ "kind": "dropout", "p": p, "sites": sites, "scope": scope });
-            // The default is not written: runs of earlier versions, which have no other, go on.
-            if mask == MaskLifetime::Trajectory {
-                document["mask"] = json!(mask_name(mask));
-            }
-            document
-        }
-    }
-}
-
-/// The shortest decimal of an f32: widening it to an f64 would add digits that were not given.
-pub fn shortest_decimal(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or(f64::from(x))
-}
-
-/// The sites in one word.
-pub fn sites_name(sites: DropoutSites) -> &'static str {
-    match (sites.attn_out, sites.mlp_out) {
-        (true, true) => "both",
-        (true, false) => "attn",
-        (false, true) => "mlp",
-        (false, false) => "none",
-    }
-}
-
-/// The scope in one word.
-pub fn scope_name(scope: DropoutScope) -> &'static str {
-    match scope {
-        DropoutScope::Thoughts => "thoughts",
-        DropoutScope::Prompt => "prompt",
-        DropoutScope::All => "all",
-    }
-}
-
-/// The lifetime of masks in one word.
-pub fn mask_name(mask: MaskLifetime) -> &'static str {
-    match mask {
-        MaskLifetime::Step => "step",
-        MaskLifetime::Trajectory => "trajectory",
     }
 }
 

@@ -23,6 +23,7 @@ use record::{Manifest, MetricName, Results, RunDir};
 use report::interval::Bootstrap;
 use report::metrics::{MetricSettings, QuestionMetrics, paired_difference};
 use report::rules::display_name;
+use schema::{NoiseStd, SamplerKind, SamplingOptions};
 use serde_json::Value;
 
 pub use self::band::RecommendedBand;
@@ -31,7 +32,6 @@ pub use self::resume::read_summary;
 use self::search::GoldenSectionSearch;
 pub use self::summary::{SamplerSummary, SweepPointSummary, SweepSummary};
 use self::summary::{interval_json, metric_interval};
-use crate::options::PerturbationOptions;
 use crate::{DataSource, Error, manifest};
 
 /// The file of a sweep's directory that names its runs.
@@ -69,9 +69,9 @@ pub struct SweepSpec {
 /// What a sweep can maximize, by its name in results.json.
 pub const METRICS: [(&str, MetricName); 4] = [
     ("coverage", MetricName::Coverage),
-    ("majority", MetricName::Majority),
-    ("weighted", MetricName::Weighted),
-    ("best_of", MetricName::BestOf),
+    ("majority", MetricName::MAJORITY),
+    ("weighted", MetricName::WEIGHTED),
+    ("best_of", MetricName::BEST_OF),
 ];
 
 /// What makes the trajectories of a point differ, but for its strength.
@@ -91,7 +91,7 @@ struct SweepAxis {
 impl SweepSpec {
     /// Whether the metric is measured with a reward model only.
     pub fn needs_rewards(&self) -> bool {
-        matches!(self.metric(), MetricName::Weighted | MetricName::BestOf)
+        matches!(self.metric(), MetricName::WEIGHTED | MetricName::BEST_OF)
     }
 
     fn metric(&self) -> MetricName {
@@ -133,9 +133,9 @@ impl SweepAxis {
             SweptSampler::Gumbel => format!("gumbel-{strength}"),
             SweptSampler::Dropout { sites, scope, mask } => {
                 let words = [
-                    sites.map(manifest::sites_name),
-                    scope.map(manifest::scope_name),
-                    mask.map(manifest::mask_name),
+                    sites.map(DropoutSites::name),
+                    scope.map(DropoutScope::name),
+                    mask.map(MaskLifetime::name),
                 ];
                 let words: String =
                     words.into_iter().flatten().map(|word| format!("-{word}")).collect();
@@ -144,18 +144,27 @@ impl SweepAxis {
         }
     }
 
-    /// The perturbation at one strength.
-    fn perturbation(&self, strength: f64) -> PerturbationOptions {
+    /// The sampling options at one strength; all but the sampler's fields are open.
+    fn sampling(&self, strength: f64) -> SamplingOptions {
+        let open = SamplingOptions::default();
         match self.sampler {
-            SweptSampler::Noise => PerturbationOptions::Noise { sigma: Some(strength as f32) },
-            SweptSampler::Gumbel => {
-                PerturbationOptions::Gumbel { tau: Temperature::new(strength as f32) }
-            }
-            SweptSampler::Dropout { sites, scope, mask } => PerturbationOptions::Dropout {
-                p: Probability::new(strength as f32),
+            SweptSampler::Noise => SamplingOptions {
+                sampler: Some(SamplerKind::Noise),
+                noise_std: NoiseStd::new(strength as f32),
+                ..open
+            },
+            SweptSampler::Gumbel => SamplingOptions {
+                sampler: Some(SamplerKind::Gumbel),
+                gumbel_tau: Temperature::new(strength as f32),
+                ..open
+            },
+            SweptSampler::Dropout { sites, scope, mask } => SamplingOptions {
+                sampler: Some(SamplerKind::Dropout),
+                dropout_p: Probability::new(strength as f32),
                 sites,
-                scope: scope.unwrap_or(DropoutScope::Thoughts),
-                mask: mask.unwrap_or(MaskLifetime::Step),
+                scope,
+                mask,
+                ..open
             },
         }
     }
@@ -193,12 +202,8 @@ pub trait PointRunner {
     /// Why a point could not be evaluated.
     type Error: From<Error>;
 
-    /// Evaluates all questions under a perturbation, into the run directory `out`.
-    fn evaluate(
-        &mut self,
-        out: &Path,
-        perturbation: PerturbationOptions,
-    ) -> Result<RunDir, Self::Error>;
+    /// Evaluates all questions with a sampler, into the run directory `out`.
+    fn evaluate(&mut self, out: &Path, sampling: SamplingOptions) -> Result<RunDir, Self::Error>;
 
     /// Is told how the sweep goes.
     fn note(&mut self, _text: &str) {}
@@ -332,7 +337,7 @@ impl SweepPoints<'_> {
         if let Some(point) = self.points.iter().find(|point| point.name == name) {
             return Ok(point.value(metric, k));
         }
-        let run = runner.evaluate(&self.sweep.out.join(&name), axis.perturbation(strength))?;
+        let run = runner.evaluate(&self.sweep.out.join(&name), axis.sampling(strength))?;
         let point = self.measure(name, strength, run)?;
         let value = point.value(metric, k);
         runner.note(&format!(
@@ -382,7 +387,7 @@ impl SweepPoints<'_> {
     fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
         let k = self.sweep.max_k();
         let key = |point: &SweepPoint| {
-            [self.sweep.spec.metric(), MetricName::Majority].map(|name| point.value(name, k))
+            [self.sweep.spec.metric(), MetricName::MAJORITY].map(|name| point.value(name, k))
         };
         self.points
             .iter()
@@ -434,9 +439,9 @@ impl SweepPoints<'_> {
             sampler: point.run.manifest().settings["sampler"].clone(),
             strength: point.strength,
             coverage: curve(MetricName::Coverage),
-            majority: curve(MetricName::Majority),
-            weighted: curve(MetricName::Weighted),
-            best_of: curve(MetricName::BestOf),
+            majority: curve(MetricName::MAJORITY),
+            weighted: curve(MetricName::WEIGHTED),
+            best_of: curve(MetricName::BEST_OF),
             diversity: metric_interval(results, MetricName::Diversity, results.trajectories)
                 .map_or(Value::Null, interval_json),
             as_good_as_best: indistinguishable,

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
 use latent_tts::engine::EngineError;
@@ -109,12 +109,15 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
     let data = DataSource::File(file);
     let questions = data.read(None, 0).unwrap();
     let engine = model.engine().unwrap();
-    let options =
-        SamplingOptions { length: Some("3".parse().unwrap()), ..SamplingOptions::new(count(4)) };
+    let options = SamplingOptions {
+        latent_length: Some("3".parse().unwrap()),
+        greedy: Some(true),
+        ..SamplingOptions::new(NonZeroU32::new(4).unwrap())
+    };
     let evaluation = |out: &str, on_existing| Evaluation {
         models: &models,
         data: &data,
-        params: options.resolve(&model.reasoner().method),
+        params: options.resolve(&model.reasoner().method).unwrap(),
         seeds: vec![0, 1],
         ks: Vec::new(),
         rules: None,

@@ -1,11 +1,11 @@
 //! Voting over candidates that Python has as columns.
 
-use latent_tts::Aggregator;
+use latent_tts::Rule;
 use latent_tts::aggregate::{self as voting, AnswerVotes, Candidate};
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
-use crate::options;
+use crate::options::{self, Sampling};
 
 /// One row of the columns.
 struct CandidateRow {
@@ -75,19 +75,11 @@ impl Candidates {
     }
 }
 
-/// The index of the candidate that a rule chooses.
+/// The index of the candidate that a rule chooses, with the constants of the sampling options.
 #[pyfunction]
-#[pyo3(signature = (candidates, rule, vote_temperature=None, likelihood_weight=None, caution=None))]
-pub fn aggregate(
-    candidates: Candidates,
-    rule: &str,
-    vote_temperature: Option<f64>,
-    likelihood_weight: Option<f64>,
-    caution: Option<f64>,
-) -> PyResult<Option<usize>> {
+pub fn aggregate(candidates: Candidates, rule: &str, options: Sampling) -> PyResult<Option<usize>> {
     let rule = options::rule(rule)?;
-    let params = options::vote_params(vote_temperature, likelihood_weight, caution)?;
-    Ok(rule.choose(&candidates.rows()?, &params))
+    Ok(rule.choose(&candidates.rows()?, &options.0.vote_params()))
 }
 
 /// A distinct answer: its text, its votes, their weight and their summed reward.
@@ -107,5 +99,5 @@ pub fn votes(candidates: Candidates) -> PyResult<Vec<VoteTuple>> {
 /// The names of all rules.
 #[pyfunction]
 pub fn rules() -> Vec<&'static str> {
-    Aggregator::ALL.map(Aggregator::name).to_vec()
+    Rule::ALL.iter().map(|rule| rule.name()).collect()
 }

@@ -60,7 +60,7 @@ impl PyAnnotation {
         Ok(Self {
             data,
             questions,
-            sampling: sampling.options()?,
+            sampling: sampling.0,
             labels: match positive("rollouts", arguments.rollouts) {
                 Ok(count) => ThoughtLabels::Rollouts(count),
                 Err(_) => ThoughtLabels::Final,
@@ -94,7 +94,7 @@ impl PyAnnotation {
             let _ =
                 events.send(ProgressEvent::Opened(out.display().to_string(), all - missing, all));
             let job = AnnotationJob {
-                annotator: Annotator { cancel: Some(&cancel), ..self.annotator(engine) },
+                annotator: Annotator { cancel: Some(&cancel), ..self.annotator(engine)? },
                 index: &index,
                 part: ShardPart { part: 0, of: 1 },
                 write_lock: Default::default(),
@@ -140,7 +140,7 @@ impl PyAnnotation {
             serde_json::from_str(index).map_err(|error| invalid(error.to_string()))?;
         let cancel = CancelToken::default();
         let shard = wait_for(py, &cancel, None, |_| {
-            let annotator = Annotator { cancel: Some(&cancel), ..self.annotator(engine) };
+            let annotator = Annotator { cancel: Some(&cancel), ..self.annotator(engine)? };
             annotator.shard(&index, &questions, &mut ())
         })?;
         let bytes = shard.map_err(raise)?.to_bytes().map_err(invalid)?;
@@ -156,22 +156,22 @@ impl PyAnnotation {
 }
 
 impl PyAnnotation {
-    fn annotator<'a>(&self, engine: &'a PyEngine) -> Annotator<'a> {
+    fn annotator<'a>(&self, engine: &'a PyEngine) -> Result<Annotator<'a>, library::Error> {
         let reasoner = engine.engine.reasoner();
-        Annotator {
+        Ok(Annotator {
             reasoner,
-            params: self.sampling.resolve(&reasoner.method),
+            params: self.sampling.resolve(&reasoner.method)?,
             labels: self.labels,
             memory: engine.engine.memory(),
             cancel: None,
-        }
+        })
     }
 
     fn open_store(
         &self,
         engine: &PyEngine,
     ) -> Result<(PathBuf, AnnotationIndex, AnnotationStore), library::Error> {
-        let annotator = self.annotator(engine);
+        let annotator = self.annotator(engine)?;
         annotator.check(&self.questions)?;
         let inputs = AnnotationInputs {
             reasoner: &engine.selection.reasoner,

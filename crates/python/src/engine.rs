@@ -118,7 +118,7 @@ impl PyEngine {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Vec<PyReply>> {
         let kind = answer_kind(kind)?;
-        let params = sampling.options()?.resolve(&self.engine.reasoner().method);
+        let params = sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)?;
         let cancel = CancelToken::default();
         let request = |(id, question): (usize, String)| Request {
             id: id as u32,

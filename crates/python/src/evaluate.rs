@@ -1,14 +1,14 @@
 //! An evaluation: run in this process, or opened here and sampled by several.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
 use latent_tts::record::{Manifest, QuestionRecord, Sample};
 use latent_tts::{
-    self as library, Aggregator, CancelToken, DataSource, Error, EvalObserver, OnExisting,
-    Question, RunRecorder, SamplingOptions,
+    self as library, CancelToken, DataSource, Error, EvalObserver, OnExisting, Question, Rule,
+    RunRecorder, SamplingOptions, evaluation_params,
 };
 use pyo3::prelude::*;
 
@@ -16,6 +16,9 @@ use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
 use crate::options::{self, QuestionTuple, Sampling, positive, question_tuple};
 use crate::waiting::{ProgressEvent, wait_for};
+
+/// Trajectories of each question unless given, as on the command line.
+const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// What is evaluated and how; perhaps its run directory, while that is being written.
 #[pyclass(frozen, name = "Evaluation", module = "latent_tts._core")]
@@ -25,7 +28,7 @@ pub struct PyEvaluation {
     sampling: SamplingOptions,
     seeds: Vec<u64>,
     ks: Vec<usize>,
-    rules: Option<Vec<Aggregator>>,
+    rules: Option<Vec<Rule>>,
     out: Option<PathBuf>,
     on_existing: OnExisting,
     keep_latents: bool,
@@ -53,21 +56,23 @@ pub struct EvalArguments {
 impl PyEvaluation {
     #[new]
     fn new(py: Python<'_>, arguments: EvalArguments, sampling: Sampling) -> PyResult<Self> {
-        let sampling = sampling.options()?;
+        let sampling = sampling.0;
+        let samples = sampling.samples.unwrap_or(DEFAULT_SAMPLES);
+        let sampling = SamplingOptions { samples: Some(samples), ..sampling };
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
         let data = DataSource::parse(&arguments.data).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
-        if let Some(k) = arguments.ks.iter().find(|k| !(1..=sampling.samples.get()).contains(*k)) {
-            return Err(invalid(format!("k={k} must be from 1 to n={}", sampling.samples)));
+        if let Some(k) = arguments.ks.iter().find(|k| !(1..=samples.get() as usize).contains(*k)) {
+            return Err(invalid(format!("k={k} must be from 1 to samples={samples}")));
         }
-        let end = sampling.seed.checked_add(arguments.seeds.max(1));
+        let end = sampling.seed.unwrap_or(0).checked_add(arguments.seeds.max(1));
         let end = end.ok_or_else(|| invalid("the seeds go beyond the largest one"))?;
         let rules = |names: Vec<String>| names.iter().map(|name| options::rule(name)).collect();
         Ok(Self {
             data,
             questions,
-            seeds: (sampling.seed..end).collect(),
+            seeds: (sampling.seed.unwrap_or(0)..end).collect(),
             ks: arguments.ks,
             rules: arguments.rules.map(rules).transpose()?,
             out: arguments.out,
@@ -141,12 +146,12 @@ impl PyEvaluation {
         &self,
         engine: &PyEngine,
         cancel: CancelToken,
-        work: impl FnOnce(&library::Evaluation<'_>) -> R,
-    ) -> R {
+        work: impl FnOnce(&library::Evaluation<'_>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
         work(&library::Evaluation {
             models: &engine.selection,
             data: &self.data,
-            params: self.sampling.resolve(&engine.engine.reasoner().method),
+            params: evaluation_params(&self.sampling, &engine.engine)?,
             seeds: self.seeds.clone(),
             ks: self.ks.clone(),
             rules: self.rules.clone(),
@@ -172,7 +177,8 @@ impl PyEvaluation {
     }
 
     pub fn samples(&self) -> NonZeroUsize {
-        self.sampling.samples
+        let samples = self.sampling.samples.unwrap_or(DEFAULT_SAMPLES);
+        NonZeroUsize::try_from(samples).unwrap_or(NonZeroUsize::MAX)
     }
 
     fn recording<R>(&self, work: impl FnOnce(&mut RunRecorder) -> PyResult<R>) -> PyResult<R> {

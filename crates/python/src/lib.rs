@@ -47,6 +47,8 @@ mod _core {
     #[pymodule_export]
     use crate::evaluate::PyEvaluation;
     #[pymodule_export]
+    use crate::options::sampling_fields;
+    #[pymodule_export]
     use crate::records::{
         annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,
     };

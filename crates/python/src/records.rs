@@ -89,8 +89,8 @@ impl RunColumns {
                 columns.id.push(sample.id);
                 columns.gold.push(sample.gold.clone());
                 columns.kind.push(kind);
-                columns.k.push(trajectory.k);
-                columns.thoughts.push(trajectory.thoughts);
+                columns.k.push(trajectory.index);
+                columns.thoughts.push(trajectory.latent_steps);
                 columns.text.push(trajectory.text.clone());
                 columns.answer.push(trajectory.answer.clone());
                 columns.correct.push(trajectory.correct);

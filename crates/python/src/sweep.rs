@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use latent_tts::record::{Manifest, RunDir};
 use latent_tts::sweep::{self as library, PointRunner, Sweep, SweepGrid, SweepSpec};
-use latent_tts::{CancelToken, Error, PerturbationOptions, manifest};
+use latent_tts::{CancelToken, Error, SamplingOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -112,12 +112,8 @@ impl From<Error> for Raised {
 impl PointRunner for PythonPoints {
     type Error = Raised;
 
-    fn evaluate(
-        &mut self,
-        out: &Path,
-        perturbation: PerturbationOptions,
-    ) -> Result<RunDir, Raised> {
-        Python::attach(|py| self.evaluate.call1(py, (out, sampler(py, perturbation)?)).map(drop))
+    fn evaluate(&mut self, out: &Path, sampling: SamplingOptions) -> Result<RunDir, Raised> {
+        Python::attach(|py| self.evaluate.call1(py, (out, keywords(py, &sampling)?)).map(drop))
             .map_err(Raised)?;
         RunDir::open(out).map_err(|error| Raised(raise_record(error)))
     }
@@ -128,28 +124,8 @@ impl PointRunner for PythonPoints {
     }
 }
 
-/// A perturbation as keyword arguments.
-fn sampler(py: Python<'_>, perturbation: PerturbationOptions) -> PyResult<Bound<'_, PyDict>> {
-    let keywords = PyDict::new(py);
-    match perturbation {
-        PerturbationOptions::Dropout { p, sites, scope, mask } => {
-            keywords.set_item("sampler", "dropout")?;
-            keywords.set_item("p", p.map(|p| p.get()))?;
-            keywords.set_item("sites", sites.map(manifest::sites_name))?;
-            keywords.set_item("scope", manifest::scope_name(scope))?;
-            keywords.set_item("mask", manifest::mask_name(mask))?;
-        }
-        PerturbationOptions::Noise { sigma } => {
-            keywords.set_item("sampler", "noise")?;
-            keywords.set_item("sigma", sigma)?;
-        }
-        PerturbationOptions::Gumbel { tau } => {
-            keywords.set_item("sampler", "gumbel")?;
-            keywords.set_item("tau", tau.map(|tau| tau.get()))?;
-        }
-        PerturbationOptions::None | PerturbationOptions::Tokens(_) => {
-            keywords.set_item("sampler", "none")?;
-        }
-    }
-    Ok(keywords)
+/// Sampling options as keyword arguments.
+fn keywords<'py>(py: Python<'py>, sampling: &SamplingOptions) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(sampling).map_err(|error| invalid(error.to_string()))?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into::<PyDict>()?)
 }

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RecordError;
-use crate::manifest::FORMAT;
+use crate::manifest::{FORMAT, OLDEST_FORMAT};
 
 /// Writes `content` to `path` as indented JSON, atomically.
 ///
@@ -35,7 +35,7 @@ pub fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError>
     let text = crate::files::read_regular(path)
         .map_err(|source| RecordError::Read { path: path.into(), source })?;
     let VersionHeader { version } = parse(path, &text)?;
-    if version != u64::from(FORMAT) {
+    if !(u64::from(OLDEST_FORMAT)..=u64::from(FORMAT)).contains(&version) {
         return Err(RecordError::Version { path: path.into(), found: version });
     }
     parse(path, &text)

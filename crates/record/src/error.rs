@@ -56,6 +56,17 @@ pub enum RecordError {
         /// The file.
         path: PathBuf,
     },
+    /// The run was written in an older format.
+    #[error(
+        "{path} has format version {found}, which is read but not resumed; start the run again in \
+         another directory, or finish it with the version that wrote it"
+    )]
+    OldFormat {
+        /// The manifest.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
     /// The file has another format version.
     #[error(
         "{path} has format version {found}, this program reads version {FORMAT}; \

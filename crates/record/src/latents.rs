@@ -151,7 +151,7 @@ impl LatentsLayout {
     }
 
     fn add(&mut self, sample: &Sample, width: usize) {
-        let counts: Vec<u32> = sample.trajectories.iter().map(|t| t.thoughts).collect();
+        let counts: Vec<u32> = sample.trajectories.iter().map(|t| t.latent_steps).collect();
         let uniform = counts.windows(2).all(|w| w[0] == w[1]);
         let shape = match counts.first() {
             Some(&thoughts) if uniform => json!([counts.len(), thoughts, width]),
@@ -167,8 +167,8 @@ impl LatentsLayout {
         };
         add(name.clone(), shape, counts.iter().map(|&count| u64::from(count)).sum());
         if let Some(greedy) = &sample.greedy {
-            let shape = json!([greedy.thoughts, width]);
-            add(format!("{name}.greedy"), shape, u64::from(greedy.thoughts));
+            let shape = json!([greedy.latent_steps, width]);
+            add(format!("{name}.greedy"), shape, u64::from(greedy.latent_steps));
         }
         self.samples += 1;
     }
@@ -212,7 +212,7 @@ impl LatentsLayout {
 
 fn sample_bytes(sample: &Sample, width: usize) -> u64 {
     let all = sample.trajectories.iter().chain(&sample.greedy);
-    thought_bytes(all.map(|t| u64::from(t.thoughts)).sum(), width)
+    thought_bytes(all.map(|t| u64::from(t.latent_steps)).sum(), width)
 }
 
 fn thought_bytes(thoughts: u64, width: usize) -> u64 {
@@ -228,8 +228,8 @@ mod tests {
 
     fn sample(id: u32, counts: &[u32]) -> Sample {
         let one = |(k, &thoughts): (usize, &u32)| TrajectoryRecord {
-            k: k as u32,
-            thoughts,
+            index: k as u32,
+            latent_steps: thoughts,
             ..TrajectoryRecord::default()
         };
         Sample {
@@ -241,7 +241,8 @@ mod tests {
     }
 
     fn thoughts(sample: &Sample) -> Vec<f32> {
-        let count: u32 = sample.trajectories.iter().chain(&sample.greedy).map(|t| t.thoughts).sum();
+        let count: u32 =
+            sample.trajectories.iter().chain(&sample.greedy).map(|t| t.latent_steps).sum();
         (0..count as usize * WIDTH).map(|i| (sample.id * 100) as f32 + i as f32).collect()
     }
 
@@ -249,7 +250,7 @@ mod tests {
     fn an_interrupted_run_resumes_to_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         let manifest = Manifest { questions: 2, seeds: vec![7], ..Manifest::default() };
-        let greedy = Some(TrajectoryRecord { thoughts: 1, ..TrajectoryRecord::default() });
+        let greedy = Some(TrajectoryRecord { latent_steps: 1, ..TrajectoryRecord::default() });
         let samples = [Sample { greedy, ..sample(0, &[2, 2]) }, sample(1, &[1, 0, 2])];
         let mut writer = RunDir::create(dir.path(), &manifest).unwrap();
         let mut latents = LatentsWriter::open(dir.path(), WIDTH).unwrap();

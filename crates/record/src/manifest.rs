@@ -7,13 +7,16 @@ use std::fmt;
 use std::path::Path;
 
 use crate::files::Fingerprint;
+use schema::SamplingOptions;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::RecordError;
 
 /// The format version of the run directory. Incremented when an older reader would misread it.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+/// The oldest format version that is still read. Its runs are not resumed.
+pub const OLDEST_FORMAT: u32 = 1;
 
 /// The content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,6 +63,16 @@ impl Manifest {
         self.seeds.len() * self.questions
     }
 
+    /// How the run was sampled, whatever its format version. Empty where the settings are not those
+    /// of an evaluation.
+    pub fn sampling(&self) -> SamplingOptions {
+        let options = match self.version {
+            OLDEST_FORMAT => sampling_of_version_1(&self.settings),
+            _ => self.settings["sampling"].clone(),
+        };
+        serde_json::from_value(options).unwrap_or_default()
+    }
+
     /// The digest of everything that determines the run's records, which each of them carries.
     pub fn digest(&self) -> Fingerprint {
         let seeds: Vec<u8> = self.seeds.iter().flat_map(|seed| seed.to_le_bytes()).collect();
@@ -72,6 +85,9 @@ impl Manifest {
 
     /// Checks that the run of `self`, stored at `path`, may be resumed with `requested`.
     pub(crate) fn check_resumable(&self, requested: &Self, path: &Path) -> Result<(), RecordError> {
+        if self.version != FORMAT {
+            return Err(RecordError::OldFormat { path: path.into(), found: self.version });
+        }
         let difference = first_difference("settings", &self.settings, &requested.settings)
             .or_else(|| {
                 value_difference("seeds", &self.seeds, &requested.seeds, |s| format!("{s:?}"))
@@ -99,6 +115,26 @@ impl Manifest {
             }
         }
     }
+}
+
+/// The sampling options in settings of version 1, which had an object for the sampler and other
+/// names.
+fn sampling_of_version_1(settings: &Value) -> Value {
+    let mut options = Map::new();
+    for name in ["samples", "greedy", "thoughts", "max_new_tokens"] {
+        options.extend(settings.get(name).map(|value| (name.to_owned(), value.clone())));
+    }
+    for (name, value) in settings["sampler"].as_object().into_iter().flatten() {
+        let name = if name == "kind" { "sampler" } else { name };
+        options.insert(name.to_owned(), value.clone());
+    }
+    for name in ["width", "candidates"] {
+        let size = settings["beam"].get(name);
+        options.extend(size.map(|size| (format!("beam_{name}"), size.clone())));
+    }
+    let confidence = settings["adaptive"].get("confidence");
+    options.extend(confidence.map(|share| ("target_confidence".to_owned(), share.clone())));
+    Value::Object(options)
 }
 
 /// A field whose stored value differs from the requested one.
@@ -173,6 +209,38 @@ mod tests {
 
     fn with(settings: Value) -> Manifest {
         Manifest { settings, ..Manifest::default() }
+    }
+
+    #[test]
+    fn sampling_is_read_in_both_formats() {
+        let old = Manifest {
+            version: 1,
+            settings: json!({
+                "method": "coconut", "samples": 64, "greedy": true, "thoughts": "<=9",
+                "max_new_tokens": 64, "rewards": true, "beam": { "width": 8, "candidates": 4 },
+                "sampler": { "kind": "dropout", "p": 0.2, "sites": "both", "scope": "thoughts" },
+                "adaptive": { "confidence": 0.9 },
+            }),
+            ..Manifest::default()
+        };
+        let new = with(json!({ "method": "coconut", "rewards": true, "sampling": {
+            "samples": 64, "greedy": true, "latent_length": "<=9", "max_new_tokens": 64,
+            "beam_width": 8, "beam_candidates": 4, "sampler": "dropout", "dropout_p": 0.2,
+            "sites": "both", "scope": "thoughts", "target_confidence": 0.9,
+        }}));
+        assert_eq!(old.sampling(), new.sampling());
+        assert_eq!(old.sampling().dropout_p.map(|p| p.get()), Some(0.2));
+        assert_eq!(with(json!({ "lr": 1 })).sampling(), SamplingOptions::default());
+    }
+
+    #[test]
+    fn a_run_of_an_older_format_is_not_resumed() {
+        let old = Manifest { version: 1, ..Manifest::default() };
+        let message = refusal(old, Manifest::default());
+        assert!(
+            message.contains("format version 1") && message.contains("not resumed"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -58,7 +58,7 @@ mod tests {
 
     fn record() -> QuestionRecord {
         let trajectory = TrajectoryRecord {
-            thoughts: 1,
+            latent_steps: 1,
             text: "a\nb".into(),
             answer: Some("0.1".into()),
             process_rewards: Some(vec![0.1]),

@@ -5,9 +5,9 @@
 
 use std::ops::AddAssign;
 
-use aggregate::{Aggregator, RewardReduction, VoteParams};
-use serde::de::{Deserializer, Error};
-use serde::{Deserialize, Serialize};
+use aggregate::{Rule, VoteParams};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::error::FieldError;
@@ -34,7 +34,7 @@ pub struct Results {
     #[serde(default)]
     pub sampled: f64,
     /// The constants of the voting rules, if they are not the defaults.
-    #[serde(default, rename = "tuning", skip_serializing_if = "Option::is_none")]
+    #[serde(default, alias = "tuning", skip_serializing_if = "Option::is_none")]
     pub vote_params: Option<VoteParams>,
     /// Why sampled trajectories have no answer, if any has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,39 +118,15 @@ pub struct Metric {
     pub seeds: usize,
 }
 
-/// What a metric measures; serialized in snake case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// What a metric measures, by its name in results: that of a voting rule, or one of those below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MetricName {
     /// Accuracy of the trajectory without perturbation.
     Greedy,
     /// Probability that at least one of k trajectories is correct (pass@k), unbiased estimator.
     Coverage,
-    /// Accuracy of the majority of k, over all choices of k trajectories. Each rule is as
-    /// [`Aggregator`] defines it.
-    #[serde(alias = "maj")]
-    Majority,
-    /// Accuracy of the vote weighted by reward.
-    Weighted,
-    /// Accuracy of the trajectory with the largest reward.
-    BestOf,
-    /// Accuracy of the vote weighted by standardized reward.
-    Normalized,
-    /// Accuracy of the vote weighted by standardized log-probability.
-    #[serde(rename = "likely")]
-    Likelihood,
-    /// Accuracy of the vote weighted by both.
-    Combined,
-    /// Accuracy of the answer with the largest lower bound on its mean reward.
-    Pessimistic,
-    /// As `best_of`, by the mean process reward even where there are outcome rewards.
-    BestOfMean,
-    /// As `best_of`, by the sum of the process rewards.
-    BestOfSum,
-    /// As `best_of`, by the last process reward.
-    BestOfLast,
-    /// As `best_of`, by the smallest process reward.
-    BestOfMin,
+    /// Accuracy of a voting rule, over all choices of k trajectories.
+    Rule(Rule),
     /// Accuracy of beam search; k = width x candidates.
     Beam,
     /// Mean pairwise cosine dissimilarity of thoughts; k = N.
@@ -159,34 +135,77 @@ pub enum MetricName {
     /// correct trajectory has a larger one than an incorrect one of the same question.
     Auc,
     /// The same of the outcome rewards; k = trajectories.
-    #[serde(rename = "auc_verdict")]
     AucOutcome,
 }
 
 impl MetricName {
+    /// Accuracy of the majority of k.
+    pub const MAJORITY: Self = Self::Rule(Rule::MAJORITY);
+    /// Accuracy of the vote weighted by reward.
+    pub const WEIGHTED: Self = Self::Rule(Rule::WEIGHTED);
+    /// Accuracy of the vote weighted by standardized reward.
+    pub const NORMALIZED: Self = Self::Rule(Rule::NORMALIZED);
+    /// Accuracy of the trajectory with the largest reward.
+    pub const BEST_OF: Self = Self::Rule(Rule::BEST_OF);
+
+    /// The metrics that are not a voting rule's, with their names and those of earlier versions.
+    const NAMED: [(Self, &str, &str); 6] = [
+        (Self::Greedy, "greedy", "greedy"),
+        (Self::Coverage, "coverage", "coverage"),
+        (Self::Beam, "beam", "beam"),
+        (Self::Diversity, "diversity", "diversity"),
+        (Self::Auc, "auc", "auc"),
+        (Self::AucOutcome, "auc_outcome", "auc_verdict"),
+    ];
+
+    /// The name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rule(rule) => rule.name(),
+            other => {
+                Self::NAMED.iter().find(|(name, ..)| *name == other).map_or("", |named| named.1)
+            }
+        }
+    }
+
+    /// The metric of this name. One that is not known is a rule's of another program.
+    pub fn from_name(name: &str) -> Self {
+        let named = Self::NAMED.iter().find(|(_, new, old)| *new == name || *old == name);
+        named.map_or_else(|| Self::Rule(Rule::named(name)), |(metric, ..)| *metric)
+    }
+
     /// Whether it is the accuracy of one answer per question.
     pub fn is_accuracy(self) -> bool {
-        !matches!(self, Self::Coverage | Self::Diversity | Self::Auc | Self::AucOutcome)
+        matches!(self, Self::Greedy | Self::Rule(_) | Self::Beam)
     }
 }
 
-impl From<Aggregator> for MetricName {
-    fn from(rule: Aggregator) -> Self {
-        match rule {
-            Aggregator::Majority => Self::Majority,
-            Aggregator::Weighted => Self::Weighted,
-            Aggregator::Normalized => Self::Normalized,
-            Aggregator::Likelihood => Self::Likelihood,
-            Aggregator::Combined => Self::Combined,
-            Aggregator::Pessimistic => Self::Pessimistic,
-            Aggregator::BestOf(RewardReduction::OutcomeOrMean) => Self::BestOf,
-            Aggregator::BestOf(RewardReduction::Mean) => Self::BestOfMean,
-            Aggregator::BestOf(RewardReduction::Sum) => Self::BestOfSum,
-            Aggregator::BestOf(RewardReduction::Last) => Self::BestOfLast,
-            Aggregator::BestOf(RewardReduction::Min) => Self::BestOfMin,
+impl From<Rule> for MetricName {
+    fn from(rule: Rule) -> Self {
+        Self::Rule(rule)
+    }
+}
+
+impl Serialize for MetricName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for MetricName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        match name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
+            && name.len() <= MAX_NAME
+        {
+            true => Ok(Self::from_name(&name)),
+            false => Err(Error::custom(format!("{name:?} is not the name of a metric"))),
         }
     }
 }
+
+/// Characters of a metric's name.
+const MAX_NAME: usize = 64;
 
 /// Compute and time of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -276,7 +295,8 @@ impl Validate for Results {
         }
         check_finite("sampled", [self.sampled])?;
         let params = self.vote_params.unwrap_or_default();
-        check_finite("tuning", [params.temperature, params.lambda, params.caution])?;
+        let constants = [params.temperature, params.likelihood_weight, params.lcb_coefficient];
+        check_finite("vote_params", constants)?;
         let beam = self.cost.beam.unwrap_or_default();
         check_finite("cost", [self.cost.steps, self.cost.flops, beam.steps, beam.flops])?;
         self.cost.seconds.validate()
@@ -292,7 +312,7 @@ mod tests {
     #[test]
     fn results_keep_their_json_keys() {
         let metric = Metric {
-            name: MetricName::BestOf,
+            name: MetricName::BEST_OF,
             k: 64,
             value: 0.58,
             low: 0.55,
@@ -301,7 +321,7 @@ mod tests {
         };
         let results = Results { metrics: vec![metric], ..Results::default() };
         let expected = concat!(
-            r#"{"version":1,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"#,
+            r#"{"version":2,"metrics":[{"name":"best_of","k":64,"value":0.58,"low":0.55,"#,
             r#""high":0.61,"seeds":3}],"cost":{"steps":0.0,"flops":0.0,"seconds":{"prefill":0.0,"#,
             r#""thoughts":0.0,"scores":0.0,"answers":0.0,"beam":0.0,"total":0.0}},"#,
             r#""questions":0,"seeds":0,"trajectories":0,"sampled":0.0}"#,
@@ -309,8 +329,12 @@ mod tests {
         assert_eq!(serde_json::to_string(&results).unwrap(), expected);
         let params = Results { vote_params: Some(VoteParams::default()), ..Results::default() };
         let written = serde_json::to_value(&params).unwrap();
-        assert_eq!(written["tuning"], json!({ "temperature": 1.0, "lambda": 1.0, "caution": 1.0 }));
-        assert_eq!(serde_json::to_value(MetricName::AucOutcome).unwrap(), "auc_verdict");
+        let expected =
+            json!({ "temperature": 1.0, "likelihood_weight": 1.0, "lcb_coefficient": 1.0 });
+        assert_eq!(written["vote_params"], expected);
+        let old = json!({ "temperature": 2.0, "lambda": 3.0, "caution": 4.0 });
+        let read: VoteParams = serde_json::from_value(old).unwrap();
+        assert_eq!((read.likelihood_weight, read.lcb_coefficient), (3.0, 4.0));
     }
 
     #[test]
@@ -328,14 +352,24 @@ mod tests {
             (results.metrics[0].name, results.metrics[0].value),
             (MetricName::Coverage, 0.1)
         );
-        assert!(read(&metric("unknown")).unwrap_err().to_string().contains("unknown variant"));
+        for (old, name) in [
+            ("maj", MetricName::MAJORITY),
+            ("likely", MetricName::Rule(Rule::LIKELIHOOD)),
+            ("pessimistic", MetricName::Rule(Rule::LCB)),
+            ("auc_verdict", MetricName::AucOutcome),
+        ] {
+            assert_eq!(read(&metric(old)).unwrap().metrics[0].name, name);
+        }
+        let custom = read(&metric("of_another_program")).unwrap().metrics[0].name;
+        assert_eq!(custom.name(), "of_another_program");
+        assert!(read(&metric("a b")).unwrap_err().to_string().contains("not the name"));
     }
 
     #[test]
     fn a_rule_and_its_metric_have_one_name() {
-        for rule in Aggregator::ALL {
+        for &rule in Rule::ALL {
             assert_eq!(serde_json::to_value(MetricName::from(rule)).unwrap(), rule.name());
-            assert_eq!(Aggregator::from_name(rule.name()), Some(rule));
+            assert_eq!(MetricName::from_name(rule.name()), MetricName::from(rule));
         }
     }
 

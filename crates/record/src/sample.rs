@@ -1,7 +1,7 @@
 //! One question under one seed: a line of `samples.jsonl`.
 //!
 //! Order and names of the JSON keys are a contract with scripts. Records are validated on reading
-//! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `k`, and
+//! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `index`, and
 //! one without an answer is not correct.
 
 use aggregate::{Candidate, EarlyStop};
@@ -26,7 +26,7 @@ pub struct Sample {
     pub question: String,
     /// The canonical gold answer.
     pub gold: String,
-    /// The sampled trajectories, `k` ascending.
+    /// The sampled trajectories, `index` ascending.
     pub trajectories: Vec<TrajectoryRecord>,
     /// The result of beam search, if it ran.
     #[serde(default)]
@@ -56,9 +56,11 @@ pub struct Sample {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrajectoryRecord {
     /// Its index among the trajectories of the question.
-    pub k: u32,
+    #[serde(alias = "k")]
+    pub index: u32,
     /// The number of thoughts.
-    pub thoughts: u32,
+    #[serde(alias = "thoughts")]
+    pub latent_steps: u32,
     /// The decoded text.
     pub text: String,
     /// The canonical answer: equal answers are equal strings. `None` never votes and is never
@@ -66,10 +68,10 @@ pub struct TrajectoryRecord {
     #[serde(default)]
     pub answer: Option<String>,
     /// One reward per thought, if a reward model scored them.
-    #[serde(default, rename = "scores")]
+    #[serde(default, alias = "scores")]
     pub process_rewards: Option<Vec<f32>>,
     /// The reward of the answer, if the reward model reads answers.
-    #[serde(default, rename = "verdict", skip_serializing_if = "Option::is_none")]
+    #[serde(default, alias = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
     /// Whether the answer equals the gold answer.
     pub correct: bool,
@@ -87,7 +89,7 @@ pub struct TrajectoryRecord {
 
 impl Candidate for TrajectoryRecord {
     fn number(&self) -> u32 {
-        self.k
+        self.index
     }
 
     fn answer(&self) -> Option<&str> {
@@ -115,7 +117,8 @@ pub struct BeamResult {
     /// Candidates sampled for each beam and step, K.
     pub candidates: u32,
     /// The number of thoughts of the best path.
-    pub thoughts: u32,
+    #[serde(alias = "thoughts")]
+    pub latent_steps: u32,
     /// Its decoded text.
     pub text: String,
     /// Its canonical answer; `None` is never correct.
@@ -124,11 +127,11 @@ pub struct BeamResult {
     /// The sum of its process rewards; 0 without thoughts.
     pub reward: f32,
     /// Its process rewards, one per thought.
-    #[serde(default, rename = "scores")]
+    #[serde(default, alias = "scores")]
     pub process_rewards: Vec<f32>,
     /// The reward of its answer, if the reward model reads answers; it then selected the path among
     /// the finished ones.
-    #[serde(default, rename = "verdict", skip_serializing_if = "Option::is_none")]
+    #[serde(default, alias = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
     /// Whether the answer equals the gold answer.
     pub correct: bool,
@@ -147,9 +150,11 @@ impl Validate for Sample {
         for (index, trajectory) in self.trajectories.iter().enumerate() {
             trajectory.validate_field(&format!("trajectories[{index}]"))?;
         }
-        if let Some(index) = self.trajectories.windows(2).position(|pair| pair[0].k >= pair[1].k) {
+        if let Some(index) =
+            self.trajectories.windows(2).position(|pair| pair[0].index >= pair[1].index)
+        {
             return Err(FieldError::new(
-                format!("trajectories[{}].k", index + 1),
+                format!("trajectories[{}].index", index + 1),
                 "does not ascend",
             ));
         }
@@ -159,14 +164,17 @@ impl Validate for Sample {
         if self.stopped.is_some_and(|stopped| stopped.requested as usize <= self.trajectories.len())
         {
             return Err(FieldError::new(
-                "stopped.asked",
+                "stopped.requested",
                 "is not more than the trajectories that are there",
             ));
         }
         if let Some(beam) = &self.beam {
             check_finite("beam.reward", [f64::from(beam.reward)])?;
-            check_finite("beam.scores", beam.process_rewards.iter().copied().map(f64::from))?;
-            check_finite("beam.verdict", beam.outcome_reward.map(f64::from))?;
+            check_finite(
+                "beam.process_rewards",
+                beam.process_rewards.iter().copied().map(f64::from),
+            )?;
+            check_finite("beam.outcome_reward", beam.outcome_reward.map(f64::from))?;
             check_finite("beam.flops", [beam.flops])?;
             check_answer("beam", &beam.answer, beam.correct)?;
         }
@@ -180,14 +188,14 @@ impl TrajectoryRecord {
     fn validate_field(&self, field: &str) -> Result<(), FieldError> {
         check_answer(field, &self.answer, self.correct)?;
         check_finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
-        check_finite(&format!("{field}.verdict"), self.outcome_reward.map(f64::from))?;
+        check_finite(&format!("{field}.outcome_reward"), self.outcome_reward.map(f64::from))?;
         let lens = self.lens.iter().flatten();
         check_finite(&format!("{field}.lens"), lens.map(|&(_, share)| f64::from(share)))?;
         let Some(rewards) = &self.process_rewards else {
             return Ok(());
         };
-        let field = format!("{field}.scores");
-        if rewards.len() != self.thoughts as usize {
+        let field = format!("{field}.process_rewards");
+        if rewards.len() != self.latent_steps as usize {
             return Err(FieldError::new(field, "does not hold one reward per thought"));
         }
         check_finite(&field, rewards.iter().copied().map(f64::from))
@@ -237,22 +245,22 @@ mod tests {
     #[test]
     fn a_line_keeps_its_json_keys() {
         let trajectory = TrajectoryRecord {
-            thoughts: 1,
+            latent_steps: 1,
             process_rewards: Some(vec![0.5]),
             outcome_reward: Some(0.25),
             ..TrajectoryRecord::default()
         };
         let line = serde_json::to_string(&sample(trajectory)).unwrap();
         let expected = concat!(
-            r#"{"id":0,"seed":0,"question":"","gold":"","trajectories":[{"k":0,"thoughts":1,"#,
-            r#""text":"","answer":null,"scores":[0.5],"verdict":0.25,"correct":false}],"#,
+            r#"{"id":0,"seed":0,"question":"","gold":"","trajectories":[{"index":0,"latent_steps":1,"#,
+            r#""text":"","answer":null,"process_rewards":[0.5],"outcome_reward":0.25,"correct":false}],"#,
             r#""beam":null,"greedy":null,"diversity":null,"steps":0,"flops":0.0}"#,
         );
         assert_eq!(line, expected);
         let beam = BeamResult { outcome_reward: Some(0.25), ..BeamResult::default() };
         let expected = concat!(
-            r#"{"width":0,"candidates":0,"thoughts":0,"text":"","answer":null,"reward":0.0,"#,
-            r#""scores":[],"verdict":0.25,"correct":false,"steps":0,"flops":0.0}"#,
+            r#"{"width":0,"candidates":0,"latent_steps":0,"text":"","answer":null,"reward":0.0,"#,
+            r#""process_rewards":[],"outcome_reward":0.25,"correct":false,"steps":0,"flops":0.0}"#,
         );
         assert_eq!(serde_json::to_string(&beam).unwrap(), expected);
     }
@@ -262,6 +270,21 @@ mod tests {
         let line = r#"{"id":1,"seed":2,"question":"q","gold":"3","trajectories":[],"later":true}"#;
         let sample: Sample = serde_json::from_str(line).unwrap();
         assert_eq!((sample.id, sample.beam, sample.steps), (1, None, 0));
+    }
+
+    #[test]
+    fn keys_of_version_1_are_read() {
+        let line = concat!(
+            r#"{"id":1,"seed":2,"question":"q","gold":"3","stopped":{"asked":2,"why":"certain"},"#,
+            r#""trajectories":[{"k":0,"thoughts":1,"text":"3","answer":"3","scores":[0.5],"#,
+            r#""verdict":0.25,"correct":true}]}"#,
+        );
+        let sample: Sample = serde_json::from_str(line).unwrap();
+        let trajectory = &sample.trajectories[0];
+        assert_eq!((trajectory.index, trajectory.latent_steps), (0, 1));
+        assert_eq!(trajectory.process_rewards, Some(vec![0.5]));
+        assert_eq!(trajectory.outcome_reward, Some(0.25));
+        assert_eq!(sample.stopped.unwrap().requested, 2);
     }
 
     #[test]
@@ -284,14 +307,14 @@ mod tests {
     fn numbers_must_be_finite() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let scored = TrajectoryRecord {
-                thoughts: 2,
+                latent_steps: 2,
                 process_rewards: Some(vec![0.0, bad]),
                 ..TrajectoryRecord::default()
             };
-            assert_eq!(invalid_field(sample(scored.clone())), "trajectories[0].scores");
+            assert_eq!(invalid_field(sample(scored.clone())), "trajectories[0].process_rewards");
             assert_eq!(
                 invalid_field(Sample { greedy: Some(scored), ..Sample::default() }),
-                "greedy.scores"
+                "greedy.process_rewards"
             );
             let unlikely = TrajectoryRecord { logprob: Some(bad), ..TrajectoryRecord::default() };
             assert_eq!(invalid_field(sample(unlikely)), "trajectories[0].logprob");
@@ -302,7 +325,7 @@ mod tests {
             assert_eq!(invalid_field(sample(read)), "trajectories[0].lens");
             let rewarded =
                 TrajectoryRecord { outcome_reward: Some(bad), ..TrajectoryRecord::default() };
-            assert_eq!(invalid_field(sample(rewarded)), "trajectories[0].verdict");
+            assert_eq!(invalid_field(sample(rewarded)), "trajectories[0].outcome_reward");
             let beam = BeamResult { reward: bad, ..BeamResult::default() };
             assert_eq!(
                 invalid_field(Sample { beam: Some(beam), ..Sample::default() }),
@@ -319,10 +342,10 @@ mod tests {
 
     #[test]
     fn one_process_reward_per_thought() {
-        let unscored = TrajectoryRecord { thoughts: 2, ..TrajectoryRecord::default() };
+        let unscored = TrajectoryRecord { latent_steps: 2, ..TrajectoryRecord::default() };
         sample(unscored.clone()).validate().unwrap();
         let short = TrajectoryRecord { process_rewards: Some(vec![1.0]), ..unscored };
-        assert_eq!(invalid_field(sample(short)), "trajectories[0].scores");
+        assert_eq!(invalid_field(sample(short)), "trajectories[0].process_rewards");
         sample(TrajectoryRecord { process_rewards: Some(vec![]), ..TrajectoryRecord::default() })
             .validate()
             .unwrap();
@@ -330,16 +353,16 @@ mod tests {
 
     #[test]
     fn trajectories_ascend() {
-        let numbered = |ks: &[u32]| Sample {
-            trajectories: ks
+        let numbered = |indices: &[u32]| Sample {
+            trajectories: indices
                 .iter()
-                .map(|&k| TrajectoryRecord { k, ..TrajectoryRecord::default() })
+                .map(|&index| TrajectoryRecord { index, ..TrajectoryRecord::default() })
                 .collect(),
             ..Sample::default()
         };
         numbered(&[0, 1, 2]).validate().unwrap();
-        assert_eq!(invalid_field(numbered(&[0, 2, 1])), "trajectories[2].k");
-        assert_eq!(invalid_field(numbered(&[0, 0])), "trajectories[1].k");
+        assert_eq!(invalid_field(numbered(&[0, 2, 1])), "trajectories[2].index");
+        assert_eq!(invalid_field(numbered(&[0, 0])), "trajectories[1].index");
     }
 
     #[test]
@@ -347,9 +370,12 @@ mod tests {
         let stopped = |requested| Some(EarlyStop { requested, reason: StopReason::Certain });
         let one = sample(TrajectoryRecord::default());
         Sample { stopped: stopped(2), ..one.clone() }.validate().unwrap();
-        assert_eq!(invalid_field(Sample { stopped: stopped(1), ..one.clone() }), "stopped.asked");
+        assert_eq!(
+            invalid_field(Sample { stopped: stopped(1), ..one.clone() }),
+            "stopped.requested"
+        );
         let line = serde_json::to_string(&Sample { stopped: stopped(2), ..one }).unwrap();
-        assert!(line.contains(r#""stopped":{"asked":2,"why":"certain"}"#), "{line}");
+        assert!(line.contains(r#""stopped":{"requested":2,"reason":"certain"}"#), "{line}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use aggregate::{EarlyStop, StopReason};
 use latent_tts_record::{
-    BeamResult, Manifest, RecordError, Results, RunDir, Sample, Seconds, TrajectoryRecord,
+    BeamResult, FORMAT, Manifest, RecordError, Results, RunDir, Sample, Seconds, TrajectoryRecord,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -18,8 +18,8 @@ fn manifest() -> Manifest {
 
 fn sample(seed: u64, id: u32) -> Sample {
     let trajectory = |k: u32| TrajectoryRecord {
-        k,
-        thoughts: 2,
+        index: k,
+        latent_steps: 2,
         text: format!("### {k}\n\u{1f600} \"quoted\""),
         answer: (k > 0).then(|| k.to_string()),
         process_rewards: Some(vec![0.1 + k as f32, -3.5e-7]),
@@ -199,7 +199,9 @@ fn a_damaged_line_before_the_last_is_an_error() {
     let error = RunDir::resume(dir.path(), &manifest()).unwrap_err();
     assert!(matches!(error, RecordError::InvalidLine { line: 2, .. }), "{error}");
     assert!(
-        error.to_string().contains("samples.jsonl:2: trajectories[0].scores does not hold"),
+        error
+            .to_string()
+            .contains("samples.jsonl:2: trajectories[0].process_rewards does not hold"),
         "{error}"
     );
 
@@ -320,7 +322,9 @@ fn a_reward_that_is_not_finite_is_not_written() {
     bad.trajectories[1].process_rewards = Some(vec![0.0, f32::NAN]);
     let error = run.append(&bad).unwrap_err();
     assert!(
-        error.to_string().ends_with("trajectories[1].scores holds a number that is not finite"),
+        error
+            .to_string()
+            .ends_with("trajectories[1].process_rewards holds a number that is not finite"),
         "{error}"
     );
     assert!(!run.is_done(1, 0));
@@ -389,4 +393,19 @@ proptest! {
         let _ = RunDir::resume(dir.path(), &manifest());
         let _ = run.results();
     }
+}
+
+#[test]
+fn a_run_of_format_1_is_read_and_not_resumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let manifest = Manifest { settings: json!({ "samples": 1 }), ..Manifest::default() };
+    drop(RunDir::create(dir.path(), &manifest).unwrap());
+    let file = dir.path().join("manifest.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let old = text.replace(&format!("\"version\": {FORMAT}"), "\"version\": 1");
+    assert_ne!(old, text);
+    std::fs::write(&file, old).unwrap();
+    assert_eq!(RunDir::open(dir.path()).unwrap().manifest().version, 1);
+    let error = RunDir::resume(dir.path(), &manifest).unwrap_err();
+    assert!(matches!(error, RecordError::OldFormat { found: 1, .. }), "{error}");
 }

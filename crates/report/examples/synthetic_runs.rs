@@ -258,8 +258,8 @@ impl SyntheticRun {
         let answer = if correct { question.gold } else { wrong };
         let none = !correct && random.below(20) == 0;
         TrajectoryRecord {
-            k,
-            thoughts: THOUGHTS as u32,
+            index: k,
+            latent_steps: THOUGHTS as u32,
             text: if none { "### I do not".into() } else { format!("### {answer}") },
             answer: (!none).then(|| answer.to_string()),
             correct,

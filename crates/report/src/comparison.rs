@@ -12,9 +12,9 @@ use crate::table::count;
 /// What is compared, in the order of columns.
 const METRICS: [MetricName; 5] = [
     MetricName::Greedy,
-    MetricName::Majority,
-    MetricName::Weighted,
-    MetricName::BestOf,
+    MetricName::MAJORITY,
+    MetricName::WEIGHTED,
+    MetricName::BEST_OF,
     MetricName::Coverage,
 ];
 

@@ -139,8 +139,9 @@ mod tests {
     /// unperturbed one a single one.
     fn run() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let trajectory = |k| TrajectoryRecord { k, thoughts: 2, ..TrajectoryRecord::default() };
-        let greedy = Some(TrajectoryRecord { thoughts: 1, ..TrajectoryRecord::default() });
+        let trajectory =
+            |k| TrajectoryRecord { index: k, latent_steps: 2, ..TrajectoryRecord::default() };
+        let greedy = Some(TrajectoryRecord { latent_steps: 1, ..TrajectoryRecord::default() });
         let sample = Sample {
             id: 3,
             seed: 7,

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use aggregate::{Aggregator, VoteParams, ordered_pairs};
+use aggregate::{Rule, VoteParams, ordered_pairs};
 use record::{
     BeamCost, FORMAT, Metric, MetricGain, MetricName, Results, RunCost, RunDir, Sample, Seconds,
     TrajectoryRecord, Unanswered,
@@ -31,8 +31,8 @@ pub use crate::subsets::coverage;
 pub struct MetricSettings {
     /// The numbers of trajectories k; if empty, the powers of two up to N, and N.
     pub ks: Vec<usize>,
-    /// The voting rules; `None` for [`Aggregator::DEFAULT`].
-    pub aggregators: Option<Vec<Aggregator>>,
+    /// The voting rules; `None` for [`Rule::DEFAULT`].
+    pub aggregators: Option<Vec<Rule>>,
     /// The constants of the voting rules.
     pub vote_params: VoteParams,
     /// The bootstrap of the intervals.
@@ -157,10 +157,10 @@ impl QuestionMetrics {
             Some(MetricGain { name, over, k, value, low, high })
         };
         let gains = |(&name, &k): (&MetricName, &usize)| {
-            let over_majority = if name == MetricName::Majority {
+            let over_majority = if name == MetricName::MAJORITY {
                 None
             } else {
-                gain(name, k, MetricName::Majority, k)
+                gain(name, k, MetricName::MAJORITY, k)
             };
             gain(name, k, MetricName::Greedy, 1).into_iter().chain(over_majority)
         };
@@ -308,7 +308,7 @@ fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> V
     for &k in ks.iter().filter(|&&k| k <= n) {
         add(MetricName::Coverage, k, subsets.coverage(k));
     }
-    let rules = settings.aggregators.as_deref().unwrap_or(Aggregator::DEFAULT);
+    let rules = settings.aggregators.as_deref().unwrap_or(Rule::DEFAULT);
     for &rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
         for &k in ks {
             add(rule.into(), k, subsets.accuracy(rule, &settings.vote_params, k));

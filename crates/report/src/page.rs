@@ -111,7 +111,7 @@ fn lead(runs: &[RunData], best_run: Option<&BestRun>) -> String {
         ));
     }
     let chosen =
-        [MetricName::Majority, MetricName::Weighted, MetricName::Normalized, MetricName::BestOf]
+        [MetricName::MAJORITY, MetricName::WEIGHTED, MetricName::NORMALIZED, MetricName::BEST_OF]
             .into_iter();
     let chosen: Vec<String> = chosen
         .filter_map(|name| Some(format!("{} {}", rules::display_name(name), share(name, n)?)))

@@ -94,7 +94,7 @@ impl QuestionSummary {
             answers,
             texts,
             text_index,
-            thought_counts: trajectories.iter().map(|trajectory| trajectory.thoughts).collect(),
+            thought_counts: trajectories.iter().map(|trajectory| trajectory.latent_steps).collect(),
             process_rewards: if scored {
                 trajectories.iter().filter_map(|t| t.process_rewards.clone()).collect()
             } else {
@@ -154,7 +154,7 @@ mod tests {
     fn trajectory(k: u32, answer: &str, text: &str) -> TrajectoryRecord {
         let answer = (!answer.is_empty()).then(|| answer.to_owned());
         TrajectoryRecord {
-            k,
+            index: k,
             correct: answer.as_deref() == Some("4"),
             answer,
             text: text.into(),

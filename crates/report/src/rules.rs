@@ -1,31 +1,33 @@
 //! Display order and names of the aggregation rules.
 
+use aggregate::Rule;
 use record::MetricName;
 
 /// The rules shown in tables and figures, in order.
 pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Greedy,
-    MetricName::Majority,
-    MetricName::Weighted,
-    MetricName::Normalized,
-    MetricName::BestOf,
+    MetricName::MAJORITY,
+    MetricName::WEIGHTED,
+    MetricName::NORMALIZED,
+    MetricName::BEST_OF,
     MetricName::Beam,
     MetricName::Coverage,
 ];
 
-/// The display name of a rule; by default its name in `results.json`.
+/// Whether a metric is shown unless all are asked for: the paper's rules, and rules that the program
+/// has registered.
+pub fn is_main(name: MetricName) -> bool {
+    match name {
+        MetricName::Rule(rule) => DISPLAY_ORDER.contains(&name) || !Rule::ALL.contains(&rule),
+        _ => DISPLAY_ORDER.contains(&name),
+    }
+}
+
+/// The display name of a metric.
 pub fn display_name(name: MetricName) -> String {
     match name {
-        MetricName::Greedy => "greedy".into(),
-        MetricName::Majority => "majority".into(),
-        MetricName::Weighted => "weighted vote".into(),
-        MetricName::Normalized => "normalized vote".into(),
-        MetricName::BestOf => "best of N".into(),
-        MetricName::Beam => "beam search".into(),
-        MetricName::Coverage => "coverage".into(),
-        name => serde_json::to_value(name)
-            .ok()
-            .and_then(|name| name.as_str().map(|n| n.replace('_', " ")))
-            .unwrap_or_default(),
+        MetricName::Rule(rule) => rule.label().to_owned(),
+        MetricName::Beam => "beam search".to_owned(),
+        other => other.name().replace('_', " "),
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use record::{Ablation, Metric, MetricName, Results, RunDir, Sample};
-use serde_json::Value;
+use schema::{DropoutSites, MaskLifetime, SamplerKind, SamplingOptions, Temperature};
 
 use crate::error::ReportError;
 use crate::interval::{Bootstrap, Interval};
@@ -40,24 +40,33 @@ pub enum SamplerInfo {
 }
 
 impl SamplerInfo {
-    fn from_settings(settings: &Value) -> Self {
-        let field = |name: &str| settings[name].as_str().unwrap_or_default();
-        match (field("kind"), settings["p"].as_f64(), settings["sigma"].as_f64()) {
-            ("dropout", Some(p), _) => {
-                let kept = if field("mask") == "trajectory" { ", masks kept" } else { "" };
-                Self::Dropout { p, sites: format!("{}, {}{kept}", field("sites"), field("scope")) }
+    fn new(sampling: &SamplingOptions) -> Self {
+        let strength = match sampling.sampler {
+            Some(SamplerKind::Dropout) => sampling.dropout_p.map(f64::from),
+            Some(SamplerKind::Noise) => sampling.noise_std.map(f64::from),
+            Some(SamplerKind::Gumbel) => sampling.gumbel_tau.map(f64::from),
+            Some(SamplerKind::Tokens | SamplerKind::None) | None => None,
+        };
+        match (sampling.sampler, strength) {
+            (Some(SamplerKind::Dropout), Some(p)) => {
+                let sites = sampling.sites.map_or("", DropoutSites::name);
+                let scope = sampling.scope.unwrap_or_default().name();
+                let kept = match sampling.mask.unwrap_or_default() {
+                    MaskLifetime::Trajectory => ", masks kept",
+                    MaskLifetime::Step => "",
+                };
+                Self::Dropout { p, sites: format!("{sites}, {scope}{kept}") }
             }
-            ("noise", _, Some(sigma)) => Self::Noise { sigma },
-            ("gumbel", ..) if settings["tau"].is_f64() => {
-                Self::Gumbel { tau: settings["tau"].as_f64().unwrap_or_default() }
-            }
-            ("", ..) => Self::Other("unknown sampler".into()),
-            ("none", ..) => Self::Other("no perturbation".into()),
+            (Some(SamplerKind::Noise), Some(sigma)) => Self::Noise { sigma },
+            (Some(SamplerKind::Gumbel), Some(tau)) => Self::Gumbel { tau },
+            (Some(SamplerKind::None), _) => Self::Other("no perturbation".into()),
             // Baselines that reason in tokens.
-            ("tokens", ..) => {
-                Self::Other(format!("tokens at temperature {}", settings["temperature"]))
+            (Some(SamplerKind::Tokens), _) => {
+                let temperature = sampling.temperature.unwrap_or(Temperature::ONE);
+                Self::Other(format!("tokens at temperature {temperature}"))
             }
-            (kind, ..) => Self::Other(kind.into()),
+            (Some(other), None) => Self::Other(other.name().into()),
+            (None, _) => Self::Other("unknown sampler".into()),
         }
     }
 
@@ -131,7 +140,7 @@ impl RunTraits {
                 .as_str()
                 .map_or_else(|| method.into(), |dir| model_name(Path::new(dir))),
             split: split.into_owned(),
-            sampler: SamplerInfo::from_settings(&settings["sampler"]),
+            sampler: SamplerInfo::new(&run.manifest().sampling()),
             n,
         }
     }
@@ -230,7 +239,7 @@ impl RunData {
     /// then by majority. Of equal ones the first is taken.
     pub fn is_better(&self, other: &Self) -> bool {
         let key = |run: &Self| {
-            let majority = run.metric(MetricName::Majority, run.traits.n);
+            let majority = run.metric(MetricName::MAJORITY, run.traits.n);
             (run.best, run.coverage(), majority.map_or(0.0, |majority| majority.value))
         };
         key(self) > key(other)

@@ -8,7 +8,7 @@
 //! gets right is estimated, and multiplied by the exact share of such subsets, which is coverage.
 //! So no rule exceeds coverage, whatever was drawn.
 
-use aggregate::{Aggregator, VoteParams, best_first};
+use aggregate::{Rule, VoteParams, best_first};
 use record::TrajectoryRecord;
 
 use crate::interval::SplitMix64;
@@ -41,7 +41,7 @@ impl<'a> Subsets<'a> {
 
     /// The share of subsets of size k of which the rule chooses a right trajectory; of all
     /// trajectories, if there are not more than k.
-    pub(crate) fn accuracy(&self, rule: Aggregator, params: &VoteParams, k: usize) -> f64 {
+    pub(crate) fn accuracy(&self, rule: Rule, params: &VoteParams, k: usize) -> f64 {
         let n = self.trajectories.len();
         if self.correct == 0 {
             return 0.0;
@@ -53,7 +53,7 @@ impl<'a> Subsets<'a> {
             let all: Vec<usize> = (0..n).collect();
             return f64::from(u8::from(self.is_right(&all, rule, params)));
         }
-        if let Aggregator::BestOf(reduction) = rule {
+        if let Some(reduction) = rule.reduction() {
             return self.best_of(&best_first(self.trajectories, reduction), k);
         }
         match binomial(n, k).filter(|subsets| *subsets <= ENUMERATED) {
@@ -76,7 +76,7 @@ impl<'a> Subsets<'a> {
     }
 
     /// Of random subsets of size k with a right trajectory, the share that the rule gets right.
-    fn drawn_share(&self, rule: Aggregator, params: &VoteParams, k: usize) -> f64 {
+    fn drawn_share(&self, rule: Rule, params: &VoteParams, k: usize) -> f64 {
         let mut rng = SplitMix64(self.seed ^ (k as u64) << 48);
         let mut order: Vec<usize> = (0..self.trajectories.len()).collect();
         let (mut right, mut drawn) = (0u32, 0u32);
@@ -96,7 +96,7 @@ impl<'a> Subsets<'a> {
         f64::from(right) / f64::from(drawn.max(1))
     }
 
-    fn is_right(&self, chosen: &[usize], rule: Aggregator, params: &VoteParams) -> bool {
+    fn is_right(&self, chosen: &[usize], rule: Rule, params: &VoteParams) -> bool {
         let subset: Vec<&TrajectoryRecord> =
             chosen.iter().map(|&index| &self.trajectories[index]).collect();
         rule.choose(&subset, params).is_some_and(|index| subset[index].correct)
@@ -136,7 +136,6 @@ fn combinations(n: usize, k: usize) -> impl Iterator<Item = Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use aggregate::RewardReduction;
     use proptest::prelude::*;
 
     use super::*;
@@ -170,7 +169,7 @@ mod tests {
 
     fn trajectories(answers: &[u8], rewards: &[f32]) -> Vec<TrajectoryRecord> {
         let one = |(k, (answer, reward)): (usize, (&u8, &f32))| TrajectoryRecord {
-            k: k as u32,
+            index: k as u32,
             answer: (*answer < 9).then(|| answer.to_string()),
             correct: *answer == 1,
             process_rewards: Some(vec![*reward]),
@@ -191,7 +190,7 @@ mod tests {
         ) {
             let trajectories = trajectories(&answers, &rewards);
             let subsets = Subsets::new(&trajectories, seed);
-            for rule in Aggregator::ALL {
+            for &rule in Rule::ALL {
                 for k in 1..=answers.len() {
                     let accuracy = subsets.accuracy(rule, &VoteParams::default(), k);
                     prop_assert!((0.0..=subsets.coverage(k) + 1e-12).contains(&accuracy));
@@ -209,7 +208,7 @@ mod tests {
             let trajectories = trajectories(&answers, &rewards);
             let (n, k) = (answers.len(), k.min(answers.len()));
             let subsets = Subsets::new(&trajectories, 0);
-            let (rule, params) = (Aggregator::BestOf(RewardReduction::Mean), VoteParams::default());
+            let (rule, params) = (Rule::BEST_OF_MEAN, VoteParams::default());
             let right = combinations(n, k).filter(|chosen| subsets.is_right(chosen, rule, &params));
             let expected = right.count() as f64 / binomial(n, k).unwrap() as f64;
             prop_assert!((subsets.accuracy(rule, &params, k) - expected).abs() < 1e-9);
@@ -220,11 +219,11 @@ mod tests {
             let trajectories = trajectories(&answers, &[0.0; 12]);
             let params = VoteParams::default();
             let right = |chosen: &Vec<usize>| {
-                Subsets::new(&trajectories, 0).is_right(chosen, Aggregator::Majority, &params)
+                Subsets::new(&trajectories, 0).is_right(chosen, Rule::MAJORITY, &params)
             };
             let exact = combinations(12, 5).filter(right).count() as f64 / 792.0;
             let estimate = |seed| {
-                Subsets::new(&trajectories, seed).accuracy(Aggregator::Majority, &params, 5)
+                Subsets::new(&trajectories, seed).accuracy(Rule::MAJORITY, &params, 5)
             };
             let mean = (0..64).map(estimate).sum::<f64>() / 64.0;
             // 64 estimates of 32 draws each: five standard deviations are at most 0.056.

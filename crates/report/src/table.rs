@@ -3,6 +3,8 @@
 //! Rows are aggregation rules, columns are ks; below each value is its 95% interval. Columns that
 //! do not fit the terminal continue in a second table. A legend under the table explains the rows.
 
+use std::collections::BTreeSet;
+
 use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered};
 
 use crate::rules;
@@ -15,39 +17,33 @@ struct RuleRow {
     meaning: &'static str,
 }
 
-const fn row(name: MetricName, label: &'static str, meaning: &'static str) -> RuleRow {
-    RuleRow { name, label, meaning }
+/// The rows of a table in display order: the baseline, the rules by their registry, the rest.
+fn rule_rows(results: &Results) -> Vec<RuleRow> {
+    let measured: BTreeSet<MetricName> = results.metrics.iter().map(|metric| metric.name).collect();
+    let rule_row = |name: MetricName| match name {
+        MetricName::Rule(rule) => {
+            Some(RuleRow { name, label: rule.label(), meaning: rule.describe() })
+        }
+        _ => None,
+    };
+    let others = [
+        (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
+        (
+            MetricName::Coverage,
+            "coverage",
+            "at least one of k is right: no rule does better (pass@k)",
+        ),
+    ];
+    let greedy = RuleRow {
+        name: MetricName::Greedy,
+        label: "greedy",
+        meaning: "one trajectory without perturbation",
+    };
+    let rules = measured.iter().filter_map(|name| rule_row(*name));
+    let others = others.into_iter().map(|(name, label, meaning)| RuleRow { name, label, meaning });
+    let rows = std::iter::once(greedy).chain(rules).chain(others);
+    rows.filter(|row| measured.contains(&row.name)).collect()
 }
-
-/// The rows in display order.
-const ROWS: [RuleRow; 14] = [
-    row(MetricName::Greedy, "greedy", "one trajectory without perturbation"),
-    row(MetricName::Majority, "majority", "the answer most of k trajectories give"),
-    row(MetricName::Weighted, "weighted", "the same, each vote weighted by its reward"),
-    row(
-        MetricName::Normalized,
-        "normalized",
-        "weighted by the reward in units of the question's own spread",
-    ),
-    row(MetricName::Likelihood, "likely", "weighted by the text's log-probability in such units"),
-    row(MetricName::Combined, "combined", "weighted by both"),
-    row(
-        MetricName::Pessimistic,
-        "pessimistic",
-        "the answer with the highest mean reward that its votes make sure of",
-    ),
-    row(MetricName::BestOf, "best of k", "the answer of the trajectory with the highest reward"),
-    row(MetricName::BestOfMean, "best mean", "the same, by the mean of its process rewards alone"),
-    row(MetricName::BestOfSum, "best sum", "the same, by the sum of its process rewards"),
-    row(MetricName::BestOfLast, "best last", "the same, by its last process reward"),
-    row(MetricName::BestOfMin, "best min", "the same, by its smallest process reward"),
-    row(MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
-    row(
-        MetricName::Coverage,
-        "coverage",
-        "at least one of k is right: no rule does better (pass@k)",
-    ),
-];
 /// The width of the label column.
 const LABEL_WIDTH: usize = 11;
 const GAP: &str = "  ";
@@ -63,11 +59,9 @@ pub struct TableOptions {
 
 /// Renders the results as text.
 pub fn render(results: &Results, options: TableOptions) -> String {
-    let has = |name: MetricName| results.metrics.iter().any(|metric| metric.name == name);
-    let (rows, others): (Vec<RuleRow>, Vec<RuleRow>) = ROWS
+    let (rows, others): (Vec<RuleRow>, Vec<RuleRow>) = rule_rows(results)
         .into_iter()
-        .filter(|row| has(row.name))
-        .partition(|row| options.all_rules || rules::DISPLAY_ORDER.contains(&row.name));
+        .partition(|row| options.all_rules || rules::is_main(row.name));
     let mut text = heading(results);
     for columns in columns(results, &rows, options.width) {
         text.push('\n');
@@ -314,6 +308,7 @@ fn format_flop(count: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use aggregate::Rule;
 
     fn results() -> Results {
         let metric = |name, k, value| Metric {
@@ -329,8 +324,8 @@ mod tests {
                 metric(MetricName::Greedy, 1, 0.341),
                 metric(MetricName::Coverage, 1, 0.3),
                 metric(MetricName::Coverage, 4, 0.95),
-                metric(MetricName::Majority, 1, 0.3),
-                metric(MetricName::Majority, 4, 0.3456),
+                metric(MetricName::MAJORITY, 1, 0.3),
+                metric(MetricName::MAJORITY, 4, 0.3456),
                 metric(MetricName::Beam, 4, 0.4),
                 metric(MetricName::Diversity, 4, 0.125),
             ],
@@ -353,7 +348,7 @@ mod tests {
             sampled: 3.5,
             gains: vec![
                 MetricGain {
-                    name: MetricName::Majority,
+                    name: MetricName::MAJORITY,
                     over: MetricName::Greedy,
                     k: 4,
                     value: 0.0046,
@@ -370,7 +365,7 @@ mod tests {
                 },
                 MetricGain {
                     name: MetricName::Beam,
-                    over: MetricName::Majority,
+                    over: MetricName::MAJORITY,
                     k: 4,
                     value: 0.0544,
                     low: 0.02,
@@ -388,16 +383,20 @@ mod tests {
     #[test]
     fn rules_without_a_row_are_named_below() {
         let metric = |name| Metric { name, k: 4, value: 0.5, low: 0.4, high: 0.6, seeds: 1 };
-        let one = [MetricName::Majority, MetricName::Likelihood].map(metric).to_vec();
+        let one = [MetricName::MAJORITY, MetricName::Rule(Rule::LIKELIHOOD)].map(metric).to_vec();
         let text = render(&Results { metrics: one, ..Results::default() }, wide(80));
-        assert!(text.contains("likely is in results.json"), "{text}");
-        let metrics = [MetricName::Majority, MetricName::Likelihood, MetricName::Combined]
-            .map(metric)
-            .to_vec();
+        assert!(text.contains("likelihood is in results.json"), "{text}");
+        let metrics = [
+            MetricName::MAJORITY,
+            MetricName::Rule(Rule::LIKELIHOOD),
+            MetricName::Rule(Rule::COMBINED),
+        ]
+        .map(metric)
+        .to_vec();
         let results = Results { metrics, ..Results::default() };
         let text = render(&results, wide(80));
         assert!(
-            text.contains("likely, combined are in results.json")
+            text.contains("likelihood, combined are in results.json")
                 && text.matches("50.0").count() == 1,
             "{text}"
         );

@@ -1,6 +1,6 @@
 //! Metrics of small runs, against values computed by hand.
 
-use aggregate::{Aggregator, EarlyStop, RewardReduction, StopReason, VoteParams};
+use aggregate::{EarlyStop, Rule, StopReason, VoteParams};
 use latent_tts_report::ReportError;
 use latent_tts_report::interval::Bootstrap;
 use latent_tts_report::metrics::{
@@ -15,8 +15,8 @@ use record::{
 /// and process rewards.
 fn sample(seed: u64, id: u32, answers: [&str; 4], rewards: Option<[f32; 4]>) -> Sample {
     let trajectory = |k: usize| TrajectoryRecord {
-        k: k as u32,
-        thoughts: 1,
+        index: k as u32,
+        latent_steps: 1,
         text: answers[k].into(),
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
         process_rewards: rewards.map(|rewards| vec![rewards[k]]),
@@ -123,22 +123,22 @@ fn metrics_of_a_run_match_hand_computed_values() {
     assert_close(coverage(4), (1.0 + (1.0 + 0.0) / 2.0) / 2.0);
     // One trajectory is its own majority. Of the six pairs of the samples 3, 1, 5 and 0 are right;
     // the lower number wins a tie.
-    assert_close(value(&results, MetricName::Majority, 1), coverage(1));
+    assert_close(value(&results, MetricName::MAJORITY, 1), coverage(1));
     let pairs = [[3.0, 5.0], [1.0, 0.0]].map(|[a, b]| (a + b) / 12.0);
-    assert_close(value(&results, MetricName::Majority, 2), (pairs[0] + pairs[1]) / 2.0);
+    assert_close(value(&results, MetricName::MAJORITY, 2), (pairs[0] + pairs[1]) / 2.0);
     // At 4 the third is a tie that the lower number wins, a right one of lower reward.
-    assert_close(value(&results, MetricName::Majority, 4), (1.0 + 0.0) / 2.0);
+    assert_close(value(&results, MetricName::MAJORITY, 4), (1.0 + 0.0) / 2.0);
     // The second question under seed 5: e^0 for "1" against e^-3 + e^-4 for "3".
-    assert_close(value(&results, MetricName::Weighted, 4), (0.5 + 0.5) / 2.0);
+    assert_close(value(&results, MetricName::WEIGHTED, 4), (0.5 + 0.5) / 2.0);
     // Of the pairs, 4, 3, 1 and 0 have a right one of the highest reward.
     let pairs = [[4.0, 1.0], [3.0, 0.0]].map(|[a, b]| (a + b) / 12.0);
-    assert_close(value(&results, MetricName::BestOf, 2), (pairs[0] + pairs[1]) / 2.0);
-    assert_close(value(&results, MetricName::BestOf, 4), (0.5 + 0.5) / 2.0);
+    assert_close(value(&results, MetricName::BEST_OF, 2), (pairs[0] + pairs[1]) / 2.0);
+    assert_close(value(&results, MetricName::BEST_OF, 4), (0.5 + 0.5) / 2.0);
     // The same: z = 1.78 for "1" against -0.15 and -0.76 for "3". Under seed 6 two wrong ones have
     // the rewards.
-    assert_close(value(&results, MetricName::Normalized, 4), (0.5 + 0.5) / 2.0);
+    assert_close(value(&results, MetricName::NORMALIZED, 4), (0.5 + 0.5) / 2.0);
     // 4 - 1.64 for "1" against 0.5 - 1.64 / sqrt 2 for "3".
-    assert_close(value(&results, MetricName::Pessimistic, 4), (0.5 + 0.5) / 2.0);
+    assert_close(value(&results, MetricName::Rule(Rule::LCB), 4), (0.5 + 0.5) / 2.0);
     assert_close(value(&results, MetricName::Greedy, 1), 0.5);
     assert_close(value(&results, MetricName::Beam, 4), 0.25);
     // Under seed 6 question 1 has no diversity and is left out.
@@ -150,7 +150,7 @@ fn metrics_of_a_run_match_hand_computed_values() {
     let gain = results
         .gains
         .iter()
-        .find(|g| (g.name, g.over) == (MetricName::BestOf, MetricName::Greedy))
+        .find(|g| (g.name, g.over) == (MetricName::BEST_OF, MetricName::Greedy))
         .unwrap();
     assert_close(gain.value, (0.5 + 0.5) / 2.0 - 0.5);
 
@@ -170,16 +170,16 @@ fn metrics_of_a_run_match_hand_computed_values() {
 
 #[test]
 fn only_requested_rules_are_measured() {
-    let rules = vec![Aggregator::Majority, Aggregator::BestOf(RewardReduction::Min)];
+    let rules = vec![Rule::MAJORITY, Rule::BEST_OF_MIN];
     let settings = MetricSettings { aggregators: Some(rules), ..MetricSettings::default() };
     let results = results_of_samples(read(samples()), &settings).unwrap();
     assert!(
-        find(&results, MetricName::BestOfMin, 4).is_some()
-            && find(&results, MetricName::Majority, 4).is_some()
+        find(&results, MetricName::Rule(Rule::BEST_OF_MIN), 4).is_some()
+            && find(&results, MetricName::MAJORITY, 4).is_some()
     );
     assert!(
-        find(&results, MetricName::Weighted, 4).is_none()
-            && find(&results, MetricName::BestOf, 4).is_none()
+        find(&results, MetricName::WEIGHTED, 4).is_none()
+            && find(&results, MetricName::BEST_OF, 4).is_none()
     );
     assert!(
         find(&results, MetricName::Coverage, 4).is_some()
@@ -194,12 +194,12 @@ fn best_of_mean_ignores_outcome_rewards() {
     for (trajectory, reward) in one.trajectories.iter_mut().zip([-1.0, 0.0, 3.0, 0.0]) {
         trajectory.outcome_reward = Some(reward);
     }
-    let rules = [RewardReduction::OutcomeOrMean, RewardReduction::Mean].map(Aggregator::BestOf);
+    let rules = [Rule::BEST_OF, Rule::BEST_OF_MEAN];
     let settings =
         MetricSettings { aggregators: Some(rules.to_vec()), ..MetricSettings::default() };
     let results = results_of_samples(read(vec![one]), &settings).unwrap();
-    assert_eq!(value(&results, MetricName::BestOf, 4), 0.0);
-    assert_eq!(value(&results, MetricName::BestOfMean, 4), 1.0);
+    assert_eq!(value(&results, MetricName::BEST_OF, 4), 0.0);
+    assert_eq!(value(&results, MetricName::Rule(Rule::BEST_OF_MEAN), 4), 1.0);
 }
 
 /// A large temperature approaches the majority, large caution favours many votes.
@@ -207,13 +207,13 @@ fn best_of_mean_ignores_outcome_rewards() {
 fn vote_params_change_the_rules() {
     let one = || read(vec![sample(0, 0, ["1", "2", "2", "2"], Some([9.0, 1.0, 1.0, 1.0]))]);
     let default = results_of_samples(one(), &MetricSettings::default()).unwrap();
-    let params = VoteParams { temperature: 50.0, caution: 50.0, ..VoteParams::default() };
+    let params = VoteParams { temperature: 50.0, lcb_coefficient: 50.0, ..VoteParams::default() };
     let other = results_of_samples(
         one(),
         &MetricSettings { vote_params: params, ..MetricSettings::default() },
     )
     .unwrap();
-    for name in [MetricName::Normalized, MetricName::Pessimistic] {
+    for name in [MetricName::NORMALIZED, MetricName::Rule(Rule::LCB)] {
         assert_eq!((value(&default, name, 4), value(&other, name, 4)), (1.0, 0.0), "{name:?}");
     }
     assert_eq!((default.vote_params, other.vote_params), (None, Some(params)));
@@ -230,7 +230,7 @@ fn an_early_stop_limits_coverage_but_not_votes() {
     for samples in [samples.clone(), samples.into_iter().rev().collect()] {
         let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         assert_eq!((results.trajectories, results.sampled), (4, 3.0));
-        assert_eq!(value(&results, MetricName::Majority, 4), 1.0);
+        assert_eq!(value(&results, MetricName::MAJORITY, 4), 1.0);
         assert_eq!(value(&results, MetricName::Coverage, 2), 1.0);
         assert!(find(&results, MetricName::Coverage, 4).is_none());
     }
@@ -249,7 +249,7 @@ fn without_a_correct_answer_every_metric_is_zero() {
     let wrong =
         wrong.into_iter().map(|s| Sample { beam: beam(false), ..with_logprobs(s) }).collect();
     let settings =
-        MetricSettings { aggregators: Some(Aggregator::ALL.to_vec()), ..MetricSettings::default() };
+        MetricSettings { aggregators: Some(Rule::ALL.to_vec()), ..MetricSettings::default() };
     let results = results_of_samples(read(wrong), &settings).unwrap();
     assert_eq!(results.metrics.len(), 12 * 3 + 1);
     assert!(
@@ -281,17 +281,17 @@ fn a_vote_at_k_is_averaged_over_the_choices_of_k() {
     for samples in [late, later] {
         let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         // The last pair alone elects a right answer, the second time by its lower number.
-        assert_close(value(&results, MetricName::Majority, 2), 1.0 / 6.0);
+        assert_close(value(&results, MetricName::MAJORITY, 2), 1.0 / 6.0);
     }
     let settings = MetricSettings { ks: vec![3, 1], ..MetricSettings::default() };
     let results =
         results_of_samples(read(vec![sample(0, 0, ["2", "1", "1", "2"], None)]), &settings)
             .unwrap();
     assert_eq!(
-        (value(&results, MetricName::Majority, 1), value(&results, MetricName::Majority, 3)),
+        (value(&results, MetricName::MAJORITY, 1), value(&results, MetricName::MAJORITY, 3)),
         (0.5, 0.5)
     );
-    assert!(find(&results, MetricName::Majority, 4).is_none());
+    assert!(find(&results, MetricName::MAJORITY, 4).is_none());
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn metrics_without_data_are_absent() {
         results_of_samples(read(vec![sample(0, 0, ["1"; 4], None)]), &MetricSettings::default())
             .unwrap();
     for metric in &results.metrics {
-        assert!(matches!(metric.name, MetricName::Coverage | MetricName::Majority), "{metric:?}");
+        assert!(matches!(metric.name, MetricName::Coverage | MetricName::MAJORITY), "{metric:?}");
     }
     let beam_only = Sample { beam: beam(true), ..Sample::default() };
     let results = results_of_samples(read(vec![beam_only]), &MetricSettings::default()).unwrap();
@@ -340,8 +340,8 @@ fn differences_are_paired() {
     assert_eq!(gain.value, 0.25);
     assert!(gain.low < 0.0 && gain.high > 0.5, "two questions show little: {gain:?}");
     let none = paired_difference(
-        column(MetricName::Majority, 2),
-        column(MetricName::Majority, 2),
+        column(MetricName::MAJORITY, 2),
+        column(MetricName::MAJORITY, 2),
         &bootstrap,
     )
     .unwrap();
@@ -353,8 +353,8 @@ fn differences_are_paired() {
         &MetricSettings::default(),
     )
     .unwrap();
-    let disjoint = other.column(MetricName::Majority, 2).unwrap();
-    assert_eq!(paired_difference(column(MetricName::Majority, 2), disjoint, &bootstrap), None);
+    let disjoint = other.column(MetricName::MAJORITY, 2).unwrap();
+    assert_eq!(paired_difference(column(MetricName::MAJORITY, 2), disjoint, &bootstrap), None);
 }
 
 #[test]

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 /// four the second.
 fn samples(diversity: [f64; 2]) -> Vec<Sample> {
     let trajectory = |k: usize, answer: &str, reward: f32| TrajectoryRecord {
-        k: k as u32,
-        thoughts: 2,
+        index: k as u32,
+        latent_steps: 2,
         text: format!("### {answer}"),
         answer: (!answer.is_empty()).then(|| answer.into()),
         process_rewards: Some(vec![reward, 0.0]),
@@ -161,7 +161,7 @@ fn beam_search_is_drawn_at_its_own_cost() {
     let dir = tempfile::tempdir().unwrap();
     let mut runs = loaded_runs(dir.path());
     let results = &mut runs[2].results;
-    let majority = |metric: &&Metric| metric.name == MetricName::Majority && metric.k == 4;
+    let majority = |metric: &&Metric| metric.name == MetricName::MAJORITY && metric.k == 4;
     let metric = results.metrics.iter().find(majority).unwrap().clone();
     results.metrics.push(Metric { name: MetricName::Beam, ..metric });
     results.cost.beam = Some(BeamCost { steps: 1.0, flops: 5e8 });

@@ -3,7 +3,9 @@
 //! A field that is `null` counts as absent, as clients write it.
 
 use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 
+use latent_tts::SamplingOptions;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -12,6 +14,25 @@ use crate::error::ApiError;
 const MAX_SHOWN_NAME: usize = 64;
 /// Jaro-Winkler similarity from which a known field is suggested for an unknown one.
 const MIN_SIMILARITY: f64 = 0.7;
+
+/// The JSON schema of the sampling options.
+pub(crate) fn sampling_schema() -> Value {
+    schemars::schema_for!(SamplingOptions).to_value()
+}
+
+/// The names of the sampling options, from their schema.
+pub(crate) fn sampling_fields() -> &'static [String] {
+    static FIELDS: OnceLock<Vec<String>> = OnceLock::new();
+    FIELDS.get_or_init(|| {
+        let schema = sampling_schema();
+        schema["properties"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name.clone())
+            .collect()
+    })
+}
 
 /// The fields of an object at a path.
 #[derive(Clone, Copy)]
@@ -90,11 +111,33 @@ impl<'a> Fields<'a> {
         self.read(name, &what, |value| value.as_f64().filter(|number| range.contains(number)))
     }
 
-    /// Refuses every field that is not in `known`, and names the closest one that is.
-    pub(crate) fn refuse_unknown(&self, known: &[&str]) -> Result<(), ApiError> {
-        let Some(name) = self.map.keys().find(|name| !known.contains(&name.as_str())) else {
-            return Ok(());
-        };
+    /// The sampling options among the fields, of which `others` are read elsewhere. Each is parsed
+    /// by itself, so that an error names it; an unknown one gets the closest name.
+    pub(crate) fn sampling(&self, others: &[&str]) -> Result<SamplingOptions, ApiError> {
+        let mut options = SamplingOptions::default();
+        for (name, value) in self.map {
+            if others.contains(&name.as_str()) {
+                continue;
+            }
+            let field = Map::from_iter([(name.clone(), value.clone())]);
+            match serde_json::from_value::<SamplingOptions>(Value::Object(field)) {
+                Ok(option) => options = options.or(option),
+                Err(error) if error.to_string().starts_with("unknown field") => {
+                    let known: Vec<&str> = sampling_fields()
+                        .iter()
+                        .map(String::as_str)
+                        .chain(others.iter().copied())
+                        .collect();
+                    return Err(self.unknown(name, &known));
+                }
+                Err(error) => return Err(self.error(name, error.to_string())),
+            }
+        }
+        Ok(options)
+    }
+
+    /// The error for a field that is not in `known`; it names the closest one that is.
+    fn unknown(&self, name: &str, known: &[&str]) -> ApiError {
         // Client text: long names are neither compared nor repeated in full.
         let shown: String = name.chars().take(MAX_SHOWN_NAME).collect();
         let scored = known.iter().map(|known| (strsim::jaro_winkler(known, &shown), known));
@@ -106,7 +149,7 @@ impl<'a> Fields<'a> {
             _ => format!("known fields: {}", known.join(", ")),
         };
         let shown = self.name(&shown);
-        Err(ApiError::field(&shown, format!("unknown field `{shown}`; {advice}")))
+        ApiError::field(&shown, format!("unknown field `{shown}`; {advice}"))
     }
 
     /// Refuses a field that is given and does not have one of the values that change nothing.

@@ -1,15 +1,11 @@
 //! The fields of a generation request become sampling parameters. What cannot be honoured is
 //! refused by its name. Unknown fields of the body are accepted; those of `latent` are refused.
 
-use std::num::NonZeroUsize;
+use std::num::NonZeroU32;
 
 use engine::scheduler::EventDetail;
-use engine::{
-    AdaptiveSampling, BeamSize, DropoutScope, Engine, MaskLifetime, Perturbation, Prompt,
-    SamplingParams, TokenSampling,
-};
-use latent_tts::aggregate::Confidence;
-use latent_tts::{Aggregator, AnswerRule, Probability, SamplingOptions};
+use engine::{Engine, Prompt, SamplingParams};
+use latent_tts::{AnswerRule, SamplerKind, SamplingError, SamplingOptions, Temperature, TopP};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -27,16 +23,11 @@ pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("xhigh", 64),
     ("max", 128),
 ];
-/// Every field of `latent`; `timeout` is read with the deadline.
-const LATENT_FIELDS: [&str; 14] = [
-    "samples", "thoughts", "sampler", "p", "sigma", "rule", "adaptive", "beam", "seed", "timeout",
-    "lens", "gold", "map", "return",
-];
+/// The fields of `latent` beside the sampling options; `timeout` is read with the deadline.
+pub(crate) const LATENT_FIELDS: [&str; 5] = ["timeout", "lens", "gold", "map", "return"];
 /// Stop sequences of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
-/// The confidence of `adaptive: true`, as on the command line.
-const CONFIDENCE: f64 = 0.95;
 
 /// What a request asks for, beside its prompts.
 #[derive(Clone, Debug)]
@@ -96,28 +87,10 @@ impl Generation {
     ) -> Result<Self, ApiError> {
         refuse_unsupported(body)?;
         let latent = body.object("latent")?;
-        if let Some(latent) = latent {
-            latent.refuse_unknown(&LATENT_FIELDS)?;
-        }
-        let method = &engine.reasoner().method;
-        let (samples, choices) = read_samples(body, latent, max_samples)?;
-        let is_clean =
-            samples.get() == 1 && latent.is_none_or(|latent| latent.get("samples").is_none());
-        let mut options = SamplingOptions::new(samples);
-        if let Some(thoughts) = latent.map(read_thoughts).transpose()?.flatten() {
-            options.length = Some(thoughts);
-        }
-        options.max_new_tokens = read_max_tokens(body)?;
-        let mut params = SamplingParams { greedy: false, ..options.resolve(method) };
-        let perturbation = read_perturbation(engine, body, latent)?;
-        params.perturbation = match perturbation {
-            Some(perturbation) => perturbation,
-            None if is_clean => Perturbation::None,
-            None => params.perturbation,
-        };
-        if let Some(latent) = latent {
-            read_vote(engine, latent, &mut params)?;
-        }
+        let options = latent.map(|latent| latent.sampling(&LATENT_FIELDS)).transpose()?;
+        let options = with_body_fields(body, options.unwrap_or_default())?;
+        let (samples, choices) = read_samples(body, options.samples, max_samples)?;
+        let params = resolve(engine, &options, samples)?;
         let inspection = latent.map(|latent| Inspection::read(latent, &params)).transpose()?;
         let inspection = inspection.unwrap_or_default();
         if choices == Choices::Each && inspection.map.is_some() {
@@ -127,10 +100,9 @@ impl Generation {
             ));
         }
         let seed = body.count("seed", 0..=u64::MAX)?.unwrap_or(0);
-        let exact = latent.map(|latent| latent.count("seed", 0..=u64::MAX)).transpose()?.flatten();
         Ok(Self {
             params,
-            seed: exact.map_or(SeedChoice::WithPrompt(seed), SeedChoice::Exact),
+            seed: options.seed.map_or(SeedChoice::WithPrompt(seed), SeedChoice::Exact),
             choices,
             stop: read_stop(body)?,
             stream: read_stream(body)?,
@@ -204,15 +176,85 @@ fn refuse_unsupported(body: Fields<'_>) -> Result<(), ApiError> {
     body.unsupported("top_k", |value| matches!(value.as_i64(), Some(-1 | 0)))
 }
 
+/// The sampling options of `latent` with those that the API itself has: `max_tokens`, `temperature`
+/// and `top_p`.
+fn with_body_fields(
+    body: Fields<'_>,
+    latent: SamplingOptions,
+) -> Result<SamplingOptions, ApiError> {
+    let temperature = body.number("temperature", 0.0..=100.0)?;
+    let top_p = body.number("top_p", 0.0..=1.0)?;
+    let contradiction = |error: SamplingError| sampling_error(&error);
+    let sampler = latent.sampler_kind().map_err(contradiction)?;
+    let mut options = latent;
+    options.max_new_tokens = options.max_new_tokens.or(read_max_tokens(body)?);
+    let warm = temperature.filter(|&temperature| temperature > 0.0);
+    match (warm, sampler) {
+        (Some(_), Some(kind)) if kind != SamplerKind::Tokens => {
+            let message = "answers are decoded greedily while thoughts are perturbed; leave the \
+                           temperature out, or set latent.sampler to tokens";
+            return Err(body.error("temperature", message));
+        }
+        (None, None) if temperature.is_none() && top_p.is_some_and(|p| p < 1.0) => {
+            return Err(body.error("top_p", "top_p needs a temperature above 0"));
+        }
+        (None, None) => return Ok(options),
+        _ => {}
+    }
+    if warm.is_some() || sampler == Some(SamplerKind::Tokens) {
+        let warm = warm.and_then(|t| Temperature::new(t as f32));
+        options.temperature = options.temperature.or(warm);
+        if let (None, Some(top_p)) = (options.top_p, top_p) {
+            let wrong = || body.error("top_p", "top_p is above 0 and at most 1");
+            options.top_p = Some(TopP::new(top_p as f32).ok_or_else(wrong)?);
+        }
+        options.sampler = Some(SamplerKind::Tokens);
+    }
+    Ok(options)
+}
+
+/// The parameters of a request. One trajectory that nothing asks to perturb is the greedy one.
+fn resolve(
+    engine: &Engine,
+    options: &SamplingOptions,
+    samples: NonZeroU32,
+) -> Result<SamplingParams, ApiError> {
+    let contradiction = |error: SamplingError| sampling_error(&error);
+    let is_greedy = samples.get() == 1
+        && options.samples.is_none()
+        && options.sampler_kind().map_err(contradiction)?.is_none();
+    let options = SamplingOptions {
+        samples: Some(samples),
+        sampler: if is_greedy { Some(SamplerKind::None) } else { options.sampler },
+        ..options.clone()
+    };
+    if let Some(rule) = options.rule
+        && rule.needs().rewards
+        && engine.reward_model().is_none()
+    {
+        let message = format!("{rule} needs a reward model, and there is none");
+        return Err(ApiError::field("latent.rule", message));
+    }
+    options.resolve(&engine.reasoner().method).map_err(contradiction)
+}
+
+fn sampling_error(error: &SamplingError) -> ApiError {
+    let field = error.fields().first().copied().unwrap_or("sampler");
+    ApiError::field(format!("latent.{field}"), error.to_string())
+}
+
 /// The trajectories of a prompt and what becomes of them.
 fn read_samples(
     body: Fields<'_>,
-    latent: Option<Fields<'_>>,
+    latent: Option<NonZeroU32>,
     most: usize,
-) -> Result<(NonZeroUsize, Choices), ApiError> {
-    let range = 1..=most as u64;
-    let n = body.count("n", range.clone())?.unwrap_or(1) as usize;
-    let samples = latent.map(|latent| latent.count("samples", range)).transpose()?.flatten();
+) -> Result<(NonZeroU32, Choices), ApiError> {
+    let n = body.count("n", 1..=most as u64)?.unwrap_or(1) as usize;
+    if let Some(samples) = latent.filter(|samples| samples.get() as usize > most) {
+        let message = format!("{samples} trajectories; this server allows {most}");
+        return Err(ApiError::field("latent.samples", message));
+    }
+    let samples = latent.map(|samples| samples.get() as usize);
     let effort = body.text("reasoning_effort")?.map(|name| effort(body, name, most)).transpose()?;
     if n > 1 && (samples.is_some() || effort.is_some()) {
         let message = "with n above 1 every trajectory is a choice and nothing is voted on; \
@@ -220,16 +262,16 @@ fn read_samples(
         return Err(body.error("n", message));
     }
     let samples = match (samples, effort) {
-        (Some(samples), Some(effort)) if samples as usize != effort => {
+        (Some(samples), Some(effort)) if samples != effort => {
             let message = "reasoning_effort and latent.samples both say how many trajectories; \
                            leave one out";
             return Err(body.error("reasoning_effort", message));
         }
-        (Some(samples), _) => samples as usize,
+        (Some(samples), _) => samples,
         (None, effort) => effort.unwrap_or(n),
     };
     let choices = if n > 1 { Choices::Each } else { Choices::Vote };
-    Ok((NonZeroUsize::new(samples).unwrap_or(NonZeroUsize::MIN), choices))
+    Ok((NonZeroU32::new(samples as u32).unwrap_or(NonZeroU32::MIN), choices))
 }
 
 fn effort(body: Fields<'_>, name: &str, most: usize) -> Result<usize, ApiError> {
@@ -244,139 +286,12 @@ fn effort(body: Fields<'_>, name: &str, most: usize) -> Result<usize, ApiError> 
     Ok(*samples)
 }
 
-fn read_thoughts(latent: Fields<'_>) -> Result<Option<engine::LatentLength>, ApiError> {
-    let Some(value) = latent.get("thoughts") else { return Ok(None) };
-    let text = match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    text.parse().map(Some).map_err(|why: String| latent.error("thoughts", why))
-}
-
 /// Answer tokens of a trajectory, at most; a limit of 0 is read where nothing is generated.
-fn read_max_tokens(body: Fields<'_>) -> Result<Option<NonZeroUsize>, ApiError> {
+fn read_max_tokens(body: Fields<'_>) -> Result<Option<NonZeroU32>, ApiError> {
     let most = 1_000_000;
     let of_chat = body.count("max_completion_tokens", 1..=most)?;
     let limit = of_chat.map_or_else(|| body.count("max_tokens", 0..=most), |n| Ok(Some(n)))?;
-    Ok(limit.and_then(|limit| NonZeroUsize::new(limit as usize)))
-}
-
-/// What the request says about how trajectories differ; `None` where it says nothing.
-fn read_perturbation(
-    engine: &Engine,
-    body: Fields<'_>,
-    latent: Option<Fields<'_>>,
-) -> Result<Option<Perturbation>, ApiError> {
-    let method = &engine.reasoner().method;
-    let (temperature, top_p) =
-        (body.number("temperature", 0.0..=100.0)?, body.number("top_p", 0.0..=1.0)?);
-    let sampler = latent.map(|latent| latent.text("sampler")).transpose()?.flatten();
-    let strength = |name, range| {
-        latent.map(|latent| latent.number(name, range)).transpose().map(Option::flatten)
-    };
-    let (p, sigma) = (strength("p", 0.0..=1.0)?, strength("sigma", 0.0..=1e6)?);
-    let warm = temperature.filter(|&temperature| temperature > 0.0);
-    let sampler = match (sampler, p, sigma, warm) {
-        (Some(name), ..) => name,
-        (None, Some(_), None, _) => "dropout",
-        (None, None, Some(_), _) => "noise",
-        (None, Some(_), Some(_), _) => {
-            return Err(ApiError::field("latent.sigma", "p is for dropout and sigma for noise"));
-        }
-        (None, None, None, Some(_)) => "tokens",
-        (None, None, None, None) => {
-            if temperature.is_none() && top_p.is_some_and(|p| p < 1.0) {
-                return Err(body.error("top_p", "top_p needs a temperature above 0"));
-            }
-            return Ok(None);
-        }
-    };
-    if sampler != "tokens" && warm.is_some() {
-        let message = "answers are decoded greedily while thoughts are perturbed; leave the \
-                       temperature out, or set latent.sampler to tokens";
-        return Err(body.error("temperature", message));
-    }
-    let misplaced = |name: &str, needs: &str| {
-        ApiError::field(format!("latent.{name}"), format!("{name} is for the sampler {needs}"))
-    };
-    if p.is_some() && sampler != "dropout" {
-        return Err(misplaced("p", "dropout"));
-    }
-    if sigma.is_some() && sampler != "noise" {
-        return Err(misplaced("sigma", "noise"));
-    }
-    let perturbation = match sampler {
-        "none" => Perturbation::None,
-        "noise" => Perturbation::Gaussian { std: sigma.map_or(method.sigma, |s| s as f32) },
-        "dropout" => {
-            let p = Probability::new(p.map_or(method.p, |p| p as f32));
-            let message = "a probability is at least 0 and below 1";
-            let p = p.ok_or_else(|| ApiError::field("latent.p", message))?;
-            let (sites, scope, mask) = (method.sites, DropoutScope::Thoughts, MaskLifetime::Step);
-            Perturbation::Dropout { p, sites, scope, mask }
-        }
-        "tokens" => {
-            let (warm, top_p) = (warm.unwrap_or(1.0) as f32, top_p.unwrap_or(1.0) as f32);
-            let sampling = TokenSampling::new(warm, top_p);
-            let message = "top_p is above 0 and at most 1";
-            Perturbation::Tokens(sampling.ok_or_else(|| ApiError::field("top_p", message))?)
-        }
-        _ => {
-            let message = "the sampler is one of dropout, noise, tokens and none";
-            return Err(ApiError::field("latent.sampler", message));
-        }
-    };
-    Ok(Some(perturbation))
-}
-
-/// Rule, early stopping and beam search.
-fn read_vote(
-    engine: &Engine,
-    latent: Fields<'_>,
-    params: &mut SamplingParams,
-) -> Result<(), ApiError> {
-    if let Some(name) = latent.text("rule")? {
-        let names = || Aggregator::ALL.map(Aggregator::name).join(", ");
-        let wrong = || latent.error("rule", format!("the rule is one of {}", names()));
-        let rule = Aggregator::from_name(name).ok_or_else(wrong)?;
-        if rule.needs_rewards() && engine.reward_model().is_none() {
-            let message = format!("{name} needs a reward model, and there is none");
-            return Err(latent.error("rule", message));
-        }
-        params.rule = Some(rule);
-    }
-    let confidence = match latent.get("adaptive") {
-        None | Some(Value::Bool(false)) => None,
-        Some(Value::Bool(true)) => Some(CONFIDENCE),
-        Some(_) => latent.number("adaptive", 0.5..=1.0)?,
-    };
-    if let Some(confidence) = confidence {
-        let message = "a confidence is above 0.5 and at most 1";
-        let confidence =
-            Confidence::new(confidence).ok_or_else(|| latent.error("adaptive", message))?;
-        params.adaptive = Some(AdaptiveSampling { confidence });
-    }
-    params.beam = match latent.get("beam") {
-        None | Some(Value::Bool(false)) => None,
-        Some(Value::Bool(true)) => Some(BeamSize::for_samples(params.samples)),
-        Some(_) => {
-            let message = "beam is true, or an object of width and candidates";
-            let beam = latent.object("beam").map_err(|_| latent.error("beam", message))?;
-            if let Some(beam) = beam {
-                beam.refuse_unknown(&["width", "candidates"])?;
-            }
-            let size = |name| -> Result<Option<NonZeroUsize>, ApiError> {
-                let size = beam.map(|beam| beam.count(name, 1..=64)).transpose()?.flatten();
-                Ok(size.and_then(|size| NonZeroUsize::new(size as usize)))
-            };
-            let default = BeamSize::for_samples(params.samples);
-            Some(BeamSize {
-                width: size("width")?.unwrap_or(default.width),
-                candidates: size("candidates")?.unwrap_or(default.candidates),
-            })
-        }
-    };
-    Ok(())
+    Ok(limit.and_then(|limit| NonZeroU32::new(limit as u32)))
 }
 
 fn read_stop(body: Fields<'_>) -> Result<Vec<String>, ApiError> {

@@ -152,10 +152,10 @@ impl ReplyReader<'_> {
     /// A trajectory, as much of it as is asked for.
     pub(crate) fn of_trajectory(&self, of: &Trajectory, returned: Returned) -> Value {
         let mut value = json!({
-            "number": of.number,
+            "index": of.number,
             "text": of.text,
             "answer": of.answer(),
-            "thoughts": of.thoughts,
+            "latent_steps": of.thoughts,
             "logprob": of.logprob,
         });
         if returned.rewards {
@@ -203,13 +203,12 @@ fn without_marker(rule: AnswerRule, text: &str) -> &str {
 
 /// The different answers with their votes.
 pub(crate) fn votes_json(votes: &[AnswerVotes<'_>]) -> Value {
-    let total: f64 = votes.iter().map(|answer| answer.weight).sum();
     let vote = |answer: &AnswerVotes<'_>| {
         let mut vote = Map::new();
         vote.insert("answer".into(), json!(answer.answer));
         vote.insert("votes".into(), json!(answer.votes));
         if let Some(reward) = answer.reward {
-            vote.insert("weight".into(), finite(answer.weight / total));
+            vote.insert("weight".into(), finite(answer.weight));
             vote.insert("reward".into(), finite(reward / answer.votes as f64));
         }
         Value::Object(vote)

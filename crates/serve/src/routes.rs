@@ -12,9 +12,9 @@ use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use engine::{Family, Perturbation};
+use engine::Family;
 use futures_util::StreamExt;
-use latent_tts::Aggregator;
+use latent_tts::{Rule, SamplingOptions};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, json_response};
@@ -274,23 +274,18 @@ fn model_json(state: &AppState) -> Value {
 fn latent_json(state: &AppState) -> Value {
     let engine = state.scheduler.engine();
     let (method, params) = (&engine.reasoner().method, engine.default_params());
-    let sampler = match params.perturbation {
-        Perturbation::None => "none",
-        Perturbation::Dropout { .. } => "dropout",
-        Perturbation::Gaussian { .. } => "noise",
-        _ => "tokens",
-    };
+    let sampling = SamplingOptions::from(params);
     // As a client would write it: 0.1, and not the nearest f32 in 17 digits.
     let written = |x: f32| json!(x.to_string().parse::<f64>().unwrap_or(x.into()));
     let scored = engine.reward_model().is_some();
-    let rules = Aggregator::ALL.into_iter().filter(|rule| scored || !rule.needs_rewards());
+    let rules = Rule::ALL.iter().filter(|rule| scored || !rule.needs().rewards);
     json!({
-        "thoughts": method.length.to_string(),
-        "sampler": sampler,
-        "p": written(method.p),
-        "sigma": written(method.sigma),
+        "latent_length": sampling.latent_length,
+        "sampler": sampling.sampler,
+        "dropout_p": written(method.p),
+        "noise_std": written(method.sigma),
         "rule": engine.default_rule().name(),
-        "rules": rules.map(Aggregator::name).collect::<Vec<_>>(),
+        "rules": rules.map(|rule| rule.name()).collect::<Vec<_>>(),
         "max_samples": state.options.max_samples,
     })
 }

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use engine::Trajectory;
 use engine::scheduler::Event;
 use futures_util::stream;
-use latent_tts::Aggregator;
+use latent_tts::Rule;
 use latent_tts::aggregate;
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ impl Streamed {
                 let of = &self.trajectories[prompt];
                 if let Some(of) = of.iter().find(|t| t.number == number) {
                     let latent = json!({ "rewards": {
-                        "number": number,
+                        "index": number,
                         "process_rewards": of.process_rewards,
                         "outcome_reward": of.outcome_reward,
                     }});
@@ -136,7 +136,7 @@ impl Streamed {
         let so_far = &mut self.trajectories[prompt];
         let place = so_far.partition_point(|t| t.number < trajectory.number);
         so_far.insert(place, trajectory);
-        let leader = Aggregator::Majority.choose(so_far, &Default::default());
+        let leader = Rule::MAJORITY.choose(so_far, &Default::default());
         let leader = leader.and_then(|i| so_far[i].answer.as_ref().map(|a| a.as_str().to_owned()));
         let votes = votes_json(&aggregate::votes(so_far));
         let latent = json!({ "trajectory": value, "votes": votes, "leader": leader });

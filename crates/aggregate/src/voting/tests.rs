@@ -3,9 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::Rule;
 use crate::testing::{TestCandidate, candidate, candidates, scored, unscored};
-
-const BEST_OF: Aggregator = Aggregator::BestOf(RewardReduction::OutcomeOrMean);
 
 #[test]
 fn majority_counts() {
@@ -23,7 +22,7 @@ fn candidates_without_an_answer_never_vote() {
 #[test]
 fn without_answers_nothing_is_chosen() {
     for none in [unscored(&[]), unscored(&["", ""]), scored(&[("", 1.0), ("", 2.0)])] {
-        for rule in Aggregator::ALL {
+        for rule in Rule::ALL.iter().copied() {
             assert_eq!(choose(rule, &none), None, "{rule:?}");
         }
     }
@@ -43,7 +42,7 @@ fn a_tied_majority_goes_to_the_lowest_number_whatever_the_rewards() {
 fn a_tied_weighted_vote_goes_to_the_summed_reward_then_to_the_lowest_number() {
     // No deviation: the normalized weights are all 1.
     let equal = scored(&[("1", 0.5), ("2", 0.5)]);
-    assert_eq!(choose(Aggregator::Normalized, &equal), Some(0));
+    assert_eq!(choose(Rule::NORMALIZED, &equal), Some(0));
     // Rewards so small that exp rounds to 1: equal weights, unequal sums.
     let close = scored(&[("1", 0.0), ("2", 1e-30)]);
     assert_eq!(weighted(&close), Some(1));
@@ -56,7 +55,7 @@ fn a_tied_weighted_vote_goes_to_the_summed_reward_then_to_the_lowest_number() {
 #[test]
 fn a_tied_likelihood_vote_ignores_rewards() {
     let tied = with_logprobs(scored(&[("1", 0.0), ("2", 9.0)]), &[-1.0, -1.0]);
-    assert_eq!(choose(Aggregator::Likelihood, &tied), Some(0));
+    assert_eq!(choose(Rule::LIKELIHOOD, &tied), Some(0));
 }
 
 #[test]
@@ -66,7 +65,8 @@ fn a_large_weight_outvotes_many_votes() {
     assert_eq!(weighted(&scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)])), Some(1));
     let all = scored(&[("1", 2.0), ("2", 1.5), ("2", 1.5)]);
     let weights: Vec<f64> = votes(&all).iter().map(|votes| votes.weight).collect();
-    assert_eq!(weights, [1.0, 2.0 * (-0.5f64).exp()]);
+    let larger = 2.0 * (-0.5f64).exp();
+    assert_eq!(weights, [1.0 / (1.0 + larger), larger / (1.0 + larger)]);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn rewards_that_are_not_finite_are_the_lowest() {
     }
 }
 
-fn choose(rule: Aggregator, candidates: &[TestCandidate]) -> Option<usize> {
+fn choose(rule: Rule, candidates: &[TestCandidate]) -> Option<usize> {
     rule.choose(candidates, &VoteParams::default())
 }
 
@@ -147,9 +147,9 @@ fn normalized_rewards_do_not_depend_on_scale() {
     // e^1.414 = 4.11 against 2 e^-0.707 = 0.99.
     for scale in [1e-3f32, 1.0, 1e3] {
         let answers = scored(&[("1", 3.0 * scale), ("2", scale), ("2", scale)]);
-        assert_eq!(choose(Aggregator::Normalized, &answers), Some(0), "{scale}");
+        assert_eq!(choose(Rule::NORMALIZED, &answers), Some(0), "{scale}");
         let flat = VoteParams { temperature: 10.0, ..VoteParams::default() };
-        let chosen = Aggregator::Normalized.choose(&answers, &flat);
+        let chosen = Rule::NORMALIZED.choose(&answers, &flat);
         assert_eq!(chosen, Some(1), "{scale}: e^0.14 against 2 e^-0.07");
     }
     // Without standardizing, small rewards hardly weigh and large ones decide alone.
@@ -159,38 +159,38 @@ fn normalized_rewards_do_not_depend_on_scale() {
 #[test]
 fn likelihood_needs_no_rewards() {
     let all = with_logprobs(unscored(&["1", "2", "2"]), &[-0.1, -4.0, -4.0]);
-    assert_eq!(choose(Aggregator::Likelihood, &all), Some(0));
+    assert_eq!(choose(Rule::LIKELIHOOD, &all), Some(0));
     let equal = with_logprobs(unscored(&["1", "2", "2"]), &[-2.0; 3]);
-    assert_eq!(choose(Aggregator::Likelihood, &equal), Some(1), "equal: the majority");
-    assert!(Aggregator::Likelihood.applies(&all));
-    assert!(!Aggregator::Likelihood.applies(&unscored(&["1"])));
+    assert_eq!(choose(Rule::LIKELIHOOD, &equal), Some(1), "equal: the majority");
+    assert!(Rule::LIKELIHOOD.applies(&all));
+    assert!(!Rule::LIKELIHOOD.applies(&unscored(&["1"])));
 }
 
 #[test]
 fn combined_adds_both_signals() {
     // Rewards alone prefer "1", log-probabilities alone "3"; their sum prefers "2".
     let all = with_logprobs(scored(&[("1", 1.0), ("2", 0.8), ("3", 0.0)]), &[-9.0, -1.0, -0.5]);
-    assert_eq!(choose(Aggregator::Normalized, &all), Some(0));
-    assert_eq!(choose(Aggregator::Likelihood, &all), Some(2));
-    assert_eq!(choose(Aggregator::Combined, &all), Some(1));
-    let rewards_alone = VoteParams { lambda: 0.0, ..VoteParams::default() };
-    assert_eq!(Aggregator::Combined.choose(&all, &rewards_alone), Some(0));
+    assert_eq!(choose(Rule::NORMALIZED, &all), Some(0));
+    assert_eq!(choose(Rule::LIKELIHOOD, &all), Some(2));
+    assert_eq!(choose(Rule::COMBINED, &all), Some(1));
+    let rewards_alone = VoteParams { likelihood_weight: 0.0, ..VoteParams::default() };
+    assert_eq!(Rule::COMBINED.choose(&all, &rewards_alone), Some(0));
 }
 
 #[test]
 fn the_pessimistic_bound_grows_with_votes() {
     // Means 1.0 of one and 0.8 of four, std of all five 0.08: 0.92 against 0.8 - 0.04 = 0.76.
     let close = scored(&[("1", 1.0), ("2", 0.8), ("2", 0.8), ("2", 0.8), ("2", 0.8)]);
-    assert_eq!(choose(Aggregator::Pessimistic, &close), Some(0));
-    let cautious = VoteParams { caution: 6.0, ..VoteParams::default() };
-    let chosen = Aggregator::Pessimistic.choose(&close, &cautious);
+    assert_eq!(choose(Rule::LCB, &close), Some(0));
+    let cautious = VoteParams { lcb_coefficient: 6.0, ..VoteParams::default() };
+    let chosen = Rule::LCB.choose(&close, &cautious);
     assert_eq!(chosen, Some(1), "1.0 - 0.48 against 0.8 - 0.24");
     // One high reward against noisy ones: means 2 and 1.5, std 1.5: 2 - 1.5 against 1.5 - 0.75.
     let noisy = scored(&[("1", 2.0), ("2", 3.0), ("2", 0.0), ("2", 3.0), ("2", 0.0)]);
-    assert_eq!(choose(BEST_OF, &noisy), Some(1));
-    assert_eq!(choose(Aggregator::Pessimistic, &noisy), Some(1));
+    assert_eq!(choose(Rule::BEST_OF, &noisy), Some(1));
+    assert_eq!(choose(Rule::LCB, &noisy), Some(1));
     let equal = scored(&[("1", 1.0), ("2", 1.0), ("2", 1.0)]);
-    assert_eq!(choose(Aggregator::Pessimistic, &equal), Some(1), "equal: the majority");
+    assert_eq!(choose(Rule::LCB, &equal), Some(1), "equal: the majority");
 }
 
 #[test]
@@ -201,13 +201,13 @@ fn candidates_without_rewards_are_handled_by_every_rule() {
         candidate(2, "1", Some(&[])),
     ];
     let mixed = with_logprobs(mixed, &[-1.0; 3]);
-    for rule in Aggregator::ALL.into_iter().filter(|rule| rule.needs_rewards()) {
+    for rule in Rule::ALL.iter().copied().filter(|rule| rule.needs().rewards) {
         assert_eq!(choose(rule, &mixed), Some(1), "{rule:?}: only one has a reward");
     }
     let empty = ["1", "2", "2"].iter().zip(0..).map(|(a, n)| candidate(n, a, Some(&[]))).collect();
     let empty = with_logprobs(empty, &[-1.0; 3]);
-    for rule in Aggregator::ALL {
-        let expected = if matches!(rule, Aggregator::BestOf(_)) { 0 } else { 1 };
+    for rule in Rule::ALL.iter().copied() {
+        let expected = if rule.reduction().is_some() { 0 } else { 1 };
         assert_eq!(choose(rule, &empty), Some(expected), "{rule:?}");
     }
 }
@@ -216,18 +216,18 @@ fn candidates_without_rewards_are_handled_by_every_rule() {
 fn a_rule_applies_where_its_signals_exist() {
     let (plain, rewarded) = (unscored(&["1", ""]), scored(&[("1", 0.5), ("", 0.5)]));
     let applying = |candidates: &[TestCandidate]| {
-        Aggregator::ALL.into_iter().filter(|rule| rule.applies(candidates)).count()
+        Rule::ALL.iter().filter(|rule| rule.applies(candidates)).count()
     };
     assert_eq!((applying(&plain), applying(&rewarded)), (1, 9));
     assert_eq!(applying(&with_logprobs(plain, &[-1.0; 2])), 2);
     assert_eq!(applying(&with_logprobs(rewarded, &[-1.0; 2])), 11);
-    assert_eq!(Aggregator::DEFAULT.last(), Some(&BEST_OF));
+    assert_eq!(Rule::DEFAULT.last(), Some(&Rule::BEST_OF));
 }
 
 #[test]
 fn outcome_rewards_take_precedence_over_process_rewards() {
     let mut all = scored(&[("1", 5.0), ("2", 1.0), ("2", 0.0)]);
-    let rules = [BEST_OF, Aggregator::Weighted, Aggregator::Pessimistic];
+    let rules = [Rule::BEST_OF, Rule::WEIGHTED, Rule::LCB];
     assert_eq!(rules.map(|rule| choose(rule, &all)), [Some(0); 3]);
     for (candidate, reward) in all.iter_mut().zip([-3.0, 2.0, 1.0]) {
         candidate.outcome_reward = Some(reward);
@@ -249,7 +249,7 @@ proptest! {
         (ordered, shuffled) in
             candidates().prop_flat_map(|t| (Just(t.clone()), Just(t).prop_shuffle())),
     ) {
-        for rule in Aggregator::ALL {
+        for rule in Rule::ALL.iter().copied() {
             let chosen = |t: &[TestCandidate]| choose(rule, t).map(|index| t[index].number);
             prop_assert_eq!(chosen(&ordered), chosen(&shuffled), "{:?}", rule);
         }
@@ -259,7 +259,7 @@ proptest! {
     fn of_one_candidate_every_rule_gives_its_answer(t in candidates()) {
         let one = &t[..t.len().min(1)];
         let answered = one.first().and_then(|t| t.answer.as_ref()).map(|_| 0);
-        for rule in Aggregator::ALL {
+        for rule in Rule::ALL.iter().copied() {
             prop_assert_eq!(choose(rule, one), answered, "{:?}", rule);
         }
     }
@@ -267,7 +267,7 @@ proptest! {
     #[test]
     fn a_choice_exists_where_an_answer_does(t in candidates()) {
         let answered = t.iter().any(|t| t.answer.is_some());
-        for rule in Aggregator::ALL {
+        for rule in Rule::ALL.iter().copied() {
             let chosen = choose(rule, &t);
             prop_assert_eq!(chosen.is_some(), answered, "{:?}", rule);
             prop_assert!(chosen.is_none_or(|index| t[index].answer.is_some()), "{:?}", rule);
@@ -276,16 +276,16 @@ proptest! {
 
     #[test]
     fn rules_and_their_functions_agree(t in candidates()) {
-        prop_assert_eq!(choose(Aggregator::Majority, &t), majority(&t));
-        prop_assert_eq!(choose(Aggregator::Weighted, &t), weighted(&t));
-        prop_assert_eq!(choose(BEST_OF, &t), best_of(&t, RewardReduction::OutcomeOrMean));
+        prop_assert_eq!(choose(Rule::MAJORITY, &t), majority(&t));
+        prop_assert_eq!(choose(Rule::WEIGHTED, &t), weighted(&t));
+        prop_assert_eq!(choose(Rule::BEST_OF, &t), best_of(&t, RewardReduction::OutcomeOrMean));
     }
 
     #[test]
     fn rules_without_rewards_ignore_them(t in candidates()) {
         let mut unrewarded = t.clone();
         unrewarded.iter_mut().for_each(|c| c.process_rewards = None);
-        for rule in [Aggregator::Majority, Aggregator::Likelihood] {
+        for rule in [Rule::MAJORITY, Rule::LIKELIHOOD] {
             prop_assert_eq!(choose(rule, &t), choose(rule, &unrewarded), "{:?}", rule);
         }
     }

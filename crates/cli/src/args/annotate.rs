@@ -4,11 +4,9 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use latent_tts::Family;
+use latent_tts::{Family, SamplingOptions};
 
-use super::{
-    MachineArgs, OutputArgs, PresetKind, SamplingArgs, StoredDtypeKind, TooLongKind, values,
-};
+use super::{MachineArgs, OutputArgs, PresetKind, StoredDtypeKind, TooLongKind, values};
 
 /// The kind of label that each thought gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,7 +47,7 @@ pub struct AnnotateArgs {
     pub too_long: Option<TooLongKind>,
 
     #[command(flatten)]
-    pub sampling: SamplingArgs,
+    pub sampling: SamplingOptions,
 
     /// Published settings in place of the defaults: `paper` is 8 trajectories and 128 rollouts from
     /// every thought. Other flags override it

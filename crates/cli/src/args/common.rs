@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use clap::{Args, ValueEnum};
-use latent_tts::{DeviceKind, Family, LatentLength, Probability, Temperature};
+use latent_tts::{DeviceKind, Family};
 
 use super::values;
 
@@ -33,128 +33,6 @@ pub struct ModelArgs {
     /// detected from the checkpoint]
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<Family>,
-}
-
-/// What makes trajectories differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SamplerKind {
-    /// Monte Carlo dropout (see --p, --sites, --scope, --mask)
-    Dropout,
-    /// Gaussian noise on every thought (see --sigma)
-    Noise,
-    /// Gumbel noise on thoughts that are mixtures of token embeddings, Latent-SFT's (see --tau)
-    Gumbel,
-    /// Sampled answer tokens (see --temperature, --top-p)
-    Tokens,
-    /// Nothing: all trajectories are the same
-    None,
-}
-
-/// The block outputs that dropout is applied to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SitesKind {
-    /// Attention and MLP outputs
-    Both,
-    /// Attention outputs
-    Attn,
-    /// MLP outputs
-    Mlp,
-}
-
-/// The forward passes that dropout is applied in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ScopeKind {
-    /// In the passes whose output becomes a thought
-    Thoughts,
-    /// In the prompt as well
-    Prompt,
-    /// Through the answer as well
-    All,
-}
-
-/// How long a trajectory keeps its dropout masks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum MaskKind {
-    /// A fresh mask at each thought
-    Step,
-    /// One mask per layer and site for the whole trajectory
-    Trajectory,
-}
-
-/// Flags that control sampling.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Trajectories of each question [default: 64 for eval, 16 for solve, 8 for annotate]
-    #[arg(long, short = 'n', value_name = "N", visible_alias = "trajectories")]
-    pub samples: Option<NonZeroU32>,
-
-    /// What makes trajectories differ [default: the sampler that the flags below belong to, else
-    /// dropout, or tokens where there are no thoughts]
-    #[arg(long, value_enum)]
-    pub sampler: Option<SamplerKind>,
-
-    /// Dropout: the probability of an element to be dropped, at least 0 and below 1 [default: the
-    /// value in the model's config.json (`latent_tts`), else the paper's for the backbone]
-    #[arg(
-        long,
-        value_name = "P",
-        value_parser = values::probability,
-        allow_negative_numbers = true
-    )]
-    pub p: Option<Probability>,
-
-    /// Noise: its standard deviation [default: the value in the model's config.json, else the
-    /// paper's for the backbone]
-    #[arg(long, value_name = "S", value_parser = values::deviation, allow_negative_numbers = true)]
-    pub sigma: Option<f32>,
-
-    /// Gumbel: the temperature of the mixtures, above 0: small for single tokens, large for even
-    /// weights [default: 1]
-    #[arg(long, value_name = "TAU", value_parser = values::tau, allow_negative_numbers = true)]
-    pub tau: Option<Temperature>,
-
-    /// Tokens: the softmax temperature, above 0 [default: 1]
-    #[arg(
-        long,
-        value_name = "T",
-        value_parser = values::temperature,
-        allow_negative_numbers = true
-    )]
-    pub temperature: Option<f32>,
-
-    /// Tokens: sample from the smallest set with this total probability, above 0 and at most 1
-    /// [default: 1]
-    #[arg(long, value_name = "SHARE", value_parser = values::top_p, allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
-
-    /// Dropout: the block outputs it is applied to [default: both for GPT-2, mlp for Llama and
-    /// Qwen]
-    #[arg(long, value_enum)]
-    pub sites: Option<SitesKind>,
-
-    /// Dropout: the forward passes it is applied in [default: thoughts]
-    #[arg(long, value_enum)]
-    pub scope: Option<ScopeKind>,
-
-    /// Dropout: how long a trajectory keeps its masks [default: step]
-    #[arg(long, value_enum)]
-    pub mask: Option<MaskKind>,
-
-    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
-    /// number sampled from the range, 0 for none [default: the value in the model's config.json,
-    /// else the family's]
-    #[arg(long, value_name = "T", value_parser = values::thoughts)]
-    pub thoughts: Option<LatentLength>,
-
-    /// Maximum number of answer tokens [default: the value in the model's config.json, else the
-    /// family's]
-    #[arg(long, value_name = "COUNT")]
-    pub max_new_tokens: Option<NonZeroU32>,
-
-    /// The random seed [default: 0]
-    #[arg(long)]
-    pub seed: Option<u64>,
 }
 
 /// The precision of weights and activations.

@@ -15,6 +15,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches};
 use toml::{Table, Value};
 
 use super::{Cli, preset};
+use crate::settings::AGGREGATION_FIELDS;
 
 /// Largest configuration file; a larger one was most likely passed by mistake.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -52,16 +53,30 @@ fn config_path(matches: &clap::ArgMatches) -> Option<PathBuf> {
 }
 
 /// The clap command in which each flag also has its environment variable.
-fn command() -> Command {
-    Cli::command().mut_subcommands(with_env_vars)
+pub(crate) fn command() -> Command {
+    let hide = |command: Command| {
+        AGGREGATION_FIELDS
+            .into_iter()
+            .fold(command, |command, field| command.mut_arg(field, |arg| arg.hide(true)))
+    };
+    Cli::command().mut_subcommand("annotate", hide).mut_subcommands(with_env_vars)
 }
 
 fn with_env_vars(command: Command) -> Command {
-    let command = command.mut_args(|arg| match arg.get_long().map(env_var) {
+    let command = command.mut_args(|arg| match variable_for(&arg) {
         Some(variable) => boolish(arg).env(variable).hide_env(true),
         None => arg,
     });
     command.mut_subcommands(with_env_vars)
+}
+
+/// The environment variable of a flag: that of its name, or of an alias if only that one is set.
+fn variable_for(arg: &Arg) -> Option<String> {
+    let name = env_var(arg.get_long()?);
+    let aliases = arg.get_all_aliases().unwrap_or_default();
+    let is_set = |variable: &String| std::env::var_os(variable).is_some();
+    let alias = aliases.into_iter().map(env_var).find(is_set);
+    Some(alias.filter(|_| !is_set(&name)).unwrap_or(name))
 }
 
 /// Lets the environment set a switch to 1, true, yes or on.
@@ -110,7 +125,10 @@ pub(crate) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
 }
 
 fn collect_variables(command: &Command, known: &mut BTreeSet<String>) {
-    known.extend(command.get_arguments().filter_map(Arg::get_long).map(env_var));
+    for arg in command.get_arguments() {
+        known.extend(arg.get_long().map(env_var));
+        known.extend(arg.get_all_aliases().unwrap_or_default().into_iter().map(env_var));
+    }
     command.get_subcommands().for_each(|command| collect_variables(command, known));
 }
 
@@ -147,9 +165,8 @@ impl<'a> ConfigLayer<'a> {
         };
         let text = flag_text(key, value, is_switch(arg))?;
         check_value(name, key, is_switch(arg), &text)?;
-        Ok(command.mut_subcommand(name, |c| {
-            c.mut_arg(key.replace('-', "_"), |arg| arg.default_value(text))
-        }))
+        let id = arg.get_id().clone();
+        Ok(command.mut_subcommand(name, |c| c.mut_arg(id, |arg| arg.default_value(text))))
     }
 
     /// The settings of this subcommand as they would be typed, without switches that are off.
@@ -200,13 +217,16 @@ pub(crate) fn parse_settings(bytes: &[u8]) -> Result<Table> {
 }
 
 fn find_flag<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
-    command.get_arguments().find(|arg| arg.get_long() == Some(long))
+    command.get_arguments().find(|arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long() == Some(long) || aliases.contains(&long)
+    })
 }
 
 /// A TOML value as the text of a command-line argument.
 fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
     Ok(match value {
-        Value::Boolean(on) if switch => on.to_string(),
+        Value::Boolean(on) => on.to_string(),
         _ if switch => bail!("`{key}` is {}; give it true or false", value.type_str()),
         Value::String(text) => text.clone(),
         Value::Integer(number) => number.to_string(),

@@ -4,11 +4,11 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use latent_tts::LatentLength;
 use latent_tts::record::MetricName;
 use latent_tts::sweep::{SweepGrid, parse_width};
+use latent_tts::{DropoutScope, DropoutSites, LatentLength, MaskLifetime};
 
-use super::{MaskKind, ModelArgs, OutputArgs, RunArgs, ScopeKind, SitesKind, values};
+use super::{ModelArgs, OutputArgs, RunArgs};
 
 /// Flags of `sweep`.
 #[derive(Debug, Args)]
@@ -26,17 +26,36 @@ pub struct SweepArgs {
     pub limit: Option<NonZeroUsize>,
 
     /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
-    /// largest --metric [default: 0:0.9, unless --sigma or --tau is given]
-    #[arg(long, value_name = "VALUES", value_parser = SweepGrid::shares, help_heading = "Sampling")]
-    pub p: Option<SweepGrid>,
+    /// largest --metric [default: 0:0.9, unless --noise-std or --gumbel-tau is given]
+    #[arg(
+        long,
+        alias = "p",
+        value_name = "VALUES",
+        value_parser = SweepGrid::shares,
+        help_heading = "Sampling"
+    )]
+    pub dropout_p: Option<SweepGrid>,
 
-    /// Noise: values, a range, or an interval to search, as for --p; the paper searches 0.01:1.5
-    #[arg(long, value_name = "VALUES", value_parser = SweepGrid::deviations, help_heading = "Sampling")]
-    pub sigma: Option<SweepGrid>,
+    /// Noise: values, a range, or an interval to search, as for --dropout-p; the paper searches 0.01:1.5
+    #[arg(
+        long,
+        alias = "sigma",
+        value_name = "VALUES",
+        value_parser = SweepGrid::deviations,
+        help_heading = "Sampling"
+    )]
+    pub noise_std: Option<SweepGrid>,
 
-    /// Gumbel: temperatures of mixtures, as values, a range, or an interval to search, as for --p
-    #[arg(long, value_name = "VALUES", value_parser = SweepGrid::temperatures, help_heading = "Sampling")]
-    pub tau: Option<SweepGrid>,
+    /// Gumbel: temperatures of mixtures, as values, a range, or an interval to search, as for
+    /// --dropout-p
+    #[arg(
+        long,
+        alias = "tau",
+        value_name = "VALUES",
+        value_parser = SweepGrid::temperatures,
+        help_heading = "Sampling"
+    )]
+    pub gumbel_tau: Option<SweepGrid>,
 
     /// Dropout: the block outputs it is applied to; each of several is swept [default: the
     /// family's]
@@ -47,7 +66,7 @@ pub struct SweepArgs {
         value_delimiter = ',',
         help_heading = "Sampling"
     )]
-    pub sites: Option<Vec<SitesKind>>,
+    pub sites: Option<Vec<DropoutSites>>,
 
     /// Dropout: the forward passes it is applied in; each of several is swept [default: thoughts]
     #[arg(
@@ -57,7 +76,7 @@ pub struct SweepArgs {
         value_delimiter = ',',
         help_heading = "Sampling"
     )]
-    pub scope: Option<Vec<ScopeKind>>,
+    pub scope: Option<Vec<DropoutScope>>,
 
     /// Dropout: how long a trajectory keeps its masks; each of several is swept [default: step]
     #[arg(
@@ -67,7 +86,7 @@ pub struct SweepArgs {
         value_delimiter = ',',
         help_heading = "Sampling"
     )]
-    pub mask: Option<Vec<MaskKind>>,
+    pub mask: Option<Vec<MaskLifetime>>,
 
     /// What is maximized: by a search, and by the value called best; weighted and best_of use the
     /// reward model
@@ -93,8 +112,8 @@ pub struct SweepArgs {
     pub k: Option<Vec<NonZeroUsize>>,
 
     /// Thoughts of each trajectory, as for eval [default: the family's]
-    #[arg(long, value_name = "T", value_parser = values::thoughts, help_heading = "Sampling")]
-    pub thoughts: Option<LatentLength>,
+    #[arg(long, alias = "thoughts", value_name = "T", help_heading = "Sampling")]
+    pub latent_length: Option<LatentLength>,
 
     /// Maximum number of answer tokens [default: the family's]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
@@ -139,9 +158,9 @@ impl SweepMetric {
     pub fn name(self) -> MetricName {
         match self {
             Self::Coverage => MetricName::Coverage,
-            Self::Majority => MetricName::Majority,
-            Self::Weighted => MetricName::Weighted,
-            Self::BestOf => MetricName::BestOf,
+            Self::Majority => MetricName::MAJORITY,
+            Self::Weighted => MetricName::WEIGHTED,
+            Self::BestOf => MetricName::BEST_OF,
         }
     }
 }

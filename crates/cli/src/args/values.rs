@@ -5,11 +5,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use latent_tts::aggregate::Confidence;
 use latent_tts::engine::family::FAMILIES;
-use latent_tts::{
-    Aggregator, DeviceKind, Family, LatentLength, Probability, Temperature, TokenSampling,
-};
+use latent_tts::{DeviceKind, Family, Probability, Rule};
 use model::hub::{HubId, MODEL_EXTENSIONS};
 
 use super::PresetKind;
@@ -25,7 +22,7 @@ pub fn family() -> impl TypedValueParser<Value = Family> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AggregateRule {
     /// A vote or a selection among sampled trajectories.
-    Sampled(Aggregator),
+    Sampled(Rule),
     /// Beam search guided by process rewards.
     Beam,
 }
@@ -40,27 +37,16 @@ impl AggregateRule {
     }
 }
 
-/// Parses the name of an aggregation rule.
+/// Parses the name of an aggregation rule, of this version or an earlier one.
 pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
-    let all =
-        || Aggregator::ALL.into_iter().map(AggregateRule::Sampled).chain([AggregateRule::Beam]);
-    // `maj` is the majority's name in earlier versions.
-    let value = |rule: AggregateRule| match rule {
-        AggregateRule::Sampled(Aggregator::Majority) => {
-            PossibleValue::new(rule.name()).alias("maj")
-        }
-        _ => PossibleValue::new(rule.name()),
-    };
-    PossibleValuesParser::new(all().map(value)).try_map(move |name| {
-        let name = if name == "maj" { Aggregator::Majority.name().to_owned() } else { name };
-        all().find(|rule| rule.name() == name).ok_or_else(|| format!("no rule is called {name}"))
+    let names = Rule::ALL.iter().map(|rule| PossibleValue::new(rule.name()));
+    let old = ["maj", "likely", "pessimistic"];
+    let old = old.into_iter().map(|name| PossibleValue::new(name).hide(true));
+    let all: Vec<PossibleValue> = names.chain([PossibleValue::new("beam")]).chain(old).collect();
+    PossibleValuesParser::new(all).try_map(|name| match name.as_str() {
+        "beam" => Ok(AggregateRule::Beam),
+        name => name.parse().map(AggregateRule::Sampled),
     })
-}
-
-/// Parses a number in (0.5, 1].
-pub fn confidence(text: &str) -> Result<Confidence, String> {
-    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    Confidence::new(number).ok_or_else(|| "must be above 0.5 and at most 1".to_owned())
 }
 
 /// The steps of a learning-rate warmup.
@@ -219,32 +205,6 @@ pub fn deviation(text: &str) -> Result<f32, String> {
     }
 }
 
-/// Parses the temperature of mixtures.
-pub fn tau(text: &str) -> Result<Temperature, String> {
-    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    Temperature::new(number).ok_or_else(|| "must be finite and above 0".to_owned())
-}
-
-/// Parses a softmax temperature.
-pub fn temperature(text: &str) -> Result<f32, String> {
-    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if TokenSampling::new(number, 1.0).is_some() {
-        Ok(number)
-    } else {
-        Err("must be finite and above 0; --sampler none decodes greedily".to_owned())
-    }
-}
-
-/// Parses a nucleus probability in (0, 1].
-pub fn top_p(text: &str) -> Result<f32, String> {
-    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if TokenSampling::new(1.0, number).is_some() {
-        Ok(number)
-    } else {
-        Err("must be above 0 and at most 1".to_owned())
-    }
-}
-
 /// Parses `auto`, `cpu`, `cuda` or `cuda:1`.
 pub fn device(text: &str) -> Result<DeviceKind, String> {
     match (text, text.strip_prefix("cuda:")) {
@@ -257,11 +217,6 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
             .map_err(|_| format!("{number:?} is no number of a GPU")),
         _ => Err("write auto, cpu, cuda or cuda:NUMBER".to_owned()),
     }
-}
-
-/// Parses a number of thoughts: `6`, `<=64`, `4-6` or `0`.
-pub fn thoughts(text: &str) -> Result<LatentLength, String> {
-    text.parse()
 }
 
 /// Parses `2/8`, the second of eight parts, into `(2, 8)`.
@@ -328,45 +283,7 @@ pub fn hub_id(text: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-
-    use latent_tts::LengthRange;
-
     use super::*;
-
-    fn count(n: usize) -> NonZeroUsize {
-        NonZeroUsize::new(n).unwrap()
-    }
-
-    #[test]
-    fn latent_lengths_round_trip() {
-        let all = [
-            ("6", LatentLength::Exactly(count(6))),
-            ("<=64", LatentLength::AtMost(count(64))),
-            ("4-6", LatentLength::Between(LengthRange::new(count(4), count(6)).unwrap())),
-            ("5-5", LatentLength::Between(LengthRange::new(count(5), count(5)).unwrap())),
-            ("0", LatentLength::None),
-        ];
-        for (text, length) in all {
-            assert_eq!(thoughts(text), Ok(length));
-            assert_eq!(length.to_string(), text);
-        }
-        for text in [
-            "",
-            "00",
-            "0-4",
-            "6-4",
-            "-3",
-            "4-",
-            "<=",
-            "<=0",
-            "six",
-            "99999999999999999999",
-            "1-99999999",
-        ] {
-            assert!(thoughts(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn shard_parts_are_one_based() {
@@ -418,9 +335,6 @@ mod tests {
     fn numbers_out_of_range_are_rejected() {
         assert!(probability("0").is_ok() && probability("0.999").is_ok());
         assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
-        assert!(temperature("0.7").is_ok() && top_p("1").is_ok() && top_p("0.9").is_ok());
-        assert!(["0", "-1", "NaN", "inf", ""].iter().all(|t| temperature(t).is_err()));
-        assert!(["0", "1.1", "NaN", "-0.5", ""].iter().all(|p| top_p(p).is_err()));
         assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
         assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
         assert!(
@@ -434,7 +348,5 @@ mod tests {
         assert!(
             ["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err())
         );
-        assert!(confidence("0.95").is_ok() && confidence("1").is_ok());
-        assert!(["0.5", "1.01", "-1", "NaN", "x"].iter().all(|c| confidence(c).is_err()));
     }
 }

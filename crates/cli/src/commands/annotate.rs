@@ -1,6 +1,6 @@
 //! `latent-tts annotate`: labels the thoughts of sampled trajectories, by rollouts or by outcome.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::printer::{Printer, Progress, format_duration};
 use crate::{settings, too_long};
 
 /// Default of `--samples`.
-const DEFAULT_TRAJECTORIES: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+const DEFAULT_TRAJECTORIES: NonZeroU32 = NonZeroU32::new(8).unwrap();
 /// Default of `--rollouts`.
 const DEFAULT_ROLLOUTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 /// Default of `--per-shard`: enough questions to fill a GPU, few enough to lose little when
@@ -32,6 +32,7 @@ const DEFAULT_PER_SHARD: usize = 1024;
 
 /// Runs `annotate`.
 pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
+    settings::refuse_aggregation(&args.sampling)?;
     let job = AnnotateJob::from_args(args)?;
     let source = settings::data_source(args.data.as_deref(), Split::Train)?;
     let questions = source.read(args.limit, DEFAULT_PER_SHARD)?;
@@ -40,7 +41,7 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let reasoner = model.reasoner();
     let annotator = Annotator {
         reasoner,
-        params: job.sampling.resolve(&reasoner.method),
+        params: job.sampling.resolve(&reasoner.method).map_err(settings::flag_error)?,
         labels: job.labels,
         memory: args.machine.kv_cache_bytes(&device)?,
         cancel: None,
@@ -101,7 +102,10 @@ impl AnnotateJob {
         Ok(Self {
             on_existing: settings::on_existing(args.resume, args.overwrite)?,
             labels: labels(args)?,
-            sampling: settings::sampling(&args.sampling, DEFAULT_TRAJECTORIES)?,
+            sampling: settings::sampling(
+                &args.sampling,
+                SamplingOptions::new(DEFAULT_TRAJECTORIES),
+            )?,
             models: select_models(&models)?,
             per_shard: args.per_shard.map_or(DEFAULT_PER_SHARD, |n| n.get() as usize),
             dtype: match args.thoughts_dtype {

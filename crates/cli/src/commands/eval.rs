@@ -1,6 +1,6 @@
 //! `latent-tts eval`: runs a benchmark under parallel scaling.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,9 @@ use latent_tts::record::{Manifest, Results, Sample};
 use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
-    AblationKind, Aggregator, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput,
-    Evaluation, ModelSelection, OnExisting, Question, SamplingOptions, aggregate, grade,
+    AblationKind, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation,
+    ModelSelection, OnExisting, Question, Rule, SamplingOptions, SamplingParams, aggregate,
+    evaluation_params, grade,
 };
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ use crate::printer::{Printer, Progress, format_duration};
 use crate::{aggregation, range, settings, too_long};
 
 /// Default of `--samples`.
-const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
 /// Default number of questions of the built-in corpus: about a minute on two idle cores.
 const DEFAULT_QUESTIONS: usize = 300;
 
@@ -83,7 +84,7 @@ pub struct EvalJob {
     /// Sampling options.
     pub sampling: SamplingOptions,
     /// Voting rules to report; the default ones if `None`.
-    pub rules: Option<Vec<Aggregator>>,
+    pub rules: Option<Vec<Rule>>,
     /// Seeds; all questions are sampled under each.
     pub seeds: Vec<u64>,
     /// Numbers of trajectories to report; powers of two if empty.
@@ -104,14 +105,14 @@ impl EvalJob {
     /// Resolves the flags of `eval`.
     pub fn from_args(args: &EvalArgs) -> Result<Self> {
         let models = select_models(&args.model)?;
-        let sampling = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
+        let sampling = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
         let sampling =
             aggregation::apply(&args.aggregation, sampling, models.reward_model.is_some())?;
         Ok(Self {
             rules: aggregation::rules(&args.aggregation),
             on_existing: settings::on_existing(args.run.resume, args.overwrite)?,
-            seeds: settings::seeds(sampling.seed, args.run.seeds)?,
-            ks: settings::ks(args.k.as_deref(), sampling.samples)?,
+            seeds: settings::seeds(sampling.seed.unwrap_or(0), args.run.seeds)?,
+            ks: settings::ks(args.k.as_deref(), sampling.samples.unwrap_or(DEFAULT_SAMPLES))?,
             models,
             data: settings::data_source(args.data.as_deref(), Split::Test)?,
             sampling,
@@ -130,7 +131,7 @@ impl EvalJob {
         engine: &Engine,
         printer: &Printer,
     ) -> Result<(Vec<Question>, Vec<u32>)> {
-        let params = self.sampling.resolve(&engine.reasoner().method);
+        let params = self.params(engine)?;
         let check = |question: &Question| -> Result<(), Error> {
             Ok(engine.check(&[grade::request(question, params)])?)
         };
@@ -147,7 +148,7 @@ impl EvalJob {
         let guard =
             InterruptGuard::install(interrupt::message("interrupted; what is done is kept"))?;
         let mut progress = EvalProgress::new(printer);
-        let done = self.evaluation(engine, guard.lock()).run(engine, questions, &mut progress)?;
+        let done = self.evaluation(engine, guard.lock())?.run(engine, questions, &mut progress)?;
         if let Some(why) = engine.reasoner().decoder.graph_failure() {
             printer.note(&format!("note: slower than it could be, without CUDA graphs: {why}"));
         }
@@ -155,11 +156,15 @@ impl EvalJob {
     }
 
     /// The evaluation that the options describe; `write_lock` is held while a record is written.
-    pub fn evaluation(&self, engine: &Engine, write_lock: Arc<Mutex<()>>) -> Evaluation<'_> {
-        Evaluation {
+    pub fn evaluation(
+        &self,
+        engine: &Engine,
+        write_lock: Arc<Mutex<()>>,
+    ) -> Result<Evaluation<'_>> {
+        Ok(Evaluation {
             models: &self.models,
             data: &self.data,
-            params: self.sampling.resolve(&engine.reasoner().method),
+            params: self.params(engine)?,
             seeds: self.seeds.clone(),
             ks: self.ks.clone(),
             rules: self.rules.clone(),
@@ -170,7 +175,11 @@ impl EvalJob {
             ablations: self.ablations.clone(),
             cancel: CancelToken::default(),
             write_lock,
-        }
+        })
+    }
+
+    fn params(&self, engine: &Engine) -> Result<SamplingParams> {
+        evaluation_params(&self.sampling, engine).map_err(settings::flag_error)
     }
 }
 

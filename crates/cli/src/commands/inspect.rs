@@ -14,8 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use latent_tts::engine::{Family, FamilyParts, LatentLength, Method, REFERENCE_DIR};
-use latent_tts::files_over;
-use latent_tts::manifest::{shortest_decimal, sites_name};
+use latent_tts::{NoiseStd, Probability, files_over};
 use model::config::Architecture;
 use model::{Checkpoint, LmHead, ModelFiles, RewardHead, Tokenizer};
 use serde_json::{Value, json};
@@ -284,9 +283,9 @@ fn defaults_json(method: &Method) -> Value {
     json!({
         "thoughts": method.length.to_string(),
         "max_new_tokens": method.max_new_tokens,
-        "p": shortest_decimal(method.p),
-        "sigma": shortest_decimal(method.sigma),
-        "sites": sites_name(method.sites),
+        "p": Probability::new(method.p).map(f64::from),
+        "sigma": NoiseStd::new(method.sigma).map(f64::from),
+        "sites": method.sites.name(),
     })
 }
 
@@ -302,7 +301,7 @@ fn format_defaults(method: &Method) -> String {
         method.length,
         method.max_new_tokens,
         method.p,
-        sites_name(method.sites),
+        method.sites.name(),
         method.sigma
     )
 }

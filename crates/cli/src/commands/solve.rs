@@ -1,15 +1,15 @@
 //! `latent-tts solve`: answers one question from N trajectories.
 
 use std::io::Read;
-use std::num::NonZeroUsize;
+use std::num::NonZeroU32;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
-    Aggregator, Lens, LensToken, Reply, Request, RewardReduction, SamplingParams, StageSeconds,
-    Trajectory, aggregate, grade,
+    Lens, LensToken, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
+    StageSeconds, Trajectory, aggregate, evaluation_params, grade,
 };
 use serde_json::{Value, json};
 
@@ -20,21 +20,21 @@ use crate::range::RangeCheck;
 use crate::{aggregation, settings};
 
 /// Default of `--samples`.
-const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(16).unwrap();
 /// The most that is read from standard input; more was most likely passed by mistake.
 const MAX_STDIN_BYTES: u64 = 1 << 20;
 
 /// Runs `solve`.
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
-    let options = settings::sampling(&args.sampling, DEFAULT_SAMPLES)?;
+    let options = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
     let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
     let questions = read_questions(&args.text)?;
     let device = args.machine.device.open(printer)?;
     let model = load_models(&models, &device, printer)?;
     let engine = args.machine.engine(&model)?;
 
-    let params = options.resolve(&model.reasoner().method);
+    let params = evaluation_params(&options, &engine).map_err(settings::flag_error)?;
     let lens = args.lens.map(|tokens| Lens { tokens, sampled: true });
     for question in &questions {
         let range = RangeCheck::new(&models, &model, question)?;
@@ -87,7 +87,7 @@ struct SolveReport<'a> {
     reply: &'a Reply,
     params: SamplingParams,
     /// The rules that `--aggregate` names.
-    rules: Option<Vec<Aggregator>>,
+    rules: Option<Vec<Rule>>,
     /// What of the question is outside the model's range.
     range: RangeCheck,
     /// Print every trajectory.
@@ -115,12 +115,12 @@ impl SolveReport<'_> {
     /// The answer of each applicable rule; the first one is printed as the answer.
     fn rule_answers(&self) -> Vec<RuleAnswer<'_>> {
         let all = self.trajectories();
-        let mut rules = self.rules.as_deref().unwrap_or(Aggregator::DEFAULT).to_vec();
+        let mut rules = self.rules.as_deref().unwrap_or(Rule::DEFAULT).to_vec();
         rules.retain(|rule| rule.applies(all));
         if self.rules.is_none() {
             rules.sort_by_key(|rule| *rule != self.reply.rule);
         }
-        let rule_answer = |rule: &Aggregator| {
+        let rule_answer = |rule: &Rule| {
             let chosen = self.reply.choose(*rule, &self.params.vote);
             RuleAnswer { rule: rule.name(), answer: chosen.and_then(Candidate::answer) }
         };
@@ -161,24 +161,23 @@ impl SolveReport<'_> {
     fn to_json(&self) -> Value {
         let rule_answers = self.rule_answers();
         let votes = self.votes();
-        let total: f64 = votes.iter().map(|answer| answer.weight).sum();
         let vote = |answer: &AnswerVotes<'_>| {
             json!({
                 "answer": answer.answer,
                 "votes": answer.votes,
-                "weight": answer.weight / total,
+                "weight": answer.weight,
                 "reward": mean_reward(answer),
                 "best_reward": self.best_reward(answer.answer),
             })
         };
         let trajectory = |t: &Trajectory| {
             let mut document = json!({
-                "k": t.number,
-                "thoughts": t.thoughts,
+                "index": t.number,
+                "latent_steps": t.thoughts,
                 "text": t.text,
                 "answer": t.answer(),
-                "scores": t.process_rewards,
-                "verdict": t.outcome_reward,
+                "process_rewards": t.process_rewards,
+                "outcome_reward": t.outcome_reward,
                 "logprob": t.logprob,
             });
             if !t.lens.is_empty() {
@@ -200,11 +199,11 @@ impl SolveReport<'_> {
             document["search"] = json!({
                 "width": size.width,
                 "candidates": size.candidates,
-                "thoughts": beam.best.thoughts,
+                "latent_steps": beam.best.thoughts,
                 "text": beam.best.text,
                 "answer": beam.best.answer(),
-                "scores": beam.best.process_rewards,
-                "verdict": beam.best.outcome_reward,
+                "process_rewards": beam.best.process_rewards,
+                "outcome_reward": beam.best.outcome_reward,
             });
         }
         document["unknown_words"] = json!(self.range.unknown_words);
@@ -298,7 +297,6 @@ impl SolveReport<'_> {
 
     fn table(&self) -> String {
         let votes = self.votes();
-        let total: f64 = votes.iter().map(|c| c.weight).sum();
         let width =
             votes.iter().map(|c| c.answer.chars().count()).max().unwrap_or(0).clamp(LABEL, 40);
         let mut text = format!("\n{:<width$}  votes", "candidate");
@@ -317,7 +315,7 @@ impl SolveReport<'_> {
                     (number(mean_reward(candidate)), number(self.best_reward(candidate.answer)));
                 text.push_str(&format!(
                     "  {:>5.1}%  {mean:>11}  {best:>11}",
-                    100.0 * candidate.weight / total
+                    100.0 * candidate.weight
                 ));
             }
             text.push('\n');

@@ -2,7 +2,7 @@
 
 mod table;
 
-use std::num::NonZeroUsize;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use latent_tts::record::RunDir;
 use latent_tts::report::{self, BestRun, ReportOptions};
 use latent_tts::sweep::{self, PointRunner, SUMMARY_FILE, Sweep, SweepOutput, SweepSpec};
-use latent_tts::{Engine, PerturbationOptions, Question};
+use latent_tts::{Engine, Question, SamplingOptions};
 
 use super::eval::EvalJob;
 use crate::args::{EvalArgs, SweepArgs, default_eval_args};
@@ -19,7 +19,7 @@ use crate::printer::Printer;
 use crate::settings;
 
 /// Default of `--samples`.
-const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
 /// Default number of questions of the built-in corpus.
 const DEFAULT_QUESTIONS: usize = 200;
 
@@ -39,7 +39,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let out = args.out.clone().unwrap_or_else(default_out);
 
     let architecture = engine.reasoner().decoder.config().architecture;
-    let evaluation = base.evaluation(&engine, Default::default()).manifest(&engine, &questions)?;
+    let evaluation = base.evaluation(&engine, Default::default())?.manifest(&engine, &questions)?;
     let (evaluation, resume) = (&evaluation, args.run.resume);
     let sweep = Sweep { spec: &spec, out: &out, ks, architecture, evaluation, resume };
     let mut points = LocalPoints { engine: &engine, questions: &questions, base: &base, printer };
@@ -77,12 +77,12 @@ fn value_name(kind: impl clap::ValueEnum) -> String {
 
 fn sweep_spec(args: &SweepArgs) -> SweepSpec {
     SweepSpec {
-        p: args.p.clone(),
-        sigma: args.sigma.clone(),
-        tau: args.tau.clone(),
-        sites: args.sites.iter().flatten().copied().map(settings::sites).collect(),
-        scopes: args.scope.iter().flatten().copied().map(settings::scope).collect(),
-        masks: args.mask.iter().flatten().copied().map(settings::mask).collect(),
+        p: args.dropout_p.clone(),
+        sigma: args.noise_std.clone(),
+        tau: args.gumbel_tau.clone(),
+        sites: args.sites.iter().flatten().copied().collect(),
+        scopes: args.scope.iter().flatten().copied().collect(),
+        masks: args.mask.iter().flatten().copied().collect(),
         tolerance: args.tolerance,
         evaluations: args.evaluations,
         metric: Some(args.metric.name()),
@@ -91,8 +91,8 @@ fn sweep_spec(args: &SweepArgs) -> SweepSpec {
 
 /// The numbers of trajectories in the table: those of `--k`, else powers of four and N.
 fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
-    let samples = args.samples.map_or(DEFAULT_SAMPLES, settings::to_usize);
-    Ok(sweep::ks(&settings::ks(args.k.as_deref(), samples)?, samples))
+    let samples = args.samples.unwrap_or(DEFAULT_SAMPLES);
+    Ok(sweep::ks(&settings::ks(args.k.as_deref(), samples)?, settings::to_usize(samples)))
 }
 
 /// The arguments that the evals of all points share: all but the sampler and the directory.
@@ -104,8 +104,13 @@ fn base_eval_args(args: &SweepArgs, spec: &SweepSpec) -> EvalArgs {
         eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
     }
     eval.run = args.run.clone();
-    (eval.sampling.samples, eval.sampling.seed) = (args.samples, args.seed);
-    (eval.sampling.thoughts, eval.sampling.max_new_tokens) = (args.thoughts, args.max_new_tokens);
+    eval.sampling = SamplingOptions {
+        samples: args.samples,
+        seed: args.seed,
+        latent_length: args.latent_length,
+        max_new_tokens: args.max_new_tokens,
+        ..SamplingOptions::default()
+    };
     eval
 }
 
@@ -121,9 +126,9 @@ struct LocalPoints<'a> {
 impl PointRunner for LocalPoints<'_> {
     type Error = anyhow::Error;
 
-    fn evaluate(&mut self, out: &Path, perturbation: PerturbationOptions) -> Result<RunDir> {
+    fn evaluate(&mut self, out: &Path, sampling: SamplingOptions) -> Result<RunDir> {
         let mut job = EvalJob { out: Some(out.to_owned()), ..self.base.clone() };
-        job.sampling.perturbation = Some(perturbation);
+        job.sampling = sampling.or(job.sampling);
         let name = || format!("point {}", out.file_name().unwrap_or_default().display());
         Ok(job.evaluate(self.engine, self.questions, self.printer).with_context(name)?.run)
     }

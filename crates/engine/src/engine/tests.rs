@@ -9,13 +9,14 @@ use model::RewardHead;
 use model::source::RandomWeights;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use tensor::Device;
-use tensor::ops::TokenSampling;
 
 use super::*;
 use crate::family::Family;
 use crate::method::{LatentLength, LengthRange};
-use crate::perturb::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability};
 use crate::sampling_params::{AdaptiveSampling, BeamSize};
+use schema::{
+    DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability, Temperature, TopP,
+};
 
 /// Tiny models: COCONUT; CoLaR, whose length is open; and a chain-of-thought baseline, which has no
 /// end tokens.
@@ -96,7 +97,7 @@ fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingPa
     let perturbation = Perturbation::Gaussian { std: 0.4 };
     let noise = SamplingParams { perturbation, length, ..base };
     let sampled = SamplingParams {
-        perturbation: Perturbation::Tokens(TokenSampling::FULL_SOFTMAX),
+        perturbation: Perturbation::Tokens { temperature: Temperature::ONE, top_p: TopP::ONE },
         length: LatentLength::None,
         ..base
     };

@@ -222,7 +222,7 @@ impl WaveRun<'_> {
             Perturbation::Gaussian { .. } | Perturbation::Gumbel { .. } | Perturbation::None => {
                 thought == row.thoughts.len()
             }
-            Perturbation::Tokens(_) => false,
+            Perturbation::Tokens { .. } => false,
         }
     }
 

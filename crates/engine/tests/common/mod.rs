@@ -9,7 +9,7 @@ use latent_tts_engine::reference::{self, RandomSource, ReferenceRow, ReferenceRu
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange,
     MaskLifetime, Perturbation, Probability, Prompt, Reasoner, Reply, Request, RewardModel, RowId,
-    SamplingParams, TokenSampling, Trajectory,
+    SamplingParams, Temperature, TopP, Trajectory,
 };
 use model::RewardHead;
 use model::source::RandomWeights;
@@ -294,7 +294,10 @@ pub fn thought_dropout(p: f32) -> Perturbation {
 
 /// Answer tokens sampled from the top-p tokens at a temperature.
 pub fn sampled(temperature: f32, top_p: f32) -> Perturbation {
-    Perturbation::Tokens(TokenSampling::new(temperature, top_p).unwrap())
+    Perturbation::Tokens {
+        temperature: Temperature::new(temperature).unwrap(),
+        top_p: TopP::new(top_p).unwrap(),
+    }
 }
 
 /// One perturbation of each kind.

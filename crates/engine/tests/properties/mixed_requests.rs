@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use aggregate::Aggregator;
+use aggregate::Rule;
 use data::answer::AnswerKind;
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, LatentLength, Perturbation, Reasoner, Reply, Request,
@@ -187,7 +187,7 @@ fn any_length() -> impl Strategy<Value = LatentLength> {
 fn any_params() -> impl Strategy<Value = SamplingParams> {
     let confidence = prop::option::of(prop::sample::select(vec![0.6, 0.95, 1.0]));
     let beam = prop::option::weighted(0.3, (1usize..4, 1usize..4));
-    let rules = vec![Aggregator::Majority, Aggregator::Normalized, Aggregator::Combined];
+    let rules = vec![Rule::MAJORITY, Rule::NORMALIZED, Rule::COMBINED];
     let rule = prop::option::of(prop::sample::select(rules));
     let counts = (1usize..8, 1usize..10, any::<bool>(), any::<u64>());
     (any_perturbation(), any_length(), counts, confidence, beam, rule).prop_map(

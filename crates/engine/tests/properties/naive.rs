@@ -200,10 +200,10 @@ impl<'a> NaiveEngine<'a> {
     /// The next token and its log-probability, in double precision.
     fn next_token(&self, logits: &[f32]) -> (u32, f64) {
         let token = match self.params.perturbation {
-            Perturbation::Tokens(sampling) => {
+            Perturbation::Tokens { temperature, top_p } => {
                 let at = self.next_key().uniform(Site::Token);
-                let probabilities = softmax(logits, f64::from(sampling.temperature()));
-                sample_top_p(&probabilities, f64::from(sampling.top_p()), at)
+                let probabilities = softmax(logits, f64::from(temperature.get()));
+                sample_top_p(&probabilities, f64::from(top_p.get()), at)
             }
             _ => argmax(logits),
         };

@@ -1,7 +1,7 @@
 //! How replies and errors reach the caller: each at its request's place, from any thread, and until
 //! the caller's own error.
 
-use aggregate::{Aggregator, Candidate};
+use aggregate::{Candidate, Rule};
 use latent_tts_engine::{
     CancelToken, Engine, EngineError, LatentLength, Perturbation, Replies, Reply, Request,
     SamplingParams,
@@ -190,14 +190,14 @@ fn the_answer_is_that_of_the_rule() {
     let plain = RewardedReasoner::of(CheckpointFamily::CodiGpt2);
     let outcome = RewardedReasoner::with_reference(CheckpointFamily::CodiGpt2);
     let engines = [
-        (plain.unrewarded_engine(), Aggregator::Majority),
-        (plain.engine(), Aggregator::Normalized),
-        (outcome.engine(), Aggregator::Weighted),
+        (plain.unrewarded_engine(), Rule::MAJORITY),
+        (plain.engine(), Rule::NORMALIZED),
+        (outcome.engine(), Rule::WEIGHTED),
     ];
     let mut answered = 0;
     for (engine, default) in engines {
         let params = short_params(engine.reasoner(), 16, thought_dropout(0.5));
-        for rule in [None, Some(Aggregator::Majority), Some(Aggregator::Pessimistic)] {
+        for rule in [None, Some(Rule::MAJORITY), Some(Rule::LCB)] {
             let params = SamplingParams { rule, max_new_tokens: nonzero(16), ..params };
             for reply in run(&engine, params, &questions()).unwrap() {
                 let rule = rule.unwrap_or(default);

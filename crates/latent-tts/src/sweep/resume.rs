@@ -6,7 +6,7 @@ use record::{DirLock, FieldDifference};
 use serde_json::{Value, json};
 
 use super::{SUMMARY_FILE, Sweep, SweepGrid, SweepSpec, SweepSummary};
-use crate::{Error, manifest};
+use crate::Error;
 
 impl Sweep<'_> {
     /// Every setting that all points share, and the values to go over: what a resumed sweep must
@@ -25,9 +25,9 @@ impl Sweep<'_> {
         for (name, grid) in grids {
             settings[name] = json!(grid.as_ref().map(ToString::to_string));
         }
-        settings["sites"] = sites.iter().map(|sites| manifest::sites_name(*sites)).collect();
-        settings["scope"] = scopes.iter().map(|scope| manifest::scope_name(*scope)).collect();
-        settings["mask"] = masks.iter().map(|mask| manifest::mask_name(*mask)).collect();
+        settings["sites"] = sites.iter().map(|sites| sites.name()).collect();
+        settings["scope"] = scopes.iter().map(|scope| scope.name()).collect();
+        settings["mask"] = masks.iter().map(|mask| mask.name()).collect();
         let searched = |axis: &super::SweepAxis| matches!(axis.grid, SweepGrid::Interval(..));
         if self.spec.axes().iter().any(searched) {
             settings["search"] = json!({

@@ -94,9 +94,9 @@ impl SweepPointSummary {
     /// A metric's intervals by number of trajectories; empty if it was not measured.
     pub fn curve(&self, metric: MetricName) -> &Map<String, Value> {
         match metric {
-            MetricName::Majority => &self.majority,
-            MetricName::Weighted => &self.weighted,
-            MetricName::BestOf => &self.best_of,
+            MetricName::MAJORITY => &self.majority,
+            MetricName::WEIGHTED => &self.weighted,
+            MetricName::BEST_OF => &self.best_of,
             _ => &self.coverage,
         }
     }

@@ -51,7 +51,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
 /// The best run among those with rewards, or among all if there are none.
 fn best_rewarded_run<'a>(members: &[&'a RunData]) -> Option<&'a RunData> {
     let rewarded: Vec<&RunData> =
-        members.iter().copied().filter(|run| !run.curve(MetricName::BestOf).is_empty()).collect();
+        members.iter().copied().filter(|run| !run.curve(MetricName::BEST_OF).is_empty()).collect();
     super::best_run(if rewarded.is_empty() { members } else { &rewarded })
 }
 
@@ -90,7 +90,7 @@ fn style(index: usize, name: MetricName) -> SeriesStyle {
             radius: 4.0,
             ..style
         },
-        MetricName::Majority => style,
+        MetricName::MAJORITY => style,
         // The other rules share most answers: overlapping bands would hide the lines.
         _ => SeriesStyle { intervals: IntervalStyle::None, ..style },
     }

@@ -17,7 +17,7 @@ const CAPTION: &str = "\
     several: paired differences, which the command report prints, are narrower.";
 
 const METRICS: [MetricName; 4] =
-    [MetricName::Majority, MetricName::Weighted, MetricName::BestOf, MetricName::Coverage];
+    [MetricName::MAJORITY, MetricName::WEIGHTED, MetricName::BEST_OF, MetricName::Coverage];
 
 /// `None` for a single run, for more runs than colours, and where a sweep's best run was decided.
 pub fn figure(runs: &[RunData]) -> Option<Figure> {

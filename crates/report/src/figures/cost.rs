@@ -16,9 +16,9 @@ use crate::run_data::RunData;
 
 const RULES: [(MetricName, Symbol); 5] = [
     (MetricName::Greedy, Symbol::Triangle),
-    (MetricName::Majority, Symbol::Circle),
-    (MetricName::Weighted, Symbol::Square),
-    (MetricName::BestOf, Symbol::Diamond),
+    (MetricName::MAJORITY, Symbol::Circle),
+    (MetricName::WEIGHTED, Symbol::Square),
+    (MetricName::BEST_OF, Symbol::Diamond),
     (MetricName::Beam, Symbol::Star),
 ];
 
@@ -107,9 +107,9 @@ fn series(members: &[&RunData], cost: fn(RuleCost) -> f64) -> Vec<Series> {
                 runs.iter().filter_map(|run| data_point(run, rule, cost)).collect();
             points.sort_by(|a, b| a.x.total_cmp(&b.x));
             let line =
-                if rule == MetricName::Majority { LineStyle::Solid } else { LineStyle::Dashed };
+                if rule == MetricName::MAJORITY { LineStyle::Solid } else { LineStyle::Dashed };
             // The bars of all rules of a run would overlap.
-            let intervals = if matches!(rule, MetricName::Majority | MetricName::Greedy) {
+            let intervals = if matches!(rule, MetricName::MAJORITY | MetricName::Greedy) {
                 IntervalStyle::Bars
             } else {
                 IntervalStyle::None

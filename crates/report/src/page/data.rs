@@ -210,7 +210,7 @@ mod tests {
     fn run_data(dir: &std::path::Path) -> RunData {
         let thoughts: Vec<f32> = (0..400).map(|i| i as f32).collect();
         let trajectory = TrajectoryRecord {
-            thoughts: 100,
+            latent_steps: 100,
             text: "because ".repeat(20),
             ..TrajectoryRecord::default()
         };

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use latent_tts::scheduler::Event;
 use latent_tts::{
-    DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions,
-    SamplingParams, Scheduler,
+    DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions, Scheduler,
 };
 use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
@@ -209,9 +208,9 @@ impl Load {
     }
 
     fn requests(&self) -> Vec<Request> {
-        let options = SamplingOptions::new(self.samples.try_into().unwrap());
-        let method = &self.engine.reasoner().method;
-        let params = SamplingParams { greedy: false, ..options.resolve(method) };
+        let samples = u32::try_from(self.samples).unwrap();
+        let options = SamplingOptions::new(samples.try_into().unwrap());
+        let params = options.resolve(&self.engine.reasoner().method).unwrap();
         let request = |question: &Question| Request::new(question.text.trim(), params);
         self.questions.iter().map(request).collect()
     }

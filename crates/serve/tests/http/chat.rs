@@ -134,14 +134,14 @@ fn several_choices_are_the_trajectories() {
 fn settings_reach_the_engine() {
     let server = TestServer::start();
     let method = &model().reasoner().method;
-    let base = latent_tts::SamplingOptions::new(8.try_into().unwrap()).resolve(method);
+    let base = latent_tts::SamplingOptions::new(8.try_into().unwrap()).resolve(method).unwrap();
     let noise = latent_tts::SamplingParams {
         perturbation: latent_tts::Perturbation::Gaussian { std: 0.5 },
         length: "4".parse().unwrap(),
-        rule: Some(latent_tts::Aggregator::Majority),
+        rule: Some(latent_tts::Rule::MAJORITY),
         ..base
     };
-    let latent = json!({ "samples": 8, "seed": 0, "sampler": "noise", "sigma": 0.5, "thoughts": 4,
+    let latent = json!({ "samples": 8, "seed": 0, "sampler": "noise", "noise_std": 0.5, "latent_length": 4,
         "rule": "majority", "return": ["trajectories"] });
     let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
     let texts = |reply: &latent_tts::Reply| -> Vec<String> {
@@ -153,9 +153,11 @@ fn settings_reach_the_engine() {
     };
     assert_eq!(told(&reply), texts(&solve_with(QUESTION, noise)));
 
-    let sampling = latent_tts::TokenSampling::new(1.5, 0.9).unwrap();
     let tokens = latent_tts::SamplingParams {
-        perturbation: latent_tts::Perturbation::Tokens(sampling),
+        perturbation: latent_tts::Perturbation::Tokens {
+            temperature: latent_tts::Temperature::new(1.5).unwrap(),
+            top_p: latent_tts::TopP::new(0.9).unwrap(),
+        },
         max_new_tokens: 3.try_into().unwrap(),
         ..base
     };
@@ -164,7 +166,7 @@ fn settings_reach_the_engine() {
     let reply = server.post(CHAT, &chat(QUESTION, more)).ok();
     assert_eq!(told(&reply), texts(&solve_with(QUESTION, tokens)));
 
-    let latent = json!({ "samples": 4, "seed": 3, "beam": { "width": 2, "candidates": 2 } });
+    let latent = json!({ "samples": 4, "seed": 3, "beam_width": 2, "beam_candidates": 2 });
     let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
     let size =
         latent_tts::BeamSize { width: 2.try_into().unwrap(), candidates: 2.try_into().unwrap() };
@@ -180,7 +182,7 @@ fn settings_reach_the_engine() {
     let latent = json!({ "samples": 64, "seed": 0, "adaptive": true });
     let reply = server.post(CHAT, &chat(SHORT, json!({ "latent": latent }))).ok();
     assert!(reply["choices"][0]["latent"]["samples"].as_u64().unwrap() < 64);
-    assert!(reply["choices"][0]["latent"]["stopped"]["why"].is_string());
+    assert!(reply["choices"][0]["latent"]["stopped"]["reason"].is_string());
 }
 
 #[test]
@@ -212,7 +214,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
     let mut numbers: Vec<u64> = Vec::new();
     for chunk in &chunks {
         let latent = &chunk["choices"][0]["latent"];
-        if let Some(number) = latent["trajectory"]["number"].as_u64() {
+        if let Some(number) = latent["trajectory"]["index"].as_u64() {
             let of = &expected.trajectories[number as usize];
             assert_eq!(latent["trajectory"]["text"], of.text);
             numbers.push(number);
@@ -220,7 +222,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
             let count: u64 = votes.iter().map(|vote| vote["votes"].as_u64().unwrap()).sum();
             assert!(count as usize <= numbers.len());
         }
-        if let Some(number) = latent["rewards"]["number"].as_u64() {
+        if let Some(number) = latent["rewards"]["index"].as_u64() {
             let of = &expected.trajectories[number as usize];
             assert_eq!(latent["rewards"]["process_rewards"], json!(of.process_rewards));
         }
@@ -275,15 +277,16 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({ "stream": 1 }), "stream"),
         (json!({ "latent": 1 }), "latent"),
         (latent(json!({ "samples": 101 })), "latent.samples"),
-        (latent(json!({ "samples": 2, "thoughts": "few" })), "latent.thoughts"),
+        (latent(json!({ "samples": 2, "latent_length": "few" })), "latent.latent_length"),
         (latent(json!({ "samples": 2, "thoughts": 100_000 })), "messages"),
         (latent(json!({ "sampler": "luck" })), "latent.sampler"),
-        (latent(json!({ "p": 1.0 })), "latent.p"),
-        (latent(json!({ "p": 0.1, "sampler": "noise" })), "latent.p"),
-        (latent(json!({ "sigma": -1 })), "latent.sigma"),
+        (latent(json!({ "dropout_p": 1.0 })), "latent.dropout_p"),
+        (latent(json!({ "dropout_p": 0.1, "sampler": "noise" })), "latent.dropout_p"),
+        (latent(json!({ "noise_std": -1 })), "latent.noise_std"),
         (latent(json!({ "rule": "best_of" })), "latent.rule"),
         (latent(json!({ "rule": "coin" })), "latent.rule"),
-        (latent(json!({ "adaptive": 0.2 })), "latent.adaptive"),
+        (latent(json!({ "target_confidence": 0.2 })), "latent.target_confidence"),
+        (latent(json!({ "adaptive": 0.9 })), "latent.adaptive"),
         (latent(json!({ "beam": true, "samples": 4 })), "latent.beam"),
         (latent(json!({ "beam": 3 })), "latent.beam"),
         (latent(json!({ "return": ["all"] })), "latent.return"),
@@ -316,8 +319,8 @@ fn unknown_latent_fields_are_refused_with_the_closest_known_one() {
     for (latent, field, advice) in [
         (json!({ "sampels": 3 }), "latent.sampels", "did you mean `latent.samples`?"),
         (json!({ "samples": 2, "Rule": "majority" }), "latent.Rule", "`latent.rule`"),
-        (json!({ "beam": { "widht": 2 } }), "beam.widht", "`beam.width`"),
-        (json!({ "xyzzy": 1 }), "latent.xyzzy", "known fields: samples, thoughts, "),
+        (json!({ "beam_widht": 2 }), "latent.beam_widht", "`latent.beam_width`"),
+        (json!({ "xyzzy": 1 }), "latent.xyzzy", "known fields: samples, sampler, "),
     ] {
         let response = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent })));
         assert_eq!(response.refused_field(), field);

@@ -233,8 +233,10 @@ pub fn chat(question: &str, more: Value) -> Value {
 
 /// What the engine says by itself.
 pub fn solve(question: &str, samples: usize, seed: u64) -> Reply {
-    let options = SamplingOptions { seed, ..SamplingOptions::new(samples.try_into().unwrap()) };
-    solve_with(question, options.resolve(&model().reasoner().method))
+    let samples = u32::try_from(samples).unwrap().try_into().unwrap();
+    let options =
+        SamplingOptions { seed: Some(seed), greedy: Some(true), ..SamplingOptions::new(samples) };
+    solve_with(question, options.resolve(&model().reasoner().method).unwrap())
 }
 
 pub fn solve_with(question: &str, params: SamplingParams) -> Reply {

@@ -26,8 +26,8 @@ fn the_page_is_in_the_program_and_asks_nobody_else() {
 fn a_model_says_what_latent_may_be() {
     let server = TestServer::start();
     let latent = server.get("/v1/models").ok()["data"][0]["latent"].clone();
-    assert_eq!((&latent["sampler"], &latent["p"]), (&json!("dropout"), &json!(0.1)));
-    assert_eq!((&latent["thoughts"], &latent["max_samples"]), (&json!("6"), &json!(512)));
+    assert_eq!((&latent["sampler"], &latent["dropout_p"]), (&json!("dropout"), &json!(0.1)));
+    assert_eq!((&latent["latent_length"], &latent["max_samples"]), (&json!(6), &json!(512)));
     assert_eq!(latent["rule"], "weighted");
     assert!(latent["rules"].as_array().unwrap().contains(&json!("best_of")));
 }
@@ -48,10 +48,10 @@ fn thoughts_are_read_graded_and_mapped() {
         ..latent_tts::Request::new(QUESTION, params)
     };
     let options = latent_tts::SamplingOptions {
-        seed: 3,
+        seed: Some(3),
         ..latent_tts::SamplingOptions::new(8.try_into().unwrap())
     };
-    let params = options.resolve(&model().reasoner().method);
+    let params = options.resolve(&model().reasoner().method).unwrap();
     let expected = engine().solve(&request(params)).unwrap();
     let is_right = |text: Option<&str>| json!(text == Some("605"));
     assert_eq!(latent["correct"], is_right(expected.answer()));
@@ -89,8 +89,8 @@ fn what_cannot_be_shown_is_refused_by_its_name() {
 /// A run of one question.
 fn write_run(path: &std::path::Path) {
     let trajectory = |k| TrajectoryRecord {
-        k,
-        thoughts: 2,
+        index: k,
+        latent_steps: 2,
         text: "### 5".into(),
         answer: Some("5".into()),
         correct: true,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// What has a column beside the maximized metric, if it was measured.
 const METRICS: [MetricName; 4] =
-    [MetricName::Coverage, MetricName::Majority, MetricName::Weighted, MetricName::BestOf];
+    [MetricName::Coverage, MetricName::MAJORITY, MetricName::WEIGHTED, MetricName::BEST_OF];
 
 /// The table and the conclusion.
 pub fn render(summary: &SweepSummary) -> String {

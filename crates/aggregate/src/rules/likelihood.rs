@@ -1,0 +1,32 @@
+//! Votes weighted by exp(z(l) / T): needs no reward model.
+
+use super::{Signals, VotingRule};
+use crate::Candidate;
+use crate::standardize::{sharpen, standardize};
+use crate::voting::{Ballot, TieBreak, VoteParams};
+
+pub(super) struct Likelihood;
+
+impl VotingRule for Likelihood {
+    fn name(&self) -> &str {
+        "likelihood"
+    }
+
+    fn aliases(&self) -> &[&str] {
+        &["likely"]
+    }
+
+    fn describe(&self) -> &str {
+        "weighted by the text's log-probability in such units"
+    }
+
+    fn needs(&self) -> Signals {
+        Signals { rewards: false, logprobs: true }
+    }
+
+    fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize> {
+        let ballot = Ballot::new(candidates);
+        let weights = sharpen(standardize(&ballot.logprobs()), params.temperature);
+        ballot.elect(&weights, TieBreak::Number)
+    }
+}

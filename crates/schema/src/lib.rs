@@ -1,0 +1,26 @@
+//! Sampling parameters, defined once.
+//!
+//! ```text
+//! command line, TOML, HTTP `latent`, Python keywords -> SamplingOptions
+//! SamplingOptions + the model's defaults             -> SamplingParams -> engine, manifest.json
+//! ```
+//!
+//! [`SamplingOptions`] is what a person or a program asks for: every field is optional, and every
+//! interface is derived from it (clap, serde, JSON Schema), so a field has one name, one range and
+//! one description everywhere. [`SamplingOptions::resolve`] fills the open fields in with the
+//! model's defaults and refuses fields of another sampler. The result, [`SamplingParams`], has no
+//! options left; serialized, it is a complete set of options again.
+
+mod defaults;
+mod latent_length;
+mod number;
+mod options;
+mod params;
+mod perturbation;
+
+pub use defaults::ModelDefaults;
+pub use latent_length::{InvalidLength, LatentLength, LengthRange};
+pub use number::{InvalidNumber, NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
+pub use options::{SamplerKind, SamplingError, SamplingOptions};
+pub use params::{AdaptiveSampling, BeamSize, SamplingParams};
+pub use perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, PromptSharing};

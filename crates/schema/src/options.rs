@@ -1,0 +1,639 @@
+//! Sampling options: what every interface accepts. A field is declared here and nowhere else.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::str::FromStr;
+
+use aggregate::{Confidence, Rule, VoteParams};
+use serde::{Deserialize, Serialize};
+
+use crate::defaults::ModelDefaults;
+use crate::latent_length::LatentLength;
+use crate::number::{NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
+use crate::params::{AdaptiveSampling, BeamSize, SamplingParams};
+use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation};
+
+/// How to sample and aggregate; what is not given is the model's default.
+///
+/// The doc comment of a field is its help text on the command line and its description in the
+/// JSON schema.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Sampling"))]
+pub struct SamplingOptions {
+    /// Trajectories of each question, N
+    #[serde(alias = "n", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, short = 'n', value_name = "N", visible_alias = "trajectories")
+    )]
+    pub samples: Option<NonZeroU32>,
+
+    /// What makes trajectories differ: dropout, noise, gumbel, tokens or none [default: the sampler
+    /// that the given fields belong to, else dropout, or tokens where there are no thoughts]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_enum))]
+    pub sampler: Option<SamplerKind>,
+
+    /// Dropout: the probability that an element is dropped, at least 0 and below 1 [default: the
+    /// value in the model's config.json (`latent_tts`), else the paper's for the backbone]
+    #[serde(alias = "p", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, alias = "p", value_name = "P", allow_negative_numbers = true)
+    )]
+    pub dropout_p: Option<Probability>,
+
+    /// Dropout: the block outputs it is applied to [default: both for GPT-2, mlp for Llama and
+    /// Qwen]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_enum))]
+    pub sites: Option<DropoutSites>,
+
+    /// Dropout: the forward passes it is applied in [default: thoughts]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_enum))]
+    pub scope: Option<DropoutScope>,
+
+    /// Dropout: how long a trajectory keeps its masks [default: step]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_enum))]
+    pub mask: Option<MaskLifetime>,
+
+    /// Noise: the standard deviation of the Gaussian noise on every thought [default: the value in
+    /// the model's config.json, else the paper's for the backbone]
+    #[serde(alias = "sigma", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, alias = "sigma", value_name = "STD", allow_negative_numbers = true)
+    )]
+    pub noise_std: Option<NoiseStd>,
+
+    /// Gumbel: the temperature of the mixtures, above 0: small for single tokens, large for even
+    /// weights [default: 1]
+    #[serde(alias = "tau", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, alias = "tau", value_name = "TAU", allow_negative_numbers = true)
+    )]
+    pub gumbel_tau: Option<Temperature>,
+
+    /// Tokens: the softmax temperature, above 0 [default: 1]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
+    pub temperature: Option<Temperature>,
+
+    /// Tokens: sample from the smallest set with this total probability, above 0 and at most 1
+    /// [default: 1]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", allow_negative_numbers = true))]
+    pub top_p: Option<TopP>,
+
+    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
+    /// number sampled from the range, 0 for none [default: the value in the model's config.json,
+    /// else the family's]
+    #[serde(alias = "thoughts", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, alias = "thoughts", value_name = "T"))]
+    pub latent_length: Option<LatentLength>,
+
+    /// Maximum number of answer tokens [default: the value in the model's config.json, else the
+    /// family's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT"))]
+    pub max_new_tokens: Option<NonZeroU32>,
+
+    /// Also run the unperturbed trajectory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(),
+    ))]
+    pub greedy: Option<bool>,
+
+    /// The random seed [default: 0]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub seed: Option<u64>,
+
+    /// The voting rule that chooses the returned answer [default: weighted with outcome rewards,
+    /// normalized with process rewards, majority without rewards]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "json-schema", schemars(with = "Option<String>"))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RULE", help_heading = "Aggregation"))]
+    pub rule: Option<Rule>,
+
+    /// Softmax temperature of the rules normalized, likelihood and combined: small follows the
+    /// signal, large the plain vote [default: 1]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Aggregation",)
+    )]
+    pub vote_temperature: Option<PositiveWeight>,
+
+    /// The rule combined: the weight of the log-probability relative to the reward [default: 1]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long,
+            value_name = "WEIGHT",
+            allow_negative_numbers = true,
+            help_heading = "Aggregation",
+        )
+    )]
+    pub likelihood_weight: Option<Weight>,
+
+    /// The rule lcb: its lower bound is this many standard errors below the mean reward [default:
+    /// 1]
+    #[serde(alias = "caution", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long,
+            alias = "caution",
+            value_name = "C",
+            allow_negative_numbers = true,
+            help_heading = "Aggregation",
+        )
+    )]
+    pub lcb_coefficient: Option<Weight>,
+
+    /// Also run a beam search guided by rewards
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(),
+        help_heading = "Aggregation",
+    ))]
+    pub beam: Option<bool>,
+
+    /// Beam search: beams kept at each step [default: the rounded square root of samples]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "B", help_heading = "Aggregation"))]
+    pub beam_width: Option<NonZeroU32>,
+
+    /// Beam search: extensions tried for each beam [default: the rounded square root of samples]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "K", help_heading = "Aggregation"))]
+    pub beam_candidates: Option<NonZeroU32>,
+
+    /// Stop sampling a question when its vote can no longer change, or when the lead of its
+    /// majority answer is large enough (see target confidence)
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(),
+        help_heading = "Aggregation",
+    ))]
+    pub adaptive: Option<bool>,
+
+    /// Adaptive sampling: the confidence in the leading answer at which to stop, above 0.5 and at
+    /// most 1; 1 stops only where no further trajectory can change the vote [default: 0.95]
+    #[serde(alias = "confidence", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "json-schema", schemars(with = "Option<f64>"))]
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long,
+            alias = "confidence",
+            value_name = "SHARE",
+            allow_negative_numbers = true,
+            help_heading = "Aggregation",
+        )
+    )]
+    pub target_confidence: Option<Confidence>,
+}
+
+/// What makes trajectories differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema), schemars(inline))]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum SamplerKind {
+    /// Monte Carlo dropout (dropout_p, sites, scope, mask)
+    Dropout,
+    /// Gaussian noise on every thought (noise_std)
+    Noise,
+    /// Gumbel noise on thoughts that are mixtures of token embeddings, Latent-SFT's (gumbel_tau)
+    Gumbel,
+    /// Sampled answer tokens (temperature, top_p)
+    Tokens,
+    /// Nothing: all trajectories are the same
+    None,
+}
+
+impl SamplerKind {
+    /// All samplers.
+    pub const ALL: [Self; 5] = [Self::Dropout, Self::Noise, Self::Gumbel, Self::Tokens, Self::None];
+
+    /// The name in every interface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dropout => "dropout",
+            Self::Noise => "noise",
+            Self::Gumbel => "gumbel",
+            Self::Tokens => "tokens",
+            Self::None => "none",
+        }
+    }
+}
+
+impl fmt::Display for SamplerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for SamplerKind {
+    type Err = SamplingError;
+
+    fn from_str(name: &str) -> Result<Self, SamplingError> {
+        let known = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        known.ok_or_else(|| SamplingError::UnknownSampler(name.to_owned()))
+    }
+}
+
+/// Why options contradict one another. Fields are named as in JSON; interfaces with another
+/// spelling use [`SamplingError::fields`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    /// A field of another sampler than the requested one.
+    #[error("{field} has no effect with sampler {sampler}; leave one of them out")]
+    Misplaced {
+        /// The field.
+        field: &'static str,
+        /// The requested sampler.
+        sampler: SamplerKind,
+    },
+    /// Fields of two samplers.
+    #[error("{first} belongs to sampler {of} and {second} to sampler {other}; give one of them")]
+    Ambiguous {
+        /// A field.
+        first: &'static str,
+        /// Its sampler.
+        of: SamplerKind,
+        /// Another field.
+        second: &'static str,
+        /// Its sampler.
+        other: SamplerKind,
+    },
+    /// A field of a feature that is switched off.
+    #[error("{field} has no effect with {switch} off; leave one of them out")]
+    SwitchedOff {
+        /// The field.
+        field: &'static str,
+        /// The switch.
+        switch: &'static str,
+    },
+    /// No sampler has this name.
+    #[error("unknown sampler {0:?}; use one of dropout, noise, gumbel, tokens, none")]
+    UnknownSampler(String),
+}
+
+impl SamplingError {
+    /// The fields that the message names.
+    pub fn fields(&self) -> Vec<&'static str> {
+        match self {
+            Self::Misplaced { field, .. } => vec![field, "sampler"],
+            Self::Ambiguous { first, second, .. } => vec![first, second],
+            Self::SwitchedOff { field, switch } => vec![field, switch],
+            Self::UnknownSampler(_) => vec!["sampler"],
+        }
+    }
+}
+
+/// The confidence at which adaptive sampling stops by default.
+const DEFAULT_CONFIDENCE: f64 = 0.95;
+
+impl SamplingOptions {
+    /// The model's defaults with so many samples.
+    pub fn new(samples: NonZeroU32) -> Self {
+        Self { samples: Some(samples), ..Self::default() }
+    }
+
+    /// The same options with other defaults for the fields that are open.
+    #[must_use]
+    pub fn or(self, defaults: Self) -> Self {
+        Self {
+            samples: self.samples.or(defaults.samples),
+            sampler: self.sampler.or(defaults.sampler),
+            dropout_p: self.dropout_p.or(defaults.dropout_p),
+            sites: self.sites.or(defaults.sites),
+            scope: self.scope.or(defaults.scope),
+            mask: self.mask.or(defaults.mask),
+            noise_std: self.noise_std.or(defaults.noise_std),
+            gumbel_tau: self.gumbel_tau.or(defaults.gumbel_tau),
+            temperature: self.temperature.or(defaults.temperature),
+            top_p: self.top_p.or(defaults.top_p),
+            latent_length: self.latent_length.or(defaults.latent_length),
+            max_new_tokens: self.max_new_tokens.or(defaults.max_new_tokens),
+            greedy: self.greedy.or(defaults.greedy),
+            seed: self.seed.or(defaults.seed),
+            rule: self.rule.or(defaults.rule),
+            vote_temperature: self.vote_temperature.or(defaults.vote_temperature),
+            likelihood_weight: self.likelihood_weight.or(defaults.likelihood_weight),
+            lcb_coefficient: self.lcb_coefficient.or(defaults.lcb_coefficient),
+            beam: self.beam.or(defaults.beam),
+            beam_width: self.beam_width.or(defaults.beam_width),
+            beam_candidates: self.beam_candidates.or(defaults.beam_candidates),
+            adaptive: self.adaptive.or(defaults.adaptive),
+            target_confidence: self.target_confidence.or(defaults.target_confidence),
+        }
+    }
+
+    /// The fields that belong to one sampler and are given, with their samplers.
+    fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, SamplerKind)> {
+        let fields = [
+            ("dropout_p", SamplerKind::Dropout, self.dropout_p.is_some()),
+            ("sites", SamplerKind::Dropout, self.sites.is_some()),
+            ("scope", SamplerKind::Dropout, self.scope.is_some()),
+            ("mask", SamplerKind::Dropout, self.mask.is_some()),
+            ("noise_std", SamplerKind::Noise, self.noise_std.is_some()),
+            ("gumbel_tau", SamplerKind::Gumbel, self.gumbel_tau.is_some()),
+            ("temperature", SamplerKind::Tokens, self.temperature.is_some()),
+            ("top_p", SamplerKind::Tokens, self.top_p.is_some()),
+        ];
+        fields.into_iter().filter(|(_, _, given)| *given).map(|(field, kind, _)| (field, kind))
+    }
+
+    /// The requested sampler, or the one that the given fields belong to.
+    ///
+    /// # Errors
+    ///
+    /// When a given field belongs to another sampler.
+    pub fn sampler_kind(&self) -> Result<Option<SamplerKind>, SamplingError> {
+        let first = self.sampler_fields().next();
+        let Some(kind) = self.sampler.or(first.map(|(_, kind)| kind)) else { return Ok(None) };
+        let Some((field, other)) = self.sampler_fields().find(|(_, of)| *of != kind) else {
+            return Ok(Some(kind));
+        };
+        Err(match (self.sampler, first) {
+            (None, Some((first, of))) => {
+                SamplingError::Ambiguous { first, of, second: field, other }
+            }
+            _ => SamplingError::Misplaced { field, sampler: kind },
+        })
+    }
+
+    /// The perturbation for a model; its default where the options name none.
+    ///
+    /// # Errors
+    ///
+    /// When a given field belongs to another sampler.
+    pub fn perturbation(&self, model: &ModelDefaults) -> Result<Perturbation, SamplingError> {
+        let model = ModelDefaults {
+            latent_length: self.latent_length.unwrap_or(model.latent_length),
+            ..*model
+        };
+        let dropout = |p| Perturbation::Dropout {
+            p,
+            sites: self.sites.unwrap_or(model.sites),
+            scope: self.scope.unwrap_or_default(),
+            mask: self.mask.unwrap_or_default(),
+        };
+        Ok(match self.sampler_kind()? {
+            None => SamplingParams::defaults_for(model).perturbation,
+            Some(SamplerKind::None) => Perturbation::None,
+            Some(SamplerKind::Dropout) => {
+                let p = self.dropout_p.or_else(|| Probability::new(model.dropout_p));
+                p.map_or(Perturbation::None, dropout)
+            }
+            Some(SamplerKind::Noise) => Perturbation::Gaussian {
+                std: self.noise_std.map_or(model.noise_std, NoiseStd::get),
+            },
+            Some(SamplerKind::Gumbel) => {
+                Perturbation::Gumbel { tau: self.gumbel_tau.unwrap_or(Temperature::ONE) }
+            }
+            Some(SamplerKind::Tokens) => Perturbation::Tokens {
+                temperature: self.temperature.unwrap_or(Temperature::ONE),
+                top_p: self.top_p.unwrap_or(TopP::ONE),
+            },
+        })
+    }
+
+    /// The constants of the voting rules.
+    pub fn vote_params(&self) -> VoteParams {
+        let defaults = VoteParams::default();
+        VoteParams {
+            temperature: self.vote_temperature.map_or(defaults.temperature, PositiveWeight::get),
+            likelihood_weight: self
+                .likelihood_weight
+                .map_or(defaults.likelihood_weight, Weight::get),
+            lcb_coefficient: self.lcb_coefficient.map_or(defaults.lcb_coefficient, Weight::get),
+        }
+    }
+
+    fn beam_size(&self, samples: NonZeroUsize) -> Result<Option<BeamSize>, SamplingError> {
+        let sizes = [("beam_width", self.beam_width), ("beam_candidates", self.beam_candidates)];
+        let given = sizes.into_iter().find(|(_, size)| size.is_some());
+        match (self.beam, given) {
+            (Some(false), Some((field, _))) => {
+                return Err(SamplingError::SwitchedOff { field, switch: "beam" });
+            }
+            (Some(false), None) | (None, None) => return Ok(None),
+            (Some(true), _) | (None, Some(_)) => {}
+        }
+        let default = BeamSize::for_samples(samples);
+        Ok(Some(BeamSize {
+            width: self.beam_width.map_or(default.width, to_usize),
+            candidates: self.beam_candidates.map_or(default.candidates, to_usize),
+        }))
+    }
+
+    fn adaptive_sampling(&self) -> Result<Option<AdaptiveSampling>, SamplingError> {
+        match (self.adaptive, self.target_confidence) {
+            (Some(false), Some(_)) => {
+                Err(SamplingError::SwitchedOff { field: "target_confidence", switch: "adaptive" })
+            }
+            (None | Some(true), Some(confidence)) => Ok(Some(AdaptiveSampling { confidence })),
+            (Some(true), None) => {
+                let confidence = Confidence::new(DEFAULT_CONFIDENCE);
+                Ok(confidence.map(|confidence| AdaptiveSampling { confidence }))
+            }
+            (None | Some(false), None) => Ok(None),
+        }
+    }
+
+    /// The parameters for a model: what is given here, else what the model says.
+    ///
+    /// # Errors
+    ///
+    /// When fields contradict one another.
+    pub fn resolve(
+        &self,
+        model: impl Into<ModelDefaults>,
+    ) -> Result<SamplingParams, SamplingError> {
+        let model = model.into();
+        let samples = self.samples.map_or(NonZeroUsize::MIN, to_usize);
+        Ok(SamplingParams {
+            samples,
+            greedy: self.greedy.unwrap_or(false),
+            adaptive: self.adaptive_sampling()?,
+            beam: self.beam_size(samples)?,
+            perturbation: self.perturbation(&model)?,
+            length: self.latent_length.unwrap_or(model.latent_length),
+            max_new_tokens: self.max_new_tokens.map_or(model.max_new_tokens, to_usize),
+            seed: self.seed.unwrap_or(0),
+            rule: self.rule,
+            vote: self.vote_params(),
+        })
+    }
+}
+
+fn to_usize(n: NonZeroU32) -> NonZeroUsize {
+    NonZeroUsize::try_from(n).unwrap_or(NonZeroUsize::MAX)
+}
+
+fn to_u32(n: NonZeroUsize) -> NonZeroU32 {
+    NonZeroU32::try_from(n).unwrap_or(NonZeroU32::MAX)
+}
+
+impl From<Perturbation> for SamplingOptions {
+    fn from(perturbation: Perturbation) -> Self {
+        let open = Self::default();
+        match perturbation {
+            Perturbation::None => Self { sampler: Some(SamplerKind::None), ..open },
+            Perturbation::Dropout { p, sites, scope, mask } => Self {
+                sampler: Some(SamplerKind::Dropout),
+                dropout_p: Some(p),
+                sites: Some(sites),
+                scope: Some(scope),
+                mask: Some(mask),
+                ..open
+            },
+            Perturbation::Gaussian { std } => {
+                Self { sampler: Some(SamplerKind::Noise), noise_std: NoiseStd::new(std), ..open }
+            }
+            Perturbation::Gumbel { tau } => {
+                Self { sampler: Some(SamplerKind::Gumbel), gumbel_tau: Some(tau), ..open }
+            }
+            Perturbation::Tokens { temperature, top_p } => Self {
+                sampler: Some(SamplerKind::Tokens),
+                temperature: Some(temperature),
+                top_p: Some(top_p),
+                ..open
+            },
+        }
+    }
+}
+
+/// Complete options, which resolve to the same parameters for every model.
+impl From<SamplingParams> for SamplingOptions {
+    fn from(params: SamplingParams) -> Self {
+        Self {
+            samples: Some(to_u32(params.samples)),
+            latent_length: Some(params.length),
+            max_new_tokens: Some(to_u32(params.max_new_tokens)),
+            greedy: Some(params.greedy),
+            seed: Some(params.seed),
+            rule: params.rule,
+            vote_temperature: PositiveWeight::new(params.vote.temperature),
+            likelihood_weight: Weight::new(params.vote.likelihood_weight),
+            lcb_coefficient: Weight::new(params.vote.lcb_coefficient),
+            beam: Some(params.beam.is_some()),
+            beam_width: params.beam.map(|beam| to_u32(beam.width)),
+            beam_candidates: params.beam.map(|beam| to_u32(beam.candidates)),
+            adaptive: Some(params.adaptive.is_some()),
+            target_confidence: params.adaptive.map(|adaptive| adaptive.confidence),
+            ..Self::from(params.perturbation)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const MODEL: ModelDefaults = ModelDefaults {
+        latent_length: LatentLength::Exactly(NonZeroUsize::new(6).unwrap()),
+        max_new_tokens: NonZeroUsize::new(64).unwrap(),
+        dropout_p: 0.2,
+        noise_std: 0.6,
+        sites: DropoutSites::BOTH,
+    };
+
+    fn resolve(options: Value) -> Result<SamplingParams, String> {
+        let options: SamplingOptions =
+            serde_json::from_value(options).map_err(|error| error.to_string())?;
+        options.resolve(MODEL).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn open_fields_are_the_models() {
+        let params = resolve(json!({})).unwrap();
+        assert_eq!(params, SamplingParams::defaults_for(MODEL));
+        assert!(matches!(params.perturbation, Perturbation::Dropout { p, .. } if p.get() == 0.2));
+        let noise = resolve(json!({ "sampler": "noise" })).unwrap();
+        assert_eq!(noise.perturbation, Perturbation::Gaussian { std: 0.6 });
+        let text = resolve(json!({ "latent_length": 0 })).unwrap();
+        assert!(matches!(text.perturbation, Perturbation::Tokens { .. }));
+    }
+
+    #[test]
+    fn a_field_selects_its_sampler_and_excludes_the_others() {
+        let noise = resolve(json!({ "noise_std": 0.5 })).unwrap();
+        assert_eq!(noise.perturbation, Perturbation::Gaussian { std: 0.5 });
+        let misplaced = resolve(json!({ "sampler": "noise", "dropout_p": 0.1 })).unwrap_err();
+        assert_eq!(misplaced, "dropout_p has no effect with sampler noise; leave one of them out");
+        let ambiguous = resolve(json!({ "top_p": 0.9, "mask": "step" })).unwrap_err();
+        assert!(ambiguous.contains("mask belongs to sampler dropout and top_p"), "{ambiguous}");
+        let off = resolve(json!({ "beam": false, "beam_width": 4 })).unwrap_err();
+        assert_eq!(off, "beam_width has no effect with beam off; leave one of them out");
+        assert!(resolve(json!({ "adaptive": false, "target_confidence": 0.9 })).is_err());
+    }
+
+    #[test]
+    fn unknown_fields_and_values_are_refused() {
+        for (options, expected) in [
+            (json!({ "sampels": 3 }), "unknown field `sampels`"),
+            (json!({ "samples": 0 }), "nonzero"),
+            (json!({ "dropout_p": 1 }), "at least 0 and below 1"),
+            (json!({ "latent_length": "few" }), "is not a count"),
+            (json!({ "rule": "best" }), "unknown rule"),
+            (json!({ "sites": "none" }), "unknown variant"),
+            (json!({ "target_confidence": 0.5 }), "above 0.5"),
+        ] {
+            let error = resolve(options).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_of_earlier_versions_are_read() {
+        let old = json!({ "p": 0.1, "thoughts": 4, "caution": 2, "confidence": 0.9 });
+        let new = json!({ "dropout_p": 0.1, "latent_length": 4, "lcb_coefficient": 2,
+            "target_confidence": 0.9 });
+        assert_eq!(resolve(old).unwrap(), resolve(new).unwrap());
+    }
+
+    #[test]
+    fn parameters_are_complete_options() {
+        for options in [
+            json!({ "samples": 16, "dropout_p": 0.1, "sites": "mlp", "scope": "all",
+                "mask": "trajectory", "seed": 7, "greedy": true }),
+            json!({ "noise_std": 0.25, "latent_length": "<=64", "beam": true, "samples": 64 }),
+            json!({ "gumbel_tau": 0.5, "rule": "lcb", "lcb_coefficient": 2.5, "adaptive": true }),
+            json!({ "temperature": 0.7, "top_p": 0.95, "max_new_tokens": 9, "beam_width": 3 }),
+            json!({ "sampler": "none", "vote_temperature": 0.5, "likelihood_weight": 0 }),
+        ] {
+            let params = resolve(options).unwrap();
+            let recorded = serde_json::to_value(params).unwrap();
+            let other_model = ModelDefaults { dropout_p: 0.9, noise_std: 9.0, ..MODEL };
+            let read: SamplingOptions = serde_json::from_value(recorded.clone()).unwrap();
+            assert_eq!(read.resolve(other_model).unwrap(), params, "{recorded}");
+        }
+    }
+
+    #[test]
+    fn defaults_fill_open_fields_only() {
+        let given = SamplingOptions { seed: Some(3), ..SamplingOptions::default() };
+        let defaults = SamplingOptions { seed: Some(4), greedy: Some(true), ..given.clone() };
+        let merged = given.or(defaults);
+        assert_eq!((merged.seed, merged.greedy), (Some(3), Some(true)));
+    }
+}

@@ -1,0 +1,110 @@
+//! Sampling parameters without open fields: what a request runs with and a manifest records.
+
+use std::num::NonZeroUsize;
+
+use aggregate::{Confidence, Rule, VoteParams};
+use serde::Serialize;
+
+use crate::defaults::ModelDefaults;
+use crate::latent_length::LatentLength;
+use crate::number::{Probability, Temperature, TopP};
+use crate::options::SamplingOptions;
+use crate::perturbation::{DropoutScope, MaskLifetime, Perturbation};
+
+/// How one request is sampled and aggregated.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(into = "SamplingOptions")]
+pub struct SamplingParams {
+    /// Trajectories, N.
+    pub samples: NonZeroUsize,
+    /// Adds the unperturbed trajectory.
+    pub greedy: bool,
+    /// Stops sampling before all N trajectories once the vote is decided.
+    pub adaptive: Option<AdaptiveSampling>,
+    /// Runs a beam search beside the samples; it needs a reward model.
+    pub beam: Option<BeamSize>,
+    /// What makes the trajectories differ.
+    pub perturbation: Perturbation,
+    /// Thoughts of each trajectory.
+    pub length: LatentLength,
+    /// Answer tokens of each trajectory, at most.
+    pub max_new_tokens: NonZeroUsize,
+    /// The seed of all random numbers.
+    pub seed: u64,
+    /// The rule that chooses the answer; `None` is the best rule that the reward model allows.
+    pub rule: Option<Rule>,
+    /// The constants of the voting rules.
+    pub vote: VoteParams,
+}
+
+/// The size of a beam search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BeamSize {
+    /// Beams kept at each step, B.
+    pub width: NonZeroUsize,
+    /// Extensions tried for each beam, K.
+    pub candidates: NonZeroUsize,
+}
+
+impl BeamSize {
+    /// The size that costs about what `samples` trajectories do: B = K = round(sqrt(N)).
+    pub fn for_samples(samples: NonZeroUsize) -> Self {
+        let root = (samples.get() as f64).sqrt().round() as usize;
+        let root = NonZeroUsize::new(root).unwrap_or(NonZeroUsize::MIN);
+        Self { width: root, candidates: root }
+    }
+
+    /// Extensions tried at each step of a question, B x K.
+    pub fn extensions(self) -> usize {
+        self.width.get() * self.candidates.get()
+    }
+}
+
+/// Samples are drawn in rounds; after each the vote is looked at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptiveSampling {
+    /// How sure of the leading answer to be; 1 waits until no further sample can change the vote.
+    pub confidence: Confidence,
+}
+
+impl AdaptiveSampling {
+    /// Samples of the first round; each further round doubles the samples drawn so far.
+    pub const FIRST_ROUND: usize = 4;
+}
+
+impl SamplingParams {
+    /// The model's defaults with one sample: dropout on thoughts, or sampled tokens for a model
+    /// without thoughts.
+    pub fn defaults_for(model: impl Into<ModelDefaults>) -> Self {
+        let model = model.into();
+        let perturbation = match (model.latent_length, Probability::new(model.dropout_p)) {
+            (LatentLength::None, _) => {
+                Perturbation::Tokens { temperature: Temperature::ONE, top_p: TopP::ONE }
+            }
+            (_, Some(p)) => Perturbation::Dropout {
+                p,
+                sites: model.sites,
+                scope: DropoutScope::Thoughts,
+                mask: MaskLifetime::Step,
+            },
+            (_, None) => Perturbation::None,
+        };
+        Self {
+            samples: NonZeroUsize::MIN,
+            greedy: false,
+            adaptive: None,
+            beam: None,
+            perturbation,
+            length: model.latent_length,
+            max_new_tokens: model.max_new_tokens,
+            seed: 0,
+            rule: None,
+            vote: VoteParams::default(),
+        }
+    }
+
+    /// Trajectories of a request: the samples, and the greedy one if it was requested.
+    pub fn rows(&self) -> usize {
+        self.samples.get() + usize::from(self.greedy)
+    }
+}
