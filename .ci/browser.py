@@ -20,6 +20,11 @@ def right(trajectory):
     return bool(trajectory and trajectory["correct"])
 
 
+def rewards_of(trajectory):
+    """Process rewards; format version 1 calls them scores."""
+    return trajectory.get("process_rewards", trajectory.get("scores"))
+
+
 def majority(trajectories):
     """The answer with the most votes; of equal ones the first given (`max` returns the first)."""
     votes = {}
@@ -126,14 +131,14 @@ def runs_table(browser):
 
 def rows(browser, sample):
     """Trajectories are rows that can be sorted and compared."""
-    means = [sum(t["process_rewards"]) / len(t["process_rewards"]) for t in sample["trajectories"]]
+    means = [sum(rewards_of(t)) / len(rewards_of(t)) for t in sample["trajectories"]]
     browser.value("document.querySelector('.trajectories [data-sort=reward]').click()")
     shown = browser.value("[...document.querySelectorAll('.rows tbody tr')].map((tr) => Number(tr.dataset.k))")
     check("rows by mean reward", [round(means[k], 4) for k in shown], [round(x, 4) for x in sorted(means, reverse=True)])
     for k in (2, 5):
         browser.value(f"document.querySelector('[aria-label=\"compare trajectory {k}\"]').click()")
     check("two are compared", browser.value("document.querySelector('.comparison h3').textContent"), "Trajectories 2, 5 compared")
-    check("with all their thoughts", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), len(sample["trajectories"][2]["process_rewards"]))
+    check("with all their thoughts", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), len(rewards_of(sample["trajectories"][2])))
     check("and marked in the heat map", browser.value("document.querySelectorAll('.strip .frame').length"), 2)
     check("and on the map", browser.value("document.querySelectorAll('.map polyline.picked').length"), 2)
     browser.value("document.querySelector('.rows tbody tr').click()")
@@ -142,10 +147,10 @@ def rows(browser, sample):
 
 def axes(browser, sample):
     """The heat map and the map say what their places and colours mean."""
-    thoughts = len(sample["trajectories"][0]["process_rewards"])
+    thoughts = len(rewards_of(sample["trajectories"][0]))
     labels = browser.value("[...document.querySelectorAll('.row-labels span')].map((e) => e.textContent)")
     check("rows of the heat map", labels, ["thought 1", *map(str, range(2, thoughts + 1)), "answer"])
-    rewards = [x for t in sample["trajectories"] for x in t["process_rewards"]]
+    rewards = [x for t in sample["trajectories"] for x in rewards_of(t)]
     ends = browser.value("[...document.querySelectorAll('.rewards .legend-bar .end')].map((e) => e.textContent)")
     check("legend of the heat map", ends[:2], [f"{min(rewards):.2f}", f"{max(rewards):.2f}"])
     check("axes of the map", browser.value("[...document.querySelectorAll('.map .axis-name')].map((e) => e.textContent).join()"), "principal component 1,principal component 2")
