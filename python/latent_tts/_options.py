@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypedDict
@@ -45,13 +46,45 @@ class Sampling(TypedDict, total=False):
     """The numbers in the voting rules."""
 
 
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("seed", "max_new_tokens"), ((Integral,), "an int")),
+    **dict.fromkeys(("sampler", "sites", "scope", "mask"), ((str,), "a str")),
+    "thoughts": ((Integral, str), "an int or a str"),
+}
+"""The types of :class:`Sampling` for messages; every other option is a float."""
+
+
+def check_type(name: str, value: Any, types: tuple[type, ...], expected: str) -> None:
+    """Refuses a value of another type; a bool is no number."""
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(f"{name} must be {expected}, not {type(value).__name__}: {value!r}")
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    check_type(name, value, (Integral,), "an int")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return int(value)
+
+
+def text(name: str, value: Any) -> str:
+    """A str."""
+    check_type(name, value, (str,), "a str")
+    return str(value)
+
+
 def sampling(n: int, options: Sampling | dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The extension module's dict; refuses what is no option."""
+    """The extension module's dict; refuses what is no option, and values of other types."""
+    n = count("n", n)
     unknown = set(options) - set(Sampling.__annotations__)
     if unknown:
         known = ", ".join(Sampling.__annotations__)
         raise TypeError(f"no option is called {', '.join(sorted(unknown))}; there are {known}")
     given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        types, expected = _KINDS.get(name, ((Real,), "a float"))
+        check_type(name, value, types, expected)
     return {"samples": n, **given, **more}
 
 

@@ -148,7 +148,8 @@ class Reasoner:
         """
         size = _options.beam_size(beam, None, self.reward_model is not None)
         options = _options.sampling(n, sampling, rule=rule, greedy=True, **size)
-        (reply,) = self._engine.sample([question], answer_kind, options, None)
+        asked = [_options.text("question", question)]
+        (reply,) = self._engine.sample(asked, answer_kind, options, None)
         return Solution(
             question=question,
             answer=reply.answer,
@@ -183,6 +184,8 @@ class Reasoner:
         True
         """
         listed = [questions] if isinstance(questions, str) else list(questions)
+        for index, question in enumerate(listed):
+            _options.text(f"questions[{index}]", question)
         options = _options.sampling(n, sampling)
         with Progress(progress, len(listed)) as bar:
             replies = self._engine.sample(listed, answer_kind, options, bar)

@@ -37,7 +37,7 @@ pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
 pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
-pub use sweep::SweepArgs;
+pub use sweep::{SweepArgs, SweepSamplerKind};
 pub use train::{
     KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
     ScoreHeadKind, TrainCommand, TrainingArgs,
@@ -153,7 +153,7 @@ Examples:
 Examples:
   latent-tts report runs/mine
   latent-tts report runs/dropout runs/noise --out docs/report
-  latent-tts report runs/sweep-coconut-test
+  latent-tts report runs/sweep-coconut-test-1a2b3c4d
 
 {LAYERS}"))]
     Report(ReportArgs),

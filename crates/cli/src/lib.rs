@@ -70,12 +70,20 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// How the standard library refuses 0 where a flag counts something.
+const ZERO_COUNT: &str = "number would be zero for non-zero type";
+
 /// Prints the error and returns the exit code.
 fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         // clap reports --help and --version as errors too, with exit code 0. A failure to print
         // cannot be reported anywhere.
-        let _ = usage.print();
+        let text = usage.render().to_string();
+        if text.contains(ZERO_COUNT) {
+            printer::stderr_line(text.replace(ZERO_COUNT, "must be at least 1").trim_end());
+        } else {
+            let _ = usage.print();
+        }
         if let Some(variable) = args::variable_of(usage) {
             printer::stderr_line(&format!("the value is that of the variable {variable}"));
         }

@@ -137,7 +137,7 @@ fn conflicting_flags_are_both_named() {
         (&["--p", "NaN"], &["--p", "below 1"]),
         (&["--sigma", "NaN"], &["--sigma", "finite"]),
         (&["--sigma", "-1"], &["--sigma", "finite"]),
-        (&["--samples", "0"], &["--samples"]),
+        (&["--samples", "0"], &["--samples", "must be at least 1"]),
         (&["--limit", "0"], &["--limit"]),
         (&["--k", "0"], &["--k"]),
         (&["--threads", "0"], &["--threads"]),

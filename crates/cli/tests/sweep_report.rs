@@ -44,7 +44,7 @@ fn a_single_run_reports_into_its_directory() {
     for word in [
         "<!doctype html>",
         "model on data",
-        "Summary",
+        "Question by question",
         "What is 3 plus 4?",
         "data-tip=",
         "Content-Security-Policy",
@@ -53,7 +53,8 @@ fn a_single_run_reports_into_its_directory() {
     }
     for figure in written["figures"].as_array().unwrap() {
         let bytes = sandbox.read(figure.as_str().unwrap());
-        assert!(bytes.starts_with(b"<svg") || bytes.starts_with(b"\x89PNG"), "{figure}");
+        let starts: [&[u8]; 3] = [b"<svg", b"\x89PNG", b"panel,series,"];
+        assert!(starts.iter().any(|start| bytes.starts_with(start)), "{figure}");
     }
     let names: Vec<&str> =
         written["figures"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -150,6 +151,30 @@ fn a_sweep_goes_over_the_temperature_of_mixtures() {
     assert_eq!(summary["samplers"][0]["kind"], "gumbel");
     let page = String::from_utf8(sandbox.read("s/report.html")).unwrap();
     assert!(page.contains("τ = 0.5"));
+}
+
+#[test]
+fn a_sweep_goes_over_the_named_sampler() {
+    let sandbox = CliSandbox::new();
+    let flags = ["--sampler", "noise", "--evaluations", "2", "--no-report"];
+    let done = sweep(&sandbox, &flags).ok();
+    assert!(done.err.contains("searching sigma in 0.01 to 1.5"), "{}", done.err);
+    // Other settings have another directory, the same ones the same, which is refused.
+    let named = ["--sampler", "dropout", "--p", "0.1,0.4"];
+    sweep(&sandbox, &named).ok();
+    sweep(&sandbox, &["--p", "0.1,0.4"]).refused(&["already holds a sweep", "--resume"]);
+    let mut dirs: Vec<_> = std::fs::read_dir(sandbox.path("runs")).unwrap().flatten().collect();
+    dirs.sort_by_key(|dir| dir.path().join("report.html").exists());
+    assert_eq!(dirs.len(), 2);
+    let page = std::fs::read_to_string(dirs[1].path().join("report.html")).unwrap();
+    assert!(page.contains("dropout probability p"), "a figure has the strength on its x axis");
+    let csv = std::fs::read_to_string(dirs[1].path().join("figures/strength.csv")).unwrap();
+    assert!(csv.starts_with("panel,series,x,y,low,high\n") && csv.contains(",0.4,"), "{csv}");
+    for (flags, word) in [(["noise", "--p", "0.1"], "--p"), (["dropout", "--tau", "1"], "--tau")] {
+        let words = [word, "has no meaning with --sampler", flags[0]];
+        sweep(&sandbox, &[&["--sampler"], &flags[..]].concat()).refused(&words);
+    }
+    sweep(&sandbox, &["--sampler", "tokens"]).refused(&["tokens", "dropout, noise, gumbel"]);
 }
 
 #[test]

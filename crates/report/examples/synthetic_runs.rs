@@ -1,7 +1,7 @@
 //! Synthetic run directories and trainings with their reports, without a model.
 //!
-//! `cargo run -p latent-tts-report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
-//! several strengths of dropout and noise, with rewards and thoughts, and the report of all of
+//! `cargo run -p latent-tts-report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes
+//! runs at several strengths of dropout and noise, with rewards and thoughts, and the report of all of
 //! them. A perturbation increases the variance of the answers and lowers their accuracy, so
 //! coverage grows with N and is largest at a moderate strength, as in the paper. `OUT/trainings`
 //! has two trainings and their comparison.

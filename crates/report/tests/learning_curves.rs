@@ -111,9 +111,20 @@ fn several_trainings_are_compared_loss_by_loss() {
 
 fn page(trainings: &[TrainingDir], out: &Path) -> String {
     let files = write_trainings(trainings, out, ReportOptions::default()).unwrap();
-    assert_eq!(files.figures.len(), 4);
+    assert_eq!(files.figures.len(), 6, "SVG, PNG and CSV of two figures");
     assert!(files.figures.iter().all(|file| std::fs::metadata(file).unwrap().len() > 1000));
     std::fs::read_to_string(files.page).unwrap()
+}
+
+#[test]
+fn a_single_evaluation_is_on_the_axis_of_the_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = training(dir.path().join("a"), 1e-3);
+    let evals = std::fs::read_to_string(records.evals_file()).unwrap();
+    std::fs::write(records.evals_file(), evals.lines().next().unwrap().to_owned() + "\n").unwrap();
+    let figures = figures_of(&[records]);
+    let held_out = panel(&figures, "held-out problems");
+    assert_eq!((held_out.x.scale, &held_out.x.encloses[..]), (AxisScale::Count, &[0.0, 499.0][..]));
 }
 
 #[test]

@@ -277,7 +277,12 @@ fn read_samples(
 fn effort(body: Fields<'_>, name: &str, most: usize) -> Result<usize, ApiError> {
     let known = EFFORTS.iter().find(|(known, _)| *known == name);
     let names = || EFFORTS.map(|(name, _)| name).join(", ");
-    let wrong = || body.error("reasoning_effort", format!("it is none of {}", names()));
+    let wrong = || {
+        // Client text: a long name is not repeated in full.
+        let shown: String = name.chars().take(40).collect();
+        let message = format!("unknown reasoning_effort `{shown}`; known levels: {}", names());
+        body.error("reasoning_effort", message)
+    };
     let (_, samples) = known.ok_or_else(wrong)?;
     if *samples > most {
         let message = format!("{name} is {samples} trajectories and this server allows {most}");

@@ -141,7 +141,7 @@ impl ReplyReader<'_> {
             latent["correct"] = self.generation.inspection.is_correct(chosen);
         }
         if let Some(projection) = self.generation.inspection.map {
-            latent["map"] = projection.places(trajectories);
+            (latent["map"], latent["map_method"]) = projection.map_json(trajectories);
         }
         if let Some(beam) = &reply.beam {
             latent["beam"] = self.of_trajectory(&beam.best, returned);

@@ -80,7 +80,7 @@ fn lr_panel(trainings: &[TrainingData]) -> Option<Panel> {
     let series = series.iter().map(|curve| curve.line(&curve.points)).collect();
     Some(Panel {
         title: "learning rate".into(),
-        x: FigureAxis::new("steps", AxisScale::Linear),
+        x: FigureAxis::new("steps", AxisScale::Count),
         y: FigureAxis::new("learning rate", AxisScale::Linear),
         series,
     })
@@ -104,10 +104,18 @@ fn accuracy_panel(trainings: &[TrainingData]) -> Option<Panel> {
     };
     (!series.is_empty()).then(|| Panel {
         title: "held-out problems".into(),
-        x: FigureAxis::new("steps", AxisScale::Linear),
+        // The axis of the losses, however few evaluations there were.
+        x: FigureAxis::new("steps", AxisScale::Count).enclosing(step_range(trainings)),
         y: FigureAxis::new(label, scale),
         series,
     })
+}
+
+/// The first and the last step of all trainings.
+fn step_range(trainings: &[TrainingData]) -> Vec<f64> {
+    let steps = || trainings.iter().flat_map(|training| &training.steps);
+    let ends = [steps().map(|record| record.step).min(), steps().map(|record| record.step).max()];
+    ends.into_iter().flatten().map(f64::from).collect()
 }
 
 fn accuracy_series(training: &TrainingData, label: &str, colour: Colour) -> Series {
@@ -198,7 +206,7 @@ fn curve_panel(title: &str, label: &str, curves: Vec<Curve>) -> Option<Panel> {
     let log = low > 0.0 && high > LOG_RATIO * low;
     (!series.is_empty()).then(|| Panel {
         title: title.into(),
-        x: FigureAxis::new("steps", AxisScale::Linear),
+        x: FigureAxis::new("steps", AxisScale::Count),
         y: FigureAxis::new(label, if log { AxisScale::Log10 } else { AxisScale::Linear }),
         series,
     })
