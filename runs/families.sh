@@ -101,15 +101,15 @@ for part in $parts; do
     strengths)
         data valid 0 "$problems"
         for name in latent-sft rot; do
-            strength "$name" dropout --p "$p"
-            strength "$name" noise --sigma "$sigma"
+            strength "$name" dropout --dropout-p "$p"
+            strength "$name" noise --noise-std "$sigma"
         done
         ;;
     measure)
         for split in "${splits[@]}"; do data "$split" 2000 "$problems"; done
         for name in latent-sft rot; do
-            run "$name" dropout --p
-            run "$name" noise --sigma
+            run "$name" dropout --dropout-p
+            run "$name" noise --noise-std
         done
         ;;
     *) echo "no part $part" >&2 && exit 2 ;;

@@ -13,10 +13,10 @@ label() { # NAME PROBLEMS flags...
   "$binary" annotate --model "$reasoner" --base "$base" --data "$out/$2.jsonl" --too-long skip --thoughts-dtype bf16 --memory 16GiB \
     --quiet --out "$out/labels-$1" "${@:3}" >/dev/null
 }
-label weak problems --labels final --samples 8 --p 0.2 --seed 3 &
-label strong problems --labels final --samples 8 --p 0.3 --seed 4 &
-label rolled rolled --samples 4 --rollouts 4 --p 0.2 --seed 5 &
-label rolled-final rolled --labels final --samples 4 --p 0.2 --seed 5 &
+label weak problems --labels final --samples 8 --dropout-p 0.2 --seed 3 &
+label strong problems --labels final --samples 8 --dropout-p 0.3 --seed 4 &
+label rolled rolled --samples 4 --rollouts 4 --dropout-p 0.2 --seed 5 &
+label rolled-final rolled --labels final --samples 4 --dropout-p 0.2 --seed 5 &
 wait
 learn() { # NAME STEPS flags...
   "$binary" train reward --model "$reasoner" --base "$base" --lora 8 --lora-alpha 8 --adapter over --digits 0 --batch ${BATCH:-48} --lr 1e-3 \

@@ -43,7 +43,7 @@ for job in "${jobs[@]}"; do wait "$job"; done
 label() { # DATA P
     local more=()
     if [[ -e $dir/labels-$1 ]]; then more=(--resume); fi
-    "$bin" annotate --model "$dir/reasoner" --data "$dir/$1.json" --labels final --trajectories 8 --max-new-tokens 12 --p "$2" \
+    "$bin" annotate --model "$dir/reasoner" --data "$dir/$1.json" --labels final --trajectories 8 --max-new-tokens 12 --dropout-p "$2" \
         --thoughts-dtype bf16 --memory 10GiB --out "$dir/labels-$1" -q \
         ${more[@]+"${more[@]}"}
 }
@@ -60,7 +60,7 @@ said reward "$bin" train reward --model "$dir/reasoner" --init "$dir/latent-2" -
 
 # 7. These models and the embedded ones on the same problems, 2000 to 3000 of each split (half a minute).
 beside() { # NAME SPLIT flags...
-    "$bin" eval --data "$dir/$2.json" --samples 64 --p 0.1 --max-new-tokens 12 --memory 8GiB --aggregate majority,weighted,best_of --no-report -q \
+    "$bin" eval --data "$dir/$2.json" --samples 64 --dropout-p 0.1 --max-new-tokens 12 --memory 8GiB --aggregate majority,weighted,best_of --no-report -q \
         --json --overwrite --out "$dir/$1-$2" "${@:3}" >/dev/null
     cp "$dir/$1-$2/results.json" "$out/$1-$2.json"
 }

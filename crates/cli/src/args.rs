@@ -85,12 +85,12 @@ Examples:
   latent-tts eval --data embedded:hard --limit 1000 --seeds 3
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 \
-    --sampler noise --sigma 0.5
+    --sampler noise --noise-std 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 \
     --out runs/mine --json
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate majority,beam \
     --beam-width 4
-  latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
+  latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --target-confidence 0.99
   latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
@@ -135,10 +135,10 @@ Examples:
     /// page compare them and name the best.
     #[command(after_help = format!("\
 Examples:
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0:0.9    (search)
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.05:0.5:0.05 \
-    --sigma 0.1,0.3,0.5 --limit 200
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.1,0.2 --sites both,mlp \
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0:0.9    (search)
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0.05:0.5:0.05 \
+    --noise-std 0.1,0.3,0.5 --limit 200
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0.1,0.2 --sites both,mlp \
     --scope thoughts,all --out runs/sites
 
 {LAYERS}"))]
@@ -604,7 +604,13 @@ pub struct BenchArgs {
     pub answer: NonZeroUsize,
 
     /// The dropout probability; 0 for none [default: 0.2, or 0 with --train]
-    #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true)]
+    #[arg(
+        long = "dropout-p",
+        alias = "p",
+        value_name = "P",
+        value_parser = values::share,
+        allow_negative_numbers = true
+    )]
     pub p: Option<f32>,
 
     /// Repetitions; the fastest and the median are reported

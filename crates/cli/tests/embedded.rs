@@ -261,7 +261,9 @@ fn embedded_models_can_be_inspected_and_benchmarked() {
 #[test]
 fn sweep_and_annotate_run_on_the_embedded_models() {
     let sandbox = CliSandbox::new();
-    sandbox.run(&["sweep", "--p", "0.1,0.2", "--limit", "2", "--samples", "2", "--no-report"]).ok();
+    sandbox
+        .run(&["sweep", "--dropout-p", "0.1,0.2", "--limit", "2", "--samples", "2", "--no-report"])
+        .ok();
     let sweeps = || -> Vec<String> {
         let entries = std::fs::read_dir(sandbox.path("runs")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()

@@ -21,7 +21,7 @@ fn values_of(file: &[u8]) -> &[u8] {
 fn latents_are_finished_from_what_is_there_or_refused() {
     let sandbox = CliSandbox::new();
     let (base, p) =
-        (["--model", "model", "--data", "data.jsonl", "--threads", "1"], ["--p", "0.2"]);
+        (["--model", "model", "--data", "data.jsonl", "--threads", "1"], ["--dropout-p", "0.2"]);
     let sizes = ["--samples", "2", "--max-new-tokens", "4", "--quiet"];
     let eval = [&["eval"][..], &base, &sizes, &["--out", "run"]].concat();
     let sweep = [&["sweep"][..], &base, &sizes, &p, &["--out", "swept"]].concat();
@@ -204,7 +204,7 @@ fn records_of_another_run_are_not_this_runs() {
     let questions = sandbox.read("data.jsonl");
     let run = ["--latents", "--quiet", "--out", "run"];
     sandbox.eval(&run).ok();
-    sandbox.eval(&["--latents", "--p", "0.4", "--out", "stronger"]).ok();
+    sandbox.eval(&["--latents", "--dropout-p", "0.4", "--out", "stronger"]).ok();
     let other = String::from_utf8(questions).unwrap().replace("plus", "and");
     sandbox.write("other.jsonl", other);
     sandbox.eval(&["--latents", "--data", "other.jsonl", "--out", "other"]).ok();

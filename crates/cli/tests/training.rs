@@ -91,7 +91,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "models/latent",
         "--data",
         "train.json",
-        "--p",
+        "--dropout-p",
         "0.5",
         "--scope",
         "all",

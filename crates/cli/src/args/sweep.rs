@@ -117,7 +117,7 @@ pub struct SweepArgs {
     pub k: Option<Vec<NonZeroUsize>>,
 
     /// Thoughts of each trajectory, as for eval [default: the family's]
-    #[arg(long, alias = "thoughts", value_name = "T", help_heading = "Sampling")]
+    #[arg(long, visible_alias = "thoughts", value_name = "T", help_heading = "Sampling")]
     pub latent_length: Option<LatentLength>,
 
     /// Maximum number of answer tokens [default: the family's]
@@ -147,11 +147,11 @@ pub struct SweepArgs {
 /// The samplers that have a strength.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SweepSamplerKind {
-    /// Monte Carlo dropout, by its probability (see --p, --sites, --scope, --mask)
+    /// Monte Carlo dropout, by its probability (see --dropout-p, --sites, --scope, --mask)
     Dropout,
-    /// Gaussian noise on every thought, by its standard deviation (see --sigma)
+    /// Gaussian noise on every thought, by its standard deviation (see --noise-std)
     Noise,
-    /// Gumbel noise on mixtures of token embeddings, by their temperature (see --tau)
+    /// Gumbel noise on mixtures of token embeddings, by their temperature (see --gumbel-tau)
     Gumbel,
 }
 

@@ -199,7 +199,7 @@ impl AnnotateProgress {
             "nothing is labelled in {}: of {} {all_right} have only right trajectories \
              and {all_wrong} only wrong ones; take questions that the model solves now and then \
              (--data, --limit), or sample more trajectories (--samples) of a stronger \
-             perturbation (--p)",
+             perturbation (--dropout-p)",
             out.display(),
             count(self.questions, "question")
         )

@@ -299,7 +299,7 @@ fn format_defaults(method: &Method) -> String {
         );
     }
     format!(
-        "--thoughts {} --max-new-tokens {} --p {} --sites {}, or --sigma {}",
+        "--thoughts {} --max-new-tokens {} --dropout-p {} --sites {}, or --noise-std {}",
         method.length,
         method.max_new_tokens,
         method.p,
