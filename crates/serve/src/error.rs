@@ -54,6 +54,21 @@ impl ApiError {
         Self { param, code, ..Self::not_found(message) }
     }
 
+    /// 503: the model that is named could not be loaded.
+    pub(crate) fn model_not_loaded(error: impl std::fmt::Display) -> Self {
+        let message = format!("the model cannot be loaded: {error}");
+        let (param, code) = (Some("model".to_owned()), Some("model_not_loaded"));
+        Self { param, code, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
+    /// 503: every model in memory is in use, and no other fits beside them.
+    pub(crate) fn models_busy() -> Self {
+        let message = "all models in memory are in use and this one does not fit beside them; \
+                       send the request again later";
+        let (code, retry_after) = (Some("models_busy"), Some(SECOND));
+        Self { code, retry_after, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub(crate) fn unauthorized() -> Self {
         let message = "no valid API key; send the header `Authorization: Bearer KEY`";
         let code = Some("invalid_api_key");
@@ -66,6 +81,15 @@ impl ApiError {
                        server with --allowed-hosts";
         let code = Some("host_not_allowed");
         Self { code, ..Self::new(StatusCode::FORBIDDEN, message) }
+    }
+
+    pub(crate) fn forbidden(message: &str) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
+    }
+
+    /// 500: a reload failed, and nothing has changed.
+    pub(crate) fn not_reloaded(reason: String) -> Self {
+        Self::internal(format!("cannot reload; the server continues with what it has: {reason}"))
     }
 
     pub(crate) fn not_json() -> Self {

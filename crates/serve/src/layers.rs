@@ -8,7 +8,6 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use subtle::ConstantTimeEq;
 
 use crate::error::ApiError;
 use crate::state::AppState;
@@ -85,7 +84,7 @@ pub(crate) async fn check_host(
     next: Next,
 ) -> Response {
     let options = &state.options;
-    let is_local = options.address.ip().to_canonical().is_loopback() && options.api_key.is_none();
+    let is_local = options.address.ip().to_canonical().is_loopback() && !state.keys.is_required();
     if !is_local && options.allowed_hosts.is_empty() {
         return next.run(request).await;
     }
@@ -121,24 +120,18 @@ fn is_loopback_name(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
 }
 
-/// Refuses requests without the API key, where there is one.
+/// Refuses requests without an API key, where one is required.
 pub(crate) async fn authorize(
     State(state): State<Arc<AppState>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let Some(key) = &state.options.api_key else { return next.run(request).await };
-    let given = request.headers().get(header::AUTHORIZATION);
-    let given = given.and_then(|value| bearer_token(value.as_bytes()));
-    // In constant time: how long a wrong key takes to be refused says nothing about the right one.
-    let is_right = given.is_some_and(|given| given.ct_eq(key.as_bytes()).into());
-    if is_right { next.run(request).await } else { ApiError::unauthorized().into_response() }
-}
-
-/// The credentials of the scheme `Bearer`, whose case does not matter (RFC 9110).
-fn bearer_token(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(b"bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())
+    let is_open = state.options.open_metrics && request.uri().path() == "/metrics";
+    if is_open || state.keys.accepts(request.headers()) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    }
 }
 
 #[cfg(test)]

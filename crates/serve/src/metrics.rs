@@ -39,6 +39,7 @@ pub(crate) struct Metrics {
     waiting_rows: Gauge,
     kv_usage: Gauge<f64, AtomicU64>,
     passes: Gauge,
+    models: Gauge,
     pub(crate) first_token: Histogram,
     pub(crate) latency: Histogram,
     pub(crate) queue_time: Histogram,
@@ -65,6 +66,7 @@ impl Metrics {
             waiting_rows: Gauge::default(),
             kv_usage: Gauge::default(),
             passes: Gauge::default(),
+            models: Gauge::default(),
             first_token: seconds(),
             latency: seconds(),
             queue_time: seconds(),
@@ -96,6 +98,8 @@ impl Metrics {
         registry.register("kv_cache_usage_perc", "share of the KV cache, 1 is all", usage);
         let passes = self.passes.clone();
         registry.register("engine_passes", "passes of the continuous batch", passes);
+        let models = self.models.clone();
+        registry.register("models_loaded", "models in memory", models);
         let first = self.first_token.clone();
         let help = "time until the client is told something";
         registry.register("time_to_first_token_seconds", help, first);
@@ -134,12 +138,13 @@ impl Metrics {
     }
 
     /// The text of a scrape.
-    pub(crate) fn render(&self, stats: SchedulerStats) -> Result<String, Error> {
+    pub(crate) fn render(&self, stats: SchedulerStats, models: usize) -> Result<String, Error> {
         self.running.set(stats.running_requests as i64);
         self.waiting.set(stats.waiting_requests as i64);
         self.running_rows.set(stats.running_rows as i64);
         self.waiting_rows.set(stats.waiting_rows as i64);
         self.passes.set(stats.passes as i64);
+        self.models.set(models as i64);
         self.kv_usage.set(stats.used_slots as f64 / stats.slots.max(1) as f64);
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;

@@ -4,23 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use engine::Reasoner;
-use engine::scheduler::Scheduler;
-use serde_json::Value;
-
-use crate::ServeOptions;
+use crate::auth::ApiKeys;
 use crate::metrics::Metrics;
-use crate::prompts::ChatPrompts;
+use crate::models::ModelPool;
 use crate::runs::RunFolder;
+use crate::{ServeError, ServeOptions};
 
 /// The server's state.
 pub(crate) struct AppState {
-    pub(crate) scheduler: Scheduler,
+    pub(crate) models: Arc<ModelPool>,
     pub(crate) options: ServeOptions,
+    pub(crate) keys: ApiKeys,
     pub(crate) metrics: Metrics,
-    pub(crate) chat: ChatPrompts,
-    /// What `/tokenizer_info` says.
-    pub(crate) tokenizer_info: Value,
     /// Recorded runs that can be looked at.
     pub(crate) runs: Option<Arc<RunFolder>>,
     /// Seconds since 1970 at the start.
@@ -33,28 +28,22 @@ pub(crate) struct AppState {
 
 impl AppState {
     pub(crate) fn new(
-        scheduler: Scheduler,
+        models: ModelPool,
         options: ServeOptions,
-        chat: ChatPrompts,
-        tokenizer_info: Value,
         runs: Option<RunFolder>,
-    ) -> Self {
-        Self {
-            scheduler,
+    ) -> Result<Self, ServeError> {
+        let keys = ApiKeys::new(options.api_key.clone(), options.api_keys_file.clone())?;
+        Ok(Self {
+            models: Arc::new(models),
             options,
+            keys,
             metrics: Metrics::new(),
-            chat,
-            tokenizer_info,
             runs: runs.map(Arc::new),
             created: unix_seconds(),
             draining: AtomicBool::new(false),
             active: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
-        }
-    }
-
-    pub(crate) fn reasoner(&self) -> &Reasoner {
-        self.scheduler.engine().reasoner()
+        })
     }
 
     pub(crate) fn is_draining(&self) -> bool {

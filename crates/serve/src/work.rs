@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::error::ApiError;
 use crate::generation::Generation;
+use crate::models::ServedModel;
 use crate::reply::{Choice, ReplyReader, Usage};
 use crate::state::{ActiveRequest, AppState};
 
@@ -32,6 +33,11 @@ pub(crate) struct Deadline {
 impl Deadline {
     pub(crate) fn start(timeout: Duration) -> Self {
         Self { start: Instant::now(), timeout }
+    }
+
+    /// When it passes.
+    pub(crate) fn instant(&self) -> Instant {
+        self.start + self.timeout
     }
 
     /// What a request that was cancelled on the engine is told.
@@ -61,6 +67,7 @@ impl Deadline {
 /// Prompts that run.
 pub(crate) struct RunningRequest {
     state: Arc<AppState>,
+    model: Arc<ServedModel>,
     pub(crate) generation: Generation,
     /// Tokens and seed of each prompt.
     prompts: Vec<(usize, u64)>,
@@ -76,6 +83,7 @@ impl RunningRequest {
     /// Submits the prompts, all or none.
     pub(crate) fn start(
         state: &Arc<AppState>,
+        model: &Arc<ServedModel>,
         generation: Generation,
         prompts: Vec<Prompt>,
         deadline: Deadline,
@@ -99,10 +107,11 @@ impl RunningRequest {
             Submission::generate(prompt, request, tell).with_detail(detail)
         };
         let submissions: Vec<Submission> = prompts.into_iter().enumerate().map(submit).collect();
-        let submitted = state.scheduler.submit_all(submissions);
+        let submitted = model.scheduler.submit_all(submissions);
         submitted.map_err(ApiError::submit)?;
         Ok(Self {
             state: Arc::clone(state),
+            model: Arc::clone(model),
             generation,
             prompts: of_prompts,
             events,
@@ -160,7 +169,7 @@ impl RunningRequest {
     }
 
     pub(crate) fn reader(&self, prompt: usize) -> ReplyReader<'_> {
-        let eos = &self.state.reasoner().method.eos;
+        let eos = &self.model.reasoner().method.eos;
         ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1 }
     }
 
@@ -189,6 +198,7 @@ impl RunningRequest {
 /// Scores the tokens of some prompts, in their order.
 pub(crate) async fn score_all(
     state: &Arc<AppState>,
+    model: &ServedModel,
     prompts: &[Vec<u32>],
     deadline: Deadline,
 ) -> Result<Vec<Vec<TokenScore>>, ApiError> {
@@ -204,7 +214,7 @@ pub(crate) async fn score_all(
         submissions.push(Submission::score(tokens.clone(), cancel.0.clone(), done));
         receivers.push(receiver);
     }
-    let submitted = state.scheduler.submit_all(submissions);
+    let submitted = model.scheduler.submit_all(submissions);
     submitted.map_err(ApiError::submit)?;
     let mut scores = Vec::new();
     for receiver in receivers {

@@ -43,10 +43,34 @@ pub struct HttpArgs {
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
 
+    /// A further model, loaded by the first request that names it: NAME=DIR, or NAME=DIR,REWARD_DIR
+    /// with a reward model; directories, GGUF files or ids as --model takes them; repeatable
+    #[arg(long, value_name = "NAME=DIR[,REWARD_DIR]")]
+    pub add_model: Vec<String>,
+
+    /// Memory of all models together (weights, keys and values): idle ones are unloaded, the least
+    /// recently used first [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub model_memory: Option<usize>,
+
     /// Refuse requests without this key; better set by LATENT_TTS_API_KEY than here, where every
     /// user of the machine can read it [default: none is needed]
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
+
+    /// A file of keys, one a line, of which a request must carry one; read again on SIGHUP [default:
+    /// none]
+    #[arg(long, value_name = "FILE")]
+    pub api_keys_file: Option<PathBuf>,
+
+    /// Serve /metrics without a key where the other paths need one
+    #[arg(long)]
+    pub open_metrics: bool,
+
+    /// Origins whose web pages may call the server, such as https://example.com; * for all
+    /// [default: none]
+    #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',')]
+    pub allowed_origins: Vec<String>,
 
     /// Further host names that requests may be addressed to, behind a reverse proxy for instance
     /// [default: loopback names on a loopback address without an API key, else any]

@@ -4,9 +4,11 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails to run fails the test")]
 
+mod access;
 mod chat;
 mod completions;
 mod limits;
+mod models;
 mod overload;
 mod support;
 mod tokens;
