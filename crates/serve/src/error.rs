@@ -8,6 +8,8 @@ use engine::EngineError;
 use engine::scheduler::SubmitError;
 use serde_json::{Value, json};
 
+use crate::upstream::UpstreamError;
+
 const SECOND: Duration = Duration::from_secs(1);
 /// The queue may be long, and the estimate of when it has room wrong.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -111,10 +113,29 @@ impl ApiError {
     }
 
     /// 429: too much waits already. Clients come again when there should be room.
-    fn queue_full(message: String, room_in: Option<Duration>) -> Self {
+    pub(crate) fn queue_full(message: String, room_in: Option<Duration>) -> Self {
         let room_in = room_in.unwrap_or(SECOND).clamp(SECOND, MAX_RETRY_AFTER);
         let (code, retry_after) = (Some("queue_full"), Some(room_in));
         Self { code, retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
+    }
+
+    /// What an upstream's error means for the gateway's client: the client's own mistakes and rate
+    /// limits keep their status, and everything else is a bad gateway.
+    pub(crate) fn upstream(error: &UpstreamError) -> Self {
+        let message = error.to_string();
+        let code = Some("upstream_error");
+        let (status, retry_after) = match error {
+            UpstreamError::Status { status: 429, retry_after, .. } => {
+                let pause = retry_after.unwrap_or(SECOND).clamp(SECOND, MAX_RETRY_AFTER);
+                (StatusCode::TOO_MANY_REQUESTS, Some(pause))
+            }
+            UpstreamError::Status { status: status @ (400 | 404 | 413 | 422), .. } => {
+                (StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_REQUEST), None)
+            }
+            UpstreamError::Timeout => (StatusCode::GATEWAY_TIMEOUT, None),
+            _ => (StatusCode::BAD_GATEWAY, Some(SECOND)),
+        };
+        Self { code, retry_after, ..Self::new(status, message) }
     }
 
     /// 503: the server is going away.

@@ -12,6 +12,8 @@ use latent_tts::aggregate::Confidence;
 use latent_tts::{Aggregator, AnswerRule, Probability, SamplingOptions};
 use serde_json::Value;
 
+use crate::answer_format::AnswerFormat;
+use crate::budget::TargetBudget;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::inspection::Inspection;
@@ -28,9 +30,23 @@ pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("max", 128),
 ];
 /// Every field of `latent`; `timeout` is read with the deadline.
-const LATENT_FIELDS: [&str; 14] = [
-    "samples", "thoughts", "sampler", "p", "sigma", "rule", "adaptive", "beam", "seed", "timeout",
-    "lens", "gold", "map", "return",
+pub(crate) const LATENT_FIELDS: [&str; 16] = [
+    "samples",
+    "thoughts",
+    "sampler",
+    "p",
+    "sigma",
+    "rule",
+    "adaptive",
+    "beam",
+    "seed",
+    "timeout",
+    "lens",
+    "gold",
+    "map",
+    "return",
+    TargetBudget::FIELDS[0],
+    TargetBudget::FIELDS[1],
 ];
 /// Stop sequences of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
@@ -41,13 +57,17 @@ const CONFIDENCE: f64 = 0.95;
 /// What a request asks for, beside its prompts.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
-    params: SamplingParams,
+    pub(crate) params: SamplingParams,
     seed: SeedChoice,
     pub(crate) choices: Choices,
     pub(crate) stop: Vec<String>,
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
     pub(crate) inspection: Inspection,
+    /// Which answers are accepted, and how they are written.
+    pub(crate) format: Option<AnswerFormat>,
+    /// What chooses the number of trajectories, where the request does not.
+    pub(crate) budget: Option<TargetBudget>,
     /// Removes the family's answer marker from returned texts; of chats.
     pub(crate) marker: Option<AnswerRule>,
     /// How the request was read where the client may not expect it; `latent.notes` of the reply.
@@ -101,8 +121,9 @@ impl Generation {
         }
         let method = &engine.reasoner().method;
         let (samples, choices) = read_samples(body, latent, max_samples)?;
-        let is_clean =
-            samples.get() == 1 && latent.is_none_or(|latent| latent.get("samples").is_none());
+        let budget = latent.map(TargetBudget::read).transpose()?.flatten();
+        let is_given = |name| latent.is_some_and(|latent| latent.get(name).is_some());
+        let is_clean = samples.get() == 1 && !is_given("samples") && budget.is_none();
         let mut options = SamplingOptions::new(samples);
         if let Some(thoughts) = latent.map(read_thoughts).transpose()?.flatten() {
             options.length = Some(thoughts);
@@ -117,6 +138,13 @@ impl Generation {
         };
         if let Some(latent) = latent {
             read_vote(engine, latent, &mut params)?;
+        }
+        if let Some(budget) = budget {
+            if choices == Choices::Each {
+                return Err(body.error("n", "a target needs a vote; leave n out"));
+            }
+            let is_bounded = samples.get() > 1 || is_given("samples");
+            budget.apply(&mut params, is_bounded.then_some(samples), max_samples);
         }
         let inspection = latent.map(|latent| Inspection::read(latent, &params)).transpose()?;
         let inspection = inspection.unwrap_or_default();
@@ -136,6 +164,8 @@ impl Generation {
             stream: read_stream(body)?,
             returned: latent.map_or(Ok(Returned::DEFAULT), Returned::read)?,
             inspection,
+            format: AnswerFormat::read(body)?,
+            budget,
             marker: None,
             notes: Vec::new(),
         })
@@ -153,7 +183,8 @@ impl Generation {
     /// What the engine has to tell.
     pub(crate) fn event_detail(&self) -> EventDetail {
         EventDetail {
-            progress: self.stream.is_some() && self.choices == Choices::Vote,
+            progress: (self.stream.is_some() && self.choices == Choices::Vote)
+                || self.budget.is_some_and(|budget| budget.deadline.is_some()),
             latents: self.returned.thoughts || self.inspection.map.is_some(),
         }
     }
@@ -200,7 +231,6 @@ fn refuse_unsupported(body: Fields<'_>) -> Result<(), ApiError> {
     body.unsupported("repetition_penalty", |value| value.as_f64() == Some(1.0))?;
     body.unsupported("best_of", |value| value.as_u64() == Some(1))?;
     body.unsupported("suffix", |value| value.as_str() == Some(""))?;
-    body.unsupported("response_format", |value| value["type"].as_str() == Some("text"))?;
     body.unsupported("top_k", |value| matches!(value.as_i64(), Some(-1 | 0)))
 }
 

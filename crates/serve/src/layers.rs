@@ -8,9 +8,11 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use serde_json::json;
 
 use crate::error::ApiError;
 use crate::state::AppState;
+use crate::traces::{self, RequestTrace};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A client's id is kept if it is no longer than this.
@@ -32,9 +34,18 @@ pub(crate) async fn observe(
     // Only known paths are labels: others would make as many metrics as clients make up.
     let path = path.unwrap_or_else(|| "unknown".to_owned());
     let in_flight = InFlight::new(&state);
-    let mut response = next.run(request).await;
+    let trace = state.tracer.as_ref().map(|tracer| RequestTrace::start(tracer, request.headers()));
+    if let Some(trace) = &trace {
+        trace.set("http.request.method", json!(method));
+        trace.set("http.route", json!(path));
+        trace.set("request.id", json!(id.to_str().unwrap_or_default()));
+    }
+    let mut response = traces::with_trace(trace.clone(), next.run(request)).await;
     drop(in_flight);
     let status = response.status().as_u16();
+    if let Some(trace) = trace {
+        trace.set("http.response.status_code", json!(status));
+    }
     state.metrics.count_http(method, &path, status);
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     let id_text = id.to_str().unwrap_or_default();

@@ -10,26 +10,35 @@
 //! docs/serving.md describes every field, limit, metric and error.
 
 mod admin;
+mod answer_format;
 mod auth;
+mod budget;
 mod cors;
 mod error;
 mod fields;
+mod gateway;
 mod generation;
 mod inspection;
 mod layers;
 mod metrics;
 mod model_name;
 mod models;
+mod openapi;
+mod progress;
 mod prompts;
 mod reply;
 mod response;
+mod responses;
 mod routes;
 mod runs;
+mod score;
 mod server;
 mod state;
 mod stream;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod traces;
+mod upstream;
 mod web_ui;
 mod work;
 
@@ -42,6 +51,7 @@ use model::ModelError;
 pub use models::{LoadError, LoadedModel, ModelSource};
 pub use prompts::ChatTemplate;
 pub use server::{Server, run};
+pub use upstream::UpstreamOptions;
 
 /// How a server behaves; see docs/serving.md.
 #[derive(Clone, Debug)]
@@ -82,6 +92,10 @@ pub struct ServeOptions {
     pub chat_template: ChatTemplate,
     /// Log the texts of prompts.
     pub log_prompts: bool,
+    /// The base URL of an OpenTelemetry collector that gets the traces of requests.
+    pub otlp_endpoint: Option<String>,
+    /// Votes over completions of this server instead of a model's trajectories.
+    pub upstream: Option<UpstreamOptions>,
     /// A run directory, or a folder with such in it, to be looked at.
     pub runs: Option<PathBuf>,
 }
@@ -106,6 +120,8 @@ impl Default for ServeOptions {
             shutdown_timeout: Duration::from_secs(30),
             chat_template: ChatTemplate::Auto,
             log_prompts: false,
+            otlp_endpoint: None,
+            upstream: None,
             runs: None,
         }
     }
@@ -140,6 +156,18 @@ pub enum ServeError {
     /// The system gives no threads or signals.
     #[error("cannot start the server's threads: {0}")]
     Runtime(std::io::Error),
+    /// The upstream's address is not one of HTTP.
+    #[error("`{url}` is not the URL of a server; it begins with http:// or https://")]
+    Upstream {
+        /// What was given.
+        url: String,
+    },
+    /// The collector's address is not one of HTTP.
+    #[error("`{url}` is not the URL of a collector; it begins with http:// or https://")]
+    Collector {
+        /// What was given.
+        url: String,
+    },
     /// Two models have one name.
     #[error("two models are called `{name}`; give one of them another name")]
     DuplicateModel {

@@ -28,6 +28,11 @@ struct StreamLabels {
     end: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct UpstreamLabels {
+    status: String,
+}
+
 /// All metrics of a server.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -47,6 +52,8 @@ pub(crate) struct Metrics {
     pub(crate) generation_tokens: Counter,
     success: Family<FinishedLabels, Counter>,
     streams: Family<StreamLabels, Counter>,
+    upstream: Family<UpstreamLabels, Counter>,
+    pub(crate) dropped_spans: Counter,
 }
 
 /// From 1 ms to about 2 minutes.
@@ -74,6 +81,8 @@ impl Metrics {
             generation_tokens: Counter::default(),
             success: Family::default(),
             streams: Family::default(),
+            upstream: Family::default(),
+            dropped_spans: Counter::default(),
         };
         metrics.register();
         metrics
@@ -116,6 +125,10 @@ impl Metrics {
         registry.register("request_success", "choices by the reason of their end", success);
         let streams = self.streams.clone();
         registry.register("stream_ends", "streams by the way they ended", streams);
+        let upstream = self.upstream.clone();
+        registry.register("upstream_requests", "calls of the upstream by status", upstream);
+        let dropped = self.dropped_spans.clone();
+        registry.register("trace_spans_dropped", "spans that were not sent", dropped);
     }
 
     pub(crate) fn count_http(&self, method: &str, path: &str, status: u16) {
@@ -135,6 +148,11 @@ impl Metrics {
     /// `end` is completed, error or client_disconnected.
     pub(crate) fn count_stream(&self, end: &str) {
         self.streams.get_or_create(&StreamLabels { end: end.to_owned() }).inc();
+    }
+
+    /// `status` is an HTTP status, or timeout, unreachable or malformed.
+    pub(crate) fn count_upstream(&self, status: &str) {
+        self.upstream.get_or_create(&UpstreamLabels { status: status.to_owned() }).inc();
     }
 
     /// The text of a scrape.

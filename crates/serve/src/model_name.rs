@@ -26,13 +26,13 @@ pub(crate) fn read(models: &ModelPool, body: &mut Value) -> Result<Option<String
 
 /// What the suffix of a name says.
 #[derive(Debug, PartialEq, Eq)]
-struct NamedBudget {
+pub(crate) struct NamedBudget {
     rule: Option<Aggregator>,
     samples: Option<u64>,
 }
 
 impl NamedBudget {
-    fn parse(suffix: &str) -> Result<Self, ApiError> {
+    pub(crate) fn parse(suffix: &str) -> Result<Self, ApiError> {
         let wrong = || {
             let rules = Aggregator::ALL.map(Aggregator::name).join(", ");
             let message = format!(
@@ -51,7 +51,7 @@ impl NamedBudget {
         Ok(Self { rule, samples })
     }
 
-    fn write(&self, body: &mut Value) -> Result<(), ApiError> {
+    pub(crate) fn write(&self, body: &mut Value) -> Result<(), ApiError> {
         if self.samples.is_some() && !body["reasoning_effort"].is_null() {
             let message = "the model's name and reasoning_effort both say how many trajectories";
             return Err(ApiError::field("model", message));

@@ -21,12 +21,16 @@ use crate::admin;
 use crate::cors;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
+use crate::gateway;
 use crate::generation::Generation;
 use crate::layers;
 use crate::model_name;
 use crate::models::ServedModel;
+use crate::openapi;
 use crate::prompts::{ChatPrompt, PromptText, last_user_text, token_ids};
 use crate::response::{ApiKind, Envelope};
+use crate::responses;
+use crate::score;
 use crate::state::{AppState, unix_seconds};
 use crate::stream;
 use crate::web_ui;
@@ -42,6 +46,8 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/v1/models/{id}", get(model))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/score", post(score::score))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))
@@ -52,6 +58,8 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/runs/{*name}", get(run))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&state), layers::authorize))
         .route("/", get(web_ui::page))
+        .route("/docs", get(openapi::page))
+        .route("/openapi.json", get(openapi::json))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(|| async { ApiError::not_found("there is no such path") })
@@ -63,7 +71,7 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
 }
 
 /// The JSON of a body that arrives in time and is not too large.
-struct JsonBody(Value);
+pub(crate) struct JsonBody(pub(crate) Value);
 
 impl FromRequest<Arc<AppState>> for JsonBody {
     type Rejection = ApiError;
@@ -163,6 +171,9 @@ async fn chat_completions(
     State(state): App,
     JsonBody(mut body): JsonBody,
 ) -> Result<Response, ApiError> {
+    if let Some(upstream) = &state.upstream {
+        return gateway::chat(&state, upstream, body).await;
+    }
     let deadline = read_deadline(&state, &body)?;
     let selected = select_model(&state, &mut body, deadline).await?;
     let body = Fields::of_body(&body)?;
@@ -364,9 +375,13 @@ async fn run(State(state): App, name: PathText) -> Result<Response, ApiError> {
     Ok(web_ui::html(&*page, web_ui::RUN_POLICY))
 }
 
-async fn models(State(state): App) -> Response {
+async fn models(State(state): App) -> Result<Response, ApiError> {
+    if let Some(upstream) = &state.upstream {
+        let models = Arc::clone(upstream).models().await;
+        return Ok(ok(&models.map_err(|error| ApiError::upstream(&error))?));
+    }
     let models = state.models.names().map(|name| model_json(&state, name));
-    ok(&json!({ "object": "list", "data": models.collect::<Vec<_>>() }))
+    Ok(ok(&json!({ "object": "list", "data": models.collect::<Vec<_>>() })))
 }
 
 async fn model(State(state): App, id: PathText) -> Result<Response, ApiError> {

@@ -44,13 +44,16 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(ServeError::Runtime)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let shutdown = stop_signal()?;
         let server = Server::with_models(models, options).await?;
         listening(server.address()?);
         server.run(shutdown).await;
         Ok(())
-    })
+    });
+    // Calls of an upstream that nobody waits for any more must not hold up the end.
+    runtime.shutdown_timeout(DRAIN_INTERVAL);
+    served
 }
 
 /// Ends at the first SIGTERM or SIGINT from now on.

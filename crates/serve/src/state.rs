@@ -8,6 +8,8 @@ use crate::auth::ApiKeys;
 use crate::metrics::Metrics;
 use crate::models::ModelPool;
 use crate::runs::RunFolder;
+use crate::traces::Tracer;
+use crate::upstream::Upstream;
 use crate::{ServeError, ServeOptions};
 
 /// The server's state.
@@ -15,7 +17,13 @@ pub(crate) struct AppState {
     pub(crate) models: Arc<ModelPool>,
     pub(crate) options: ServeOptions,
     pub(crate) keys: ApiKeys,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Takes the spans of requests, where they are traced.
+    pub(crate) tracer: Option<Arc<Tracer>>,
+    /// The server whose completions are voted on, where this is a gateway.
+    pub(crate) upstream: Option<Arc<Upstream>>,
+    /// Completions of it that wait or run.
+    pub(crate) upstream_queued: AtomicUsize,
     /// Recorded runs that can be looked at.
     pub(crate) runs: Option<Arc<RunFolder>>,
     /// Seconds since 1970 at the start.
@@ -33,11 +41,19 @@ impl AppState {
         runs: Option<RunFolder>,
     ) -> Result<Self, ServeError> {
         let keys = ApiKeys::new(options.api_key.clone(), options.api_keys_file.clone())?;
+        let metrics = Arc::new(Metrics::new());
+        let upstream = options.upstream.clone();
+        let upstream = upstream.map(|options| Upstream::new(options, Arc::clone(&metrics)));
+        let tracer = options.otlp_endpoint.as_deref();
+        let tracer = tracer.map(|endpoint| Tracer::new(endpoint, Arc::clone(&metrics)));
         Ok(Self {
             models: Arc::new(models),
             options,
             keys,
-            metrics: Metrics::new(),
+            metrics,
+            tracer: tracer.transpose()?.map(Arc::new),
+            upstream: upstream.transpose()?.map(Arc::new),
+            upstream_queued: AtomicUsize::new(0),
             runs: runs.map(Arc::new),
             created: unix_seconds(),
             draining: AtomicBool::new(false),

@@ -24,6 +24,9 @@ pub struct ServeArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
+    pub upstream: UpstreamArgs,
+
+    #[command(flatten)]
     pub output: OutputArgs,
 }
 
@@ -87,6 +90,11 @@ pub struct HttpArgs {
     #[arg(long, value_name = "DIR")]
     pub runs: Option<PathBuf>,
 
+    /// Send traces of requests to this OpenTelemetry collector, as OTLP over HTTP in JSON: its base
+    /// URL, such as http://127.0.0.1:4318 [default: none]
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
     /// Lines of the log
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormat,
@@ -136,4 +144,30 @@ pub struct LimitArgs {
     /// Seconds that running requests have after SIGTERM or Ctrl-C
     #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "30")]
     pub shutdown_timeout: f64,
+}
+
+/// The server that a gateway asks.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Gateway")]
+pub struct UpstreamArgs {
+    /// Load no model, and vote over completions of this OpenAI-compatible server: the base URL of
+    /// its API, such as https://api.example.com/v1
+    #[arg(long, value_name = "URL")]
+    pub upstream: Option<String>,
+
+    /// The key that requests to the upstream carry; better set by LATENT_TTS_UPSTREAM_API_KEY
+    #[arg(long, value_name = "KEY", requires = "upstream")]
+    pub upstream_api_key: Option<String>,
+
+    /// The upstream's model for requests that name none
+    #[arg(long, value_name = "NAME", requires = "upstream")]
+    pub upstream_model: Option<String>,
+
+    /// Calls of the upstream at a time
+    #[arg(long, value_name = "COUNT", default_value = "32")]
+    pub upstream_concurrency: NonZeroUsize,
+
+    /// Seconds that one call of the upstream may take
+    #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "120")]
+    pub upstream_timeout: f64,
 }

@@ -11,10 +11,10 @@ use latent_tts::tensor::Precision;
 use latent_tts::{Device, EMBEDDED, Engine, ModelSelection, RewardModelChoice};
 use model::Config;
 use serde_json::json;
-use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions};
+use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions, UpstreamOptions};
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
+use crate::args::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 use crate::load::{load_models, select_models};
 use crate::printer::Printer;
 
@@ -36,6 +36,12 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> Result<ExitCode> {
 
 /// The model of `--model`, loaded, and those of `--add-model`, loaded when they are asked for.
 fn served_models(args: &ServeArgs, name: &str, printer: &Printer) -> Result<Vec<ModelSource>> {
+    if args.upstream.upstream.is_some() {
+        if args.model.model.is_some() || !args.http.add_model.is_empty() {
+            bail!("a gateway has no model of its own; leave out --upstream, or --model");
+        }
+        return Ok(Vec::new());
+    }
     let device = args.machine.device.open(printer)?;
     let selection = select_models(&args.model)?;
     let first = load_models(&selection, &device, printer)?;
@@ -134,8 +140,21 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         shutdown_timeout: seconds("--shutdown-timeout", limits.shutdown_timeout)?,
         chat_template: chat_template(http.chat_template.as_deref())?,
         log_prompts: http.log_prompts,
+        otlp_endpoint: http.otlp_endpoint.clone(),
+        upstream: upstream(&args.upstream)?,
         runs: http.runs.clone(),
     })
+}
+
+fn upstream(args: &UpstreamArgs) -> Result<Option<UpstreamOptions>> {
+    let Some(url) = args.upstream.clone() else { return Ok(None) };
+    Ok(Some(UpstreamOptions {
+        url,
+        api_key: args.upstream_api_key.clone(),
+        model: args.upstream_model.clone(),
+        concurrency: args.upstream_concurrency.get(),
+        timeout: seconds("--upstream-timeout", args.upstream_timeout)?,
+    }))
 }
 
 fn seconds(flag: &str, seconds: f64) -> Result<Duration> {

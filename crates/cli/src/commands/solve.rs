@@ -397,6 +397,7 @@ impl SolveReport<'_> {
             let why = match stopped.reason {
                 StopReason::Certain => "no further one can change the vote",
                 StopReason::Confident => "the lead is large enough",
+                StopReason::Deadline => "the deadline has passed",
             };
             let content = format!(
                 "after {} of {} trajectories: {why}",

@@ -74,6 +74,7 @@ impl TestServer {
                 sender.send(server.address().unwrap()).unwrap();
                 server.run(async { drop(stopped.await) }).await;
             });
+            runtime.shutdown_background();
         });
         let address = receiver.recv().unwrap();
         Self { address, stop: Some(stop), thread: Some(thread) }
