@@ -36,7 +36,7 @@ pub use layers::{parse, variable_of};
 pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
-pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
+pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 pub use sweep::{SweepArgs, SweepSamplerKind};
 pub use train::{
     KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,

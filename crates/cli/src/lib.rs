@@ -15,7 +15,6 @@ mod interrupt;
 mod load;
 mod memory;
 mod printer;
-mod range;
 mod settings;
 #[cfg(feature = "testkit")]
 pub mod testkit;

@@ -45,6 +45,7 @@ pub mod grade;
 mod loglikelihood;
 pub mod manifest;
 mod model;
+pub mod notes;
 mod sampling;
 mod source;
 pub mod sweep;
@@ -70,6 +71,7 @@ pub use loglikelihood::{Loglikelihood, loglikelihood};
 pub use model::{
     Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,
 };
+pub use notes::Note;
 pub use record::{self, Ablation, AblationKind};
 pub use report;
 pub use sampling::evaluation_params;

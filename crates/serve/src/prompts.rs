@@ -94,6 +94,13 @@ impl ChatPrompts {
     }
 }
 
+/// The text of the last user message of a body, where it is a plain text.
+pub(crate) fn last_user_text(body: Fields<'_>) -> Option<&str> {
+    let messages = body.list("messages").ok().flatten()?;
+    let last = messages.iter().rfind(|message| message["role"] == "user")?;
+    last["content"].as_str().map(str::trim)
+}
+
 /// The text of the last user message. Every other message is ignored, which `notes` report.
 fn last_question<'m>(messages: &'m [Value], notes: &mut Vec<String>) -> Option<&'m str> {
     let last = messages.iter().rposition(|message| message["role"] == "user")?;

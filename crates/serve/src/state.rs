@@ -4,23 +4,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use engine::Reasoner;
-use engine::scheduler::Scheduler;
-use serde_json::Value;
-
-use crate::ServeOptions;
+use crate::auth::ApiKeys;
 use crate::metrics::Metrics;
-use crate::prompts::ChatPrompts;
+use crate::models::ModelPool;
 use crate::runs::RunFolder;
+use crate::traces::Tracer;
+use crate::upstream::Upstream;
+use crate::{ServeError, ServeOptions};
 
 /// The server's state.
 pub(crate) struct AppState {
-    pub(crate) scheduler: Scheduler,
+    pub(crate) models: Arc<ModelPool>,
     pub(crate) options: ServeOptions,
-    pub(crate) metrics: Metrics,
-    pub(crate) chat: ChatPrompts,
-    /// What `/tokenizer_info` says.
-    pub(crate) tokenizer_info: Value,
+    pub(crate) keys: ApiKeys,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Takes the spans of requests, where they are traced.
+    pub(crate) tracer: Option<Arc<Tracer>>,
+    /// The server whose completions are voted on, where this is a gateway.
+    pub(crate) upstream: Option<Arc<Upstream>>,
+    /// Completions of it that wait or run.
+    pub(crate) upstream_queued: AtomicUsize,
     /// Recorded runs that can be looked at.
     pub(crate) runs: Option<Arc<RunFolder>>,
     /// Seconds since 1970 at the start.
@@ -33,28 +36,30 @@ pub(crate) struct AppState {
 
 impl AppState {
     pub(crate) fn new(
-        scheduler: Scheduler,
+        models: ModelPool,
         options: ServeOptions,
-        chat: ChatPrompts,
-        tokenizer_info: Value,
         runs: Option<RunFolder>,
-    ) -> Self {
-        Self {
-            scheduler,
+    ) -> Result<Self, ServeError> {
+        let keys = ApiKeys::new(options.api_key.clone(), options.api_keys_file.clone())?;
+        let metrics = Arc::new(Metrics::new());
+        let upstream = options.upstream.clone();
+        let upstream = upstream.map(|options| Upstream::new(options, Arc::clone(&metrics)));
+        let tracer = options.otlp_endpoint.as_deref();
+        let tracer = tracer.map(|endpoint| Tracer::new(endpoint, Arc::clone(&metrics)));
+        Ok(Self {
+            models: Arc::new(models),
             options,
-            metrics: Metrics::new(),
-            chat,
-            tokenizer_info,
+            keys,
+            metrics,
+            tracer: tracer.transpose()?.map(Arc::new),
+            upstream: upstream.transpose()?.map(Arc::new),
+            upstream_queued: AtomicUsize::new(0),
             runs: runs.map(Arc::new),
             created: unix_seconds(),
             draining: AtomicBool::new(false),
             active: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
-        }
-    }
-
-    pub(crate) fn reasoner(&self) -> &Reasoner {
-        self.scheduler.engine().reasoner()
+        })
     }
 
     pub(crate) fn is_draining(&self) -> bool {
