@@ -9,11 +9,13 @@
 //! engine and back. `web_ui` is the page at `/`, `runs` the recorded runs that it opens.
 //! docs/serving.md describes every field, limit, metric and error.
 
+mod chat_template;
 mod error;
 mod fields;
 mod generation;
 mod inspection;
 mod layers;
+pub mod metering;
 mod metrics;
 mod prompts;
 mod reply;
@@ -34,6 +36,7 @@ use std::time::Duration;
 
 use model::ModelError;
 
+pub use chat_template::JinjaTemplate;
 pub use prompts::ChatTemplate;
 pub use server::{Server, run};
 
