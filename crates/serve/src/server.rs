@@ -26,6 +26,8 @@ use crate::{ServeError, ServeOptions};
 /// Headers of a request, and bytes of its head.
 const MAX_HEADERS: usize = 64;
 const MAX_HEAD_BYTES: usize = 64 << 10;
+/// How long threads have to end after the connections are closed, those that make pages among them.
+const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a drain looks whether requests are left; also the pause after a failed accept.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -46,13 +48,16 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(ServeError::Runtime)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let shutdown = stop_signal()?;
         let server = Server::bind(engine, files, options).await?;
         listening(server.address()?);
         server.run(shutdown).await;
         Ok(())
-    })
+    });
+    // A thread that reads from a disk which does not answer must not keep the process.
+    runtime.shutdown_timeout(THREADS_TIMEOUT);
+    served
 }
 
 /// Ends at the first SIGTERM or SIGINT from now on.
