@@ -483,7 +483,8 @@ pub struct CorpusArgs {
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// The file to write, replaced if it exists [default: standard output]
+    /// The file to write, replaced if it exists: an array, or one problem a line if its name ends
+    /// in .jsonl [default: an array on standard output]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

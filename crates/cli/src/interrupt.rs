@@ -42,15 +42,21 @@ enum OnSignal {
 struct SignalListener {
     guard: InterruptGuard,
     on_signal: Mutex<OnSignal>,
-    /// Set when a file has reached the limit of file sizes.
-    file_limit: Arc<AtomicBool>,
 }
+
+/// Set when a file has reached the limit of file sizes.
+static FILE_LIMIT: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 static LISTENER: OnceLock<SignalListener> = OnceLock::new();
 
 /// Begins to listen for signals; the first one ends the process with the command that resumes it.
 pub fn listen() -> Result<()> {
     listener().map(drop)
+}
+
+/// Whether the command can be resumed, and therefore listens for signals.
+pub fn is_listening() -> bool {
+    LISTENER.get().is_some()
 }
 
 fn listener() -> Result<&'static SignalListener> {
@@ -60,7 +66,6 @@ fn listener() -> Result<&'static SignalListener> {
     let listener = LISTENER.get_or_init(|| SignalListener {
         guard: InterruptGuard(Arc::default()),
         on_signal: Mutex::new(OnSignal::Exit(message("interrupted"))),
-        file_limit: Arc::default(),
     });
     listener.start()?;
     Ok(listener)
@@ -73,20 +78,38 @@ pub fn message(what: &str) -> String {
 
 /// Whether a write has failed because of a limit of file sizes.
 pub fn file_limit_reached() -> bool {
-    LISTENER.get().is_some_and(|listener| listener.file_limit.load(Ordering::Relaxed))
+    FILE_LIMIT.get().is_some_and(|reached| reached.load(Ordering::Relaxed))
+}
+
+/// Makes a write beyond the limit of file sizes an error, which is reported and leaves no temporary
+/// file, in place of a signal that ends the process.
+#[cfg(unix)]
+pub fn report_file_limit() -> Result<()> {
+    use anyhow::Context;
+    use signal_hook::consts::SIGXFSZ;
+
+    // Where it is ignored, the write that exceeds the limit is an error like any other.
+    if !is_ignored(SIGXFSZ) {
+        let reached = FILE_LIMIT.get_or_init(Arc::default);
+        signal_hook::flag::register(SIGXFSZ, Arc::clone(reached))
+            .context("cannot listen for signals")?;
+    }
+    Ok(())
+}
+
+/// Other systems have no such limit.
+#[cfg(not(unix))]
+pub fn report_file_limit() -> Result<()> {
+    Ok(())
 }
 
 impl SignalListener {
     #[cfg(unix)]
     fn start(&'static self) -> Result<()> {
         use anyhow::Context;
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
         let failed = "cannot listen for Ctrl-C";
-        // Where it is ignored, the write that exceeds the limit is an error like any other.
-        if !is_ignored(SIGXFSZ) {
-            signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
-        }
         let mut handled = vec![SIGINT, SIGTERM];
         if !is_ignored(SIGHUP) {
             handled.push(SIGHUP);
@@ -127,7 +150,12 @@ impl SignalListener {
             }
             OnSignal::Exit(message) => {
                 let (guard, message) = (self.guard.clone(), message.clone());
-                std::thread::spawn(move || guard.uninterrupted(|| exit_interrupted(&message)));
+                let exit = move || guard.uninterrupted(|| exit_interrupted(&message));
+                if std::thread::Builder::new().spawn(exit).is_err() {
+                    // Without a thread that waits for the end of a record, a record may be cut;
+                    // a resumed run drops it.
+                    std::process::exit(i32::from(INTERRUPTED));
+                }
             }
         }
     }

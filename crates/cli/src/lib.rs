@@ -42,6 +42,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         cli.command,
         Command::Eval(_) | Command::Sweep(_) | Command::Annotate(_) | Command::Train(_)
     );
+    interrupt::report_file_limit()?;
     if resumable {
         interrupt::listen()?;
     }
@@ -89,7 +90,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
     }
     printer::print_error(error);
-    if interrupt::file_limit_reached() {
+    if interrupt::file_limit_reached() && interrupt::is_listening() {
         printer::stderr_line(&interrupt::message("a file has reached the limit of file sizes"));
         return ExitCode::from(interrupt::INTERRUPTED);
     }

@@ -17,6 +17,32 @@ fn values_of(file: &[u8]) -> &[u8] {
     &file[8 + header as usize..]
 }
 
+/// The part file of a finished one: the values, and a CRC-32 after those of each sample.
+fn part_of(file: &[u8]) -> Vec<u8> {
+    let values = values_of(file);
+    let header: Value = serde_json::from_slice(&file[8..file.len() - values.len()]).unwrap();
+    let tensors = header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__");
+    let mut ends: Vec<(&str, usize)> = Vec::new();
+    for (name, tensor) in tensors {
+        let end = tensor["data_offsets"][1].as_u64().unwrap() as usize;
+        let sample = name.trim_end_matches(".greedy");
+        match ends.last_mut() {
+            Some((last, last_end)) if *last == sample => *last_end = end,
+            _ => ends.push((sample, end)),
+        }
+    }
+    let mut start = 0;
+    let mut part = Vec::new();
+    for (_, end) in ends {
+        let mut checksum = record::files::Checksum::new();
+        checksum.update(&values[start..end]);
+        part.extend(&values[start..end]);
+        part.extend(checksum.finalize().to_le_bytes());
+        start = end;
+    }
+    part
+}
+
 #[test]
 fn latents_are_finished_from_what_is_there_or_refused() {
     let sandbox = CliSandbox::new();
@@ -31,7 +57,7 @@ fn latents_are_finished_from_what_is_there_or_refused() {
         let (done, part) = (format!("{run}/latents.safetensors"), format!("{run}/latents.part"));
         let whole = sandbox.read(&done);
         // The process ended after the last sample and before the file had its name.
-        sandbox.write(&part, values_of(&whole));
+        sandbox.write(&part, part_of(&whole));
         fs::remove_file(sandbox.path(&done)).unwrap();
         with(&["--resume"]).refused(&["latents.part", "keeps its thoughts", "--latents"]);
         with(&["--latents", "--resume"]).ok();
@@ -231,6 +257,18 @@ fn records_of_another_run_are_not_this_runs() {
         sandbox.write("run/latents.safetensors", sandbox.read(&format!("{foreign}/{latents}")));
         resumed().refused(&["latents.safetensors", "--overwrite"]);
         sandbox.run(&["report", "run"]).refused(&["latents.safetensors", "another run"]);
+    }
+    let header = own_latents.len() - values_of(&own_latents).len();
+    let mut flipped = own_latents.clone();
+    flipped[header + 7] ^= 1;
+    let mut infinite = own_latents.clone();
+    infinite[header..header + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    let mut huge = own_latents.clone();
+    huge[header..header + 4].copy_from_slice(&3.4e38_f32.to_le_bytes());
+    for damaged in [flipped, infinite, huge] {
+        sandbox.write("run/latents.safetensors", damaged);
+        resumed().refused(&["latents.safetensors", "tensor 0.0", "--overwrite"]);
+        sandbox.run(&["report", "run"]).refused(&["latents.safetensors", "tensor 0.0"]);
     }
     sandbox.write("run/latents.safetensors", &own_latents);
     resumed().ok();

@@ -4,7 +4,6 @@
 //! its errors. A file is identified by its path under [`ModelFiles::path`]; the paths of embedded
 //! files, and of the texts that a GGUF file is read as, exist in messages only.
 
-use std::fs::File;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
@@ -168,7 +167,8 @@ impl ModelFiles {
             Self::Embedded(embedded) => return embedded.get(file).map(FileBytes::Static),
             Self::Adapter(adapter) => return adapter.files.map(file),
             Self::Directory(_) | Self::Gguf(_) => {
-                File::open(file).map_err(|e| ModelError::io(file, e))?
+                // Opening a pipe waits for its writer.
+                record::files::open_regular(file).map_err(|e| ModelError::io(file, e))?
             }
         };
         // SAFETY: the map is read-only and private to the checkpoint. Like every reader of mapped

@@ -12,7 +12,6 @@
 //! `log.jsonl` and `evals.jsonl` hold no clock: a killed and resumed training ends with the bytes
 //! of an uninterrupted one.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +25,8 @@ use crate::sample::Validate;
 
 /// The directory of a training's records, inside the directory of its model.
 pub const TRAINING_DIR: &str = "training";
+/// The file of a training's state, in its directory of records. Its content is the trainer's.
+pub const STATE_FILE: &str = "state.safetensors";
 const LOG_FILE: &str = "log.jsonl";
 const EVALS_FILE: &str = "evals.jsonl";
 const TIMINGS_FILE: &str = "timings.jsonl";
@@ -176,7 +177,7 @@ impl TrainingDir {
     /// The settings, or null if they were not recorded.
     pub fn settings(&self) -> Result<Value, RecordError> {
         let path = self.settings_file();
-        match fs::read(&path) {
+        match crate::files::read_regular(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|source| RecordError::Json {
                 path,
                 line: source.line(),
@@ -198,6 +199,8 @@ fn read_lines<T: DeserializeOwned + Validate>(path: &Path) -> Result<Vec<T>, Rec
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use serde_json::json;
 

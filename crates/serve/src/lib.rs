@@ -13,6 +13,7 @@ mod admin;
 mod answer_format;
 mod auth;
 mod budget;
+mod chat_template;
 mod cors;
 mod error;
 mod fields;
@@ -20,6 +21,7 @@ mod gateway;
 mod generation;
 mod inspection;
 mod layers;
+pub mod metering;
 mod metrics;
 mod model_name;
 mod models;
@@ -48,6 +50,7 @@ use std::time::Duration;
 
 use model::ModelError;
 
+pub use chat_template::JinjaTemplate;
 pub use models::{LoadError, LoadedModel, ModelSource};
 pub use prompts::ChatTemplate;
 pub use server::{Server, run};

@@ -25,6 +25,8 @@ use crate::{ServeError, ServeOptions};
 /// Headers of a request, and bytes of its head.
 const MAX_HEADERS: usize = 64;
 const MAX_HEAD_BYTES: usize = 64 << 10;
+/// How long threads have to end after the connections are closed, those that make pages among them.
+const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a drain looks whether requests are left; also the pause after a failed accept.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -51,8 +53,8 @@ pub fn run(
         server.run(shutdown).await;
         Ok(())
     });
-    // Calls of an upstream that nobody waits for any more must not hold up the end.
-    runtime.shutdown_timeout(DRAIN_INTERVAL);
+    // A call of an upstream, or a disk that does not answer, must not keep the process.
+    runtime.shutdown_timeout(THREADS_TIMEOUT);
     served
 }
 

@@ -398,8 +398,8 @@ fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainErr
 
 /// Reads a JSON file.
 pub fn read_json(path: &Path) -> Result<Value, TrainError> {
-    let text =
-        std::fs::read(path).map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
+    let text = record::files::read_regular(path)
+        .map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
     serde_json::from_slice(&text)
         .map_err(|e| TrainError::BadFile { path: path.to_owned(), reason: e.to_string() })
 }

@@ -30,7 +30,7 @@ use state::TrainState;
 pub use divergence::Divergence;
 pub use memory::TrainMemory;
 pub(crate) use memory::check_new_model;
-pub use state::STATE_FILE;
+pub use state::check_state;
 
 /// The name under which [`TrainTask::accumulate_gradients`] counts examples. Counts are added up
 /// over the micro-batches of a step; all other entries are losses and are averaged.

@@ -568,6 +568,11 @@ pub struct TrainingArgs {
     #[arg(long)]
     pub resume: bool,
 
+    /// Replace the model in --out: its weights, configuration, tokenizer and training state are
+    /// removed
+    #[arg(long, conflicts_with = "resume")]
+    pub overwrite: bool,
+
     /// With --resume: go on with another --lr, --warmup, --floor, --weight-decay, --beta2 or --clip
     /// than before
     #[arg(long, requires = "resume")]

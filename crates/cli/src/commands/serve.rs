@@ -169,8 +169,10 @@ fn chat_template(given: Option<&Path>) -> Result<ChatTemplate> {
         None | Some("auto") => Ok(ChatTemplate::Auto),
         Some("family") => Ok(ChatTemplate::Family),
         Some(file) => {
-            let text = std::fs::read_to_string(file);
+            let text = record::files::read_regular(Path::new(file));
             let text = text.with_context(|| format!("cannot read the chat template {file}"))?;
+            let text = String::from_utf8(text)
+                .with_context(|| format!("the chat template {file} is not UTF-8"))?;
             Ok(ChatTemplate::Jinja(text))
         }
     }

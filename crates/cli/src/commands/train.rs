@@ -6,21 +6,22 @@ mod reasoner;
 mod reward;
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
+use model::ModelFiles;
 use model::save::SaveDtype;
-use record::{DirLock, EvalRecord, TrainingDir};
+use record::files::ExistingModel;
+use record::{EvalRecord, TrainingDir};
 use serde_json::{Map, Value, json};
 use tensor::Device;
 use train::schedule::{LrSchedule, Optimizer};
 use train::trainer::{
-    KeepPolicy, STATE_FILE, TrainConfig, TrainMemory, TrainOutcome, TrainSettings, TrainTask,
-    Trainer,
+    KeepPolicy, TrainConfig, TrainMemory, TrainOutcome, TrainSettings, TrainTask, Trainer,
 };
 
 use crate::args::{DeviceArgs, DtypeKind, KeepKind, StoredDtypeKind, TrainCommand, TrainingArgs};
@@ -37,21 +38,15 @@ pub fn run(command: &TrainCommand) -> Result<ExitCode> {
 }
 
 /// The trainer's configuration; `settings` holds every setting that determines the trained weights.
-fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Result<TrainConfig> {
+fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> TrainConfig {
     let dir = out.join(record::TRAINING_DIR);
-    if dir.join(STATE_FILE).exists() && !args.resume {
-        bail!(
-            "{}: holds a training already; pass --resume to go on with it, or another --out",
-            out.display()
-        );
-    }
     let schedule = LrSchedule {
         peak: args.lr,
         warmup: args.warmup.steps(args.steps.get()),
         steps: args.steps.get(),
         floor: args.floor,
     };
-    Ok(TrainConfig {
+    TrainConfig {
         optimizer: Optimizer {
             schedule,
             betas: (0.9, args.beta2),
@@ -72,15 +67,26 @@ fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Res
         max_loss_ratio: (args.max_loss_ratio > 0.0).then_some(args.max_loss_ratio),
         settings,
         change_optimizer: args.change_optimizer,
-    })
+    }
 }
 
-/// Locks the directory of a training, and removes the temporary files of one that was killed.
-fn lock_out(out: &Path) -> Result<DirLock> {
-    let lock = record::lock_dir(out)?;
-    let dir = out.join(record::TRAINING_DIR);
-    record::files::remove_strays(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    Ok(lock)
+/// What the flags say about a model that is in `--out` already.
+fn existing_model(args: &TrainingArgs) -> ExistingModel {
+    match (args.resume, args.overwrite) {
+        (true, _) => ExistingModel::Resume,
+        (_, true) => ExistingModel::Overwrite,
+        _ => ExistingModel::Refuse,
+    }
+}
+
+/// The paths of models, those below an adapter included.
+fn model_paths<'a>(models: impl IntoIterator<Item = &'a ModelFiles>) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for model in models {
+        let on_disk = model.chain()?.into_iter().filter(|m| !matches!(m, ModelFiles::Embedded(_)));
+        paths.extend(on_disk.map(|model| model.path().to_owned()));
+    }
+    Ok(paths)
 }
 
 fn weight_dtype(dtype: StoredDtypeKind) -> SaveDtype {

@@ -11,17 +11,19 @@ use clap::ValueEnum;
 use corpus::{self, Split};
 use latent_tts::{data_file, file_fingerprint, files_over};
 use model::{ModelFiles, Tokenizer};
+use record::files::{ExistingModel, InputPaths, ModelDir};
 use serde_json::{Value, json};
 use train::curriculum::{Curriculum, Removal};
 use train::data_loader::{ExampleMixture, ExampleSource};
 use train::methods::{latent_sft, rot};
 use train::model_dir::{self, AdapterStart, ModelInit, ScratchShape, TuningSpec};
 use train::reasoner::{MethodSpec, ReasonerTraining, StepDecoderSpec};
+use train::trainer::check_state;
 use train::vocabulary;
 
 use super::{
-    Destination, data, lock_out, open_device, run_training, train_config, train_settings,
-    weight_dtype,
+    Destination, data, existing_model, model_paths, open_device, run_training, train_config,
+    train_settings, weight_dtype,
 };
 use crate::args::values::WeightedData;
 use crate::args::{MethodKind, PresetKind, ReasonerArgs, ReasonerMode, RemovalKind};
@@ -32,9 +34,15 @@ use crate::printer::Printer;
 pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
     check(args)?;
+    let inputs = inputs(args)?;
+    let existing = existing_model(training);
+    ModelDir::check(&args.out, &inputs.paths, existing)?;
     let method = method(args)?;
-    let settings = train_settings(model_settings(args, &method), training, inputs(args)?);
-    let train_config = train_config(training, &args.out, settings)?;
+    let settings = train_settings(model_settings(args, &method), training, inputs.digest);
+    let train_config = train_config(training, &args.out, settings);
+    if existing == ExistingModel::Resume {
+        check_state(&train_config)?;
+    }
     let (source, held_out) = (training_data(args)?, held_out(args)?);
     data::check(args, &source, &held_out, printer)?;
     let device = open_device(&args.device, printer)?;
@@ -54,7 +62,7 @@ pub(super) fn run(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
         dtype: weight_dtype(training.save_dtype),
     };
     let usage = method.usage();
-    let _lock = lock_out(&args.out)?;
+    let _dir = ModelDir::claim(&args.out, &inputs.paths, existing)?;
     let mut model = model_dir::init_model(&device, &init, &args.out, usage, &tuning)?;
     model.decoder.set_recompute(training.recompute);
     printer.warnings(&model.initial.warnings);
@@ -92,14 +100,21 @@ fn next_command(args: &ReasonerArgs) -> String {
     }
 }
 
-/// The digest of the files that are read: the initial model's and the data's.
-fn inputs(args: &ReasonerArgs) -> Result<String> {
+/// The files that are read: those of the initial model and of the data.
+struct TrainInputs {
+    paths: InputPaths,
+    digest: String,
+}
+
+fn inputs(args: &ReasonerArgs) -> Result<TrainInputs> {
     let init = initial_files(args)?;
     let data = args.data.iter().filter_map(WeightedData::file);
-    let data =
+    let mut data =
         data.map(|file| data_file(&file.to_string_lossy())).collect::<Result<Vec<_>, _>>()?;
-    let data = data.iter().chain(&args.held_out).map(PathBuf::as_path);
-    Ok(file_fingerprint(&init, data)?)
+    data.extend(args.held_out.clone());
+    let digest = file_fingerprint(&init, data.iter().map(PathBuf::as_path))?;
+    let paths = model_paths(&init)?.into_iter().chain(data).collect();
+    Ok(TrainInputs { paths, digest })
 }
 
 /// The files of `--init`.

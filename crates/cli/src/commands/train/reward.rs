@@ -9,6 +9,7 @@ use latent_tts::{file_fingerprint, files_over};
 use model::config::ReferenceRecord;
 use model::source::InitialWeights;
 use model::{Checkpoint, DecoderTuning, LmHead, ModelFiles, Tokenizer, TrainableDecoder, adapter};
+use record::files::{ExistingModel, InputPaths, ModelDir};
 use serde_json::{Value, json};
 use train::annotate::Annotations;
 use train::digit_head::DigitHead;
@@ -18,10 +19,11 @@ use train::reward::RewardTask;
 use train::reward_step::{
     DigitHeads, OutcomeHead, RewardHeadKind, RewardTrainStep, TrainableRewardHead,
 };
-use train::trainer::TrainTask;
+use train::trainer::{TrainTask, check_state};
 
 use super::{
-    Destination, lock_out, open_device, run_training, train_config, train_settings, weight_dtype,
+    Destination, existing_model, model_paths, open_device, run_training, train_config,
+    train_settings, weight_dtype,
 };
 use crate::args::{ObjectiveKind, RewardArgs, ScoreHeadKind};
 use crate::interrupt::shell_quoted;
@@ -30,6 +32,10 @@ use crate::printer::Printer;
 /// Runs `train reward`.
 pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let training = &args.training;
+    ensure!(
+        args.objective != ObjectiveKind::Untrained || !training.resume,
+        "--objective untrained has no training to resume; leave --resume out"
+    );
     let annotations =
         args.annotations.iter().map(|dir| Annotations::open(dir)).collect::<Result<Vec<_>, _>>()?;
     let held_out = args.held_out.as_deref().map(Annotations::open).transpose()?;
@@ -38,10 +44,17 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let init = args.init.as_ref().map(|init| files_over(init, base)).transpose()?;
     let reference = Reference::of(args, &reasoner)?;
     let models = [Some(&reasoner), init.as_ref(), reference.as_ref().map(Reference::files)];
-    let data = args.annotations.iter().chain(&args.held_out).map(PathBuf::as_path);
-    let inputs = file_fingerprint(models.into_iter().flatten(), data)?;
+    let data = args.annotations.iter().chain(&args.held_out);
+    let existing = existing_model(training);
+    let paths = model_paths(models.into_iter().flatten())?;
+    let paths: InputPaths = paths.iter().chain(data.clone()).collect();
+    ModelDir::check(&args.out, &paths, existing)?;
+    let inputs = file_fingerprint(models.into_iter().flatten(), data.map(PathBuf::as_path))?;
     let settings = train_settings(model_settings(args), training, inputs);
-    let train_config = train_config(training, &args.out, settings)?;
+    let train_config = train_config(training, &args.out, settings);
+    if existing == ExistingModel::Resume {
+        check_state(&train_config)?;
+    }
     let device = open_device(&args.device, printer)?;
     printer.note(&format!("on {}", device.describe()));
     let checkpoint = Checkpoint::open(init.as_ref().unwrap_or(&reasoner))?;
@@ -119,7 +132,7 @@ pub(super) fn run(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     if args.objective != ObjectiveKind::Untrained {
         check_labels(args, &task.annotations)?;
     }
-    let _lock = lock_out(&args.out)?;
+    let _dir = ModelDir::claim(&args.out, &paths, existing)?;
     if args.objective == ObjectiveKind::Untrained {
         write_files()?;
         task.save()?;
