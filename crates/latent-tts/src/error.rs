@@ -10,6 +10,7 @@ use model::hub::HubError;
 use record::RecordError;
 use report::ReportError;
 use tensor::DeviceError;
+use train::TrainError;
 use train::annotate::AnnotationError;
 
 /// Every way in which a call of this library fails.
@@ -65,6 +66,17 @@ pub enum Error {
     /// Annotations were written with other files.
     #[error("a file of the model or the data is not what it was: {0}")]
     AnnotatedInputsChanged(AnnotationError),
+
+    /// A training cannot start or continue.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+
+    /// The directory of a training holds one already.
+    #[error("{}: holds a training already; resume it, or write to another directory", dir.display())]
+    TrainingExists {
+        /// The directory.
+        dir: PathBuf,
+    },
 
     /// Metrics or the report could not be made.
     #[error(transparent)]

@@ -220,7 +220,7 @@ fn check_adamw_steps(golden: &GoldenDump, device: &Device, dir: &Path) -> Result
     let (mut reward_model, examples) = (load_reward_model(device, dir)?, reward_examples(golden)?);
     let steps = adamw.losses.len() as u32;
     let optimizer = Optimizer {
-        schedule: LrSchedule { peak: adamw.lr, warmup: 0, steps, floor: 1.0 },
+        schedule: LrSchedule { peak: adamw.lr, warmup: 0, steps, min_ratio: 1.0 },
         betas: adamw.betas,
         eps: adamw.eps,
         weight_decay: adamw.weight_decay,
