@@ -71,6 +71,13 @@ pub enum Error {
     #[error(transparent)]
     Train(#[from] TrainError),
 
+    /// A reference dump is incomplete, or does not fit its models.
+    #[error("{reason}")]
+    Dump {
+        /// What is wrong, and where.
+        reason: String,
+    },
+
     /// The directory of a training holds one already.
     #[error("{}: holds a training already; resume it, or write to another directory", dir.display())]
     TrainingExists {

@@ -51,6 +51,7 @@ mod options;
 mod source;
 pub mod sweep;
 pub mod training;
+pub mod verify;
 
 pub use ::model::hub;
 pub use ablation::Ablator;

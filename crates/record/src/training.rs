@@ -287,7 +287,9 @@ mod tests {
         }
         let damaged = json!({ "step": 0, "loss": "two", "rate": 0, "norm": 0 });
         fs::write(training.join(LOG_FILE), format!("{damaged}\n")).unwrap();
-        let error = TrainingDir::new(training).steps().unwrap_err().to_string();
-        assert!(error.contains("loss is not a number"), "{error}");
+        let error = TrainingDir::new(training).steps().unwrap_err();
+        assert!(error.to_string().contains("log.jsonl:1"), "{error}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("loss is not a number"), "{source}");
     }
 }

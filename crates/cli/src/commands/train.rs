@@ -96,7 +96,8 @@ fn with_flags(error: Error) -> anyhow::Error {
 /// A text with `--flag` in place of every `option` in backticks.
 fn flags_for_options(text: &str) -> String {
     let is_option = |part: &str| {
-        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        !part.is_empty() && part.bytes().all(is_part)
     };
     let mut parts = text.split('`');
     let mut flags = parts.next().unwrap_or_default().to_owned();
@@ -180,8 +181,8 @@ mod tests {
 
     #[test]
     fn options_in_backticks_become_flags() {
-        let text = "`min_speed` 3 is above `max_speed` 2; see `annotate --help` and a ` alone";
-        let flags = "--min-speed 3 is above --max-speed 2; see `annotate --help` and a ` alone";
+        let text = "`min_speed` 3 is above `beta2` 2; see `annotate --help` and a ` alone";
+        let flags = "--min-speed 3 is above --beta2 2; see `annotate --help` and a ` alone";
         assert_eq!(flags_for_options(text), flags);
     }
 }

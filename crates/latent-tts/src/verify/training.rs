@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use latent_tts::engine::family::CODI_PROJECTOR;
+use engine::family::CODI_PROJECTOR;
 use model::names::{TensorRole, classify};
 use model::{Checkpoint, LmHead, ModelFiles, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
@@ -17,6 +16,7 @@ use train::schedule::{LrSchedule, Optimizer};
 use train::tokenized_example::TokenizedExample;
 
 use super::checks::GoldenCheck;
+use super::failure::{Context, Result};
 use super::golden::{GoldenDump, GoldenTensors, GoldenTraining};
 
 /// Relative tolerance of losses.
