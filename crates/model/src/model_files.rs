@@ -1,4 +1,4 @@
-//! The files of a model: a directory on disk, one GGUF file, bytes embedded in the program, or bytes
+//! The files of a model: a directory on disk, one GGUF file, or bytes embedded in the program or
 //! in memory.
 //!
 //! All reading of checkpoints goes through [`ModelFiles`], so the sources share one code path and

@@ -34,8 +34,9 @@ pub enum Removal {
         /// Share of examples with a uniform number of removed steps.
         uniform_prob: f64,
     },
-    /// COCONUT's stages: stage k removes k steps and adds `thoughts_per_step` thoughts for each; the
-    /// last stage removes all steps. Stages are equally long up to `end`; the last takes the rest.
+    /// COCONUT's stages: stage k removes k steps and adds `thoughts_per_step` thoughts for each;
+    /// the last stage removes all steps. Stages are equally long up to `end`, and the last takes
+    /// the rest.
     Stages {
         /// Stages after stage 0 with a fixed number of removed steps.
         stages: usize,
