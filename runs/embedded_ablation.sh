@@ -22,8 +22,8 @@ wait
 learn() { # NAME flags...
     local name=$1
     shift
-    "$bin" train reward --model "$reasoner" --held-out "$work/valid" --out "$work/rm-$name" --head linear --digits 0 --steps "$steps" \
-        --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --save-dtype bf16 "$@" 2>&1 | grep -E "after|error" | sed "s/^/$name: /"
+    "$bin" train reward --model "$reasoner" --held-out "$work/valid" --out "$work/rm-$name" --head linear --digit-loss-weight 0 --steps "$steps" \
+        --batch 128 --lr 5e-4 --warmup 100 --min-lr-ratio 0.02 --dropout 0.1 --save-dtype bf16 "$@" 2>&1 | grep -E "after|error" | sed "s/^/$name: /"
     for split in test hard ood; do
         "$bin" eval --model "$reasoner" --reward-model "$work/rm-$name" --data "$work/$split.json" --out "$work/$name-$split" --max-new-tokens 12 \
             --samples 64 --seeds 3 --dropout-p 0.1 --memory 8GiB --aggregate majority,weighted,normalized,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||

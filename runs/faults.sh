@@ -265,11 +265,11 @@ little() {
 try 2 'little address space' '= exit codes[^=]*: ((0|2|127) ?)+$' 'little 2>&1 | grep "^= "'
 
 # 3. Numbers that are not finite.
-try 3 'train reward --lr nan' 'exit 2 .*invalid value' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 4 --threads 1 --quiet --lr nan; edit finite new/model.safetensors'
-for flag in '--clip nan' '--floor 2' '--floor 1e30' '--weight-decay nan' '--beta2 1' '--beta2 5' '--beta2 nan' '--digits nan'; do
+try 3 'train reward --lr nan' 'exit 2 .*--lr must be' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 4 --threads 1 --quiet --lr nan; edit finite new/model.safetensors'
+for flag in '--clip nan' '--min-lr-ratio 2' '--min-lr-ratio 1e30' '--weight-decay nan' '--beta2 1' '--beta2 5' '--beta2 nan' '--digit-loss-weight nan'; do
     try 3 "train reasoner $flag" "exit 2 .*${flag% *}" 'tts train reasoner --out new --steps 1 "${few[@]}" '"$flag"
 done
-try 3 'train reward --late nan' 'exit 2 .*--late' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 2 --threads 1 --quiet --late nan'
+try 3 'train reward --last-step-weight nan' 'exit 2 .*--last-step-weight' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 2 --threads 1 --quiet --last-step-weight nan'
 
 # 4. Hangs.
 try 4 '--threads 2000' 'exit 2 .*threads' 'tts eval --model tiny --data data.json --samples 2 --max-new-tokens 4 --no-report --quiet --threads 2000'

@@ -74,9 +74,9 @@ judge() { # REASONER P
         --thoughts-dtype bf16 --memory 10GiB --out "$work/labels-$1" -q
     "$binary" annotate --model "$work/$1" --data "$work/valid.json" --labels final --trajectories 8 --max-new-tokens 12 --dropout-p "$2" \
         --thoughts-dtype bf16 --memory 10GiB --out "$work/labels-$1-valid" -q
-    "$binary" train reward --model "$work/$1" --init "$work/$1" --reference reasoner --reads-answers --objective pairwise --digits 0.9 \
+    "$binary" train reward --model "$work/$1" --init "$work/$1" --reference reasoner --reads-answers --objective pairwise --digit-loss-weight 0.9 \
         --annotations "$work/labels-$1" --held-out "$work/labels-$1-valid" --out "$work/judge-$1" --steps "$steps" --batch 128 --lr 5e-4 \
-        --warmup 100 --floor 0.02 --dropout 0.1 --keep last --save-dtype bf16 2>&1 | sed "s/^/$1: /"
+        --warmup 100 --min-lr-ratio 0.02 --dropout 0.1 --keep last --save-dtype bf16 2>&1 | sed "s/^/$1: /"
 }
 
 judges() {

@@ -39,14 +39,14 @@ learn() { # NAME ANNOTATIONS flags...
     done
 }
 # Rates and steps as for the ablation (embedded_ablation.sh), whose model is this small one; then the published ones.
-rates=(--steps "$steps" --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1)
+rates=(--steps "$steps" --batch 128 --lr 5e-4 --warmup 100 --min-lr-ratio 0.02 --dropout 0.1)
 # Ten epochs of the problems that are kept, 256 at a time.
 kept=$(sed -n 's/^m128: \([0-9,]*\) of .*/\1/p' "$out/labels.txt" | tr -d ,)
 {
     learn m128 m128 "${rates[@]}" &
     learn m4 m4 "${rates[@]}" &
     learn m4-eightfold m4-eightfold "${rates[@]}" &
-    learn published m128 --steps $((10 * kept / 256 + 1)) --warmup 0 --floor 1 &
+    learn published m128 --steps $((10 * kept / 256 + 1)) --warmup 0 --min-lr-ratio 1 &
     wait
 } | tee "$out/training.txt"
 for split in test hard ood; do

@@ -33,15 +33,11 @@ pub use common::{
     TooLongKind,
 };
 pub use layers::{parse, variable_of};
-pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
 pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 pub use sweep::{SweepArgs, SweepSamplerKind};
-pub use train::{
-    KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
-    ScoreHeadKind, TrainCommand, TrainingArgs,
-};
+pub use train::{ReasonerArgs, RewardArgs, TrainCommand};
 
 /// Precedence of flag sources, printed below every command's help.
 const LAYERS: &str = "\

@@ -44,6 +44,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::Record(error) | Error::InputsChanged(error) => of_record(error),
         Error::Annotations(error) | Error::AnnotatedInputsChanged(error) => of_annotations(error),
         Error::Report(error) => of_report(error),
+        Error::Train(error) => of_training(error),
         Error::Corpus { .. } => Some("--data"),
         Error::Dataset(error) => of_dataset(error),
         Error::NotEmbedded => Some("--model, --reward-model"),

@@ -4,7 +4,7 @@
 //! awaited: the first signal ends the process with exit code 3 as soon as no record is being
 //! written. If that write hangs (a dead network disk), a second signal, a second later or more,
 //! ends the process at once. Commands that can be resumed [`listen`] from their first moment on; a
-//! training then has its flag set instead, and saves its state. SIGHUP stays ignored under `nohup`.
+//! training is then cancelled instead, and saves its state. SIGHUP stays ignored under `nohup`.
 //! SIGXFSZ (a limit of file sizes) is an error of the write that exceeds it, and ends the process
 //! as a signal does.
 
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use latent_tts::CancelToken;
 
 /// Exit code of an interrupted run, which `--resume` continues.
 pub const INTERRUPTED: u8 = 3;
@@ -33,8 +34,8 @@ pub struct InterruptGuard(Arc<Mutex<()>>);
 enum OnSignal {
     /// Prints the message and ends the process.
     Exit(String),
-    /// Sets the flag of work that saves its state before it ends.
-    SetFlag(Arc<AtomicBool>),
+    /// Cancels work that saves its state before it ends.
+    Cancel(CancelToken),
 }
 
 /// The one listener of the process.
@@ -142,8 +143,8 @@ impl SignalListener {
     fn handle(&self) {
         let on_signal = self.on_signal.lock().unwrap_or_else(PoisonError::into_inner);
         match &*on_signal {
-            OnSignal::SetFlag(flag) => {
-                flag.store(true, Ordering::Relaxed);
+            OnSignal::Cancel(token) => {
+                token.cancel();
                 crate::printer::stderr_line(
                     "interrupted; the state is saved after this step; a second signal ends at once",
                 );
@@ -206,10 +207,10 @@ fn is_ignored(signal: i32) -> bool {
     mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Makes a signal set `flag`, for work that saves its state before it ends; a second signal ends
-/// the process.
-pub fn set_flag_on_signal(flag: &Arc<AtomicBool>) -> Result<()> {
-    listener()?.set(OnSignal::SetFlag(Arc::clone(flag)));
+/// Makes a signal cancel work that saves its state before it ends; a second signal ends the
+/// process.
+pub fn cancel_on_signal(token: &CancelToken) -> Result<()> {
+    listener()?.set(OnSignal::Cancel(token.clone()));
     Ok(())
 }
 

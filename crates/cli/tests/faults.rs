@@ -150,19 +150,19 @@ fn numbers_that_are_not_finite_are_refused_before_a_training() {
     let both = [
         ("--lr", &["nan", "inf", "0", "-1", "1e39"][..]),
         ("--clip", &["nan", "inf", "-1"]),
-        ("--floor", &["nan", "2", "1e30", "-0.1"]),
+        ("--min-lr-ratio", &["nan", "2", "1e30", "-0.1"]),
         ("--weight-decay", &["nan", "inf", "-1"]),
         ("--beta2", &["nan", "1", "5", "-0.1"]),
-        ("--digits", &["nan", "inf", "-1"]),
+        ("--digit-loss-weight", &["nan", "inf", "-1"]),
         ("--max-loss-ratio", &["nan", "inf", "-1"]),
     ];
-    let late = ("--late", &["nan", "inf", "-1"][..]);
+    let late = ("--last-step-weight", &["nan", "inf", "-1"][..]);
     for (flag, values) in both.into_iter().chain([late]) {
         for value in values {
             let flag_value = format!("{flag}={value}");
-            sandbox.run(&[&reward[..], &[&flag_value]].concat()).refused(&[flag, value]);
-            if flag != "--late" {
-                sandbox.run(&[&reasoner[..], &[&flag_value]].concat()).refused(&[flag, value]);
+            sandbox.run(&[&reward[..], &[&flag_value]].concat()).refused(&[flag, "must be"]);
+            if flag != "--last-step-weight" {
+                sandbox.run(&[&reasoner[..], &[&flag_value]].concat()).refused(&[flag, "must be"]);
             }
         }
     }

@@ -68,6 +68,10 @@ fn hash_model(digest: Fingerprint, files: &ModelFiles) -> Result<Fingerprint, Er
         ModelFiles::Directory(dir) => hash_directory(digest, dir),
         ModelFiles::Gguf(file) => hash_file(digest, file),
         ModelFiles::Embedded(packed) => Ok(hash_embedded(digest, packed)),
+        ModelFiles::Memory(memory) => Ok(memory
+            .files
+            .iter()
+            .fold(digest, |digest, (name, content)| digest.with(name, content))),
         ModelFiles::Adapter(adapter) => hash_model(digest, &adapter.files),
     }
 }

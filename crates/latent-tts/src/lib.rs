@@ -28,6 +28,8 @@
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
+//! * [`Trainer`] and [`RewardTrainer`] train both models; [`training`] has their options, presets
+//!   and methods.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
 //! than what this crate names.
@@ -49,6 +51,8 @@ pub mod notes;
 mod sampling;
 mod source;
 pub mod sweep;
+pub mod training;
+pub mod verify;
 
 pub use ::model::hub;
 pub use ablation::Ablator;
@@ -84,6 +88,9 @@ pub use source::{EMBEDDED, data_file};
 pub use source::{fetch_bases, fetch_data, fetch_model};
 pub use tensor::{self, Device};
 pub use train;
+pub use training::{
+    RewardTrainer, RewardTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
+};
 
 /// The README's Rust code, compiled.
 #[cfg(all(doctest, feature = "embedded"))]

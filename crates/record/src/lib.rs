@@ -68,5 +68,7 @@ pub use results::{
 };
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
-pub use training::{EvalRecord, STATE_FILE, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir};
+pub use training::{
+    EvalRecord, Losses, STATE_FILE, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir,
+};
 pub use writer::{RunWriter, create_dir, lock_dir, lock_part};

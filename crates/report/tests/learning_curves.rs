@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use latent_tts_report::figures::{AxisScale, Figure, Panel, Series, learning_curves};
 use latent_tts_report::training_data::{TrainingData, label_trainings};
 use latent_tts_report::{ReportError, ReportOptions, write_trainings};
-use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
+use record::{EvalRecord, Losses, StepRecord, TrainTiming, TrainingDir};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -23,9 +23,8 @@ fn training(dir: PathBuf, lr: f64) -> TrainingDir {
     std::fs::create_dir_all(records.path()).unwrap();
     let step = |step: u32| {
         let loss = 4.0 * (-f64::from(step) / 100.0).exp() + 0.01;
-        let losses = json!({ "loss": loss, "distill": 0.5 });
-        let Value::Object(losses) = losses else { unreachable!() };
-        let (lr, grad_norm) = (lr, 10.0 / f64::from(step + 1));
+        let losses = Losses::new(loss).with("distill", 0.5);
+        let grad_norm = 10.0 / f64::from(step + 1);
         StepRecord { step, losses, lr, grad_norm, examples: Some(8), tokens: None }
     };
     let eval = |(step, score, kept): (u32, f64, bool)| {

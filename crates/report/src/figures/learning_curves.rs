@@ -51,7 +51,7 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
         let curves = one.loss_names().into_iter().enumerate().map(|(i, name)| Curve {
             label: name.to_owned(),
             colour: colour(i),
-            points: one.curve(|record| record.loss(name)),
+            points: one.curve(|record| record.losses.get(name)),
         });
         return curve_panel("losses", "loss", curves.collect()).into_iter().collect();
     }
@@ -62,7 +62,11 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
         }
     }
     let panel = |name: &str| {
-        curve_panel(name, name, curves(trainings, |training| training.curve(|r| r.loss(name))))
+        curve_panel(
+            name,
+            name,
+            curves(trainings, |training| training.curve(|r| r.losses.get(name))),
+        )
     };
     names.into_iter().filter_map(panel).collect()
 }

@@ -48,7 +48,7 @@ fn tiles(trainings: &[TrainingData]) -> String {
 fn lead(training: &TrainingData, count: usize) -> String {
     let which = if count > 1 { format!("{}: ", training.label) } else { String::new() };
     let mut text = format!("{which}{} steps. ", training.steps.len());
-    let losses = smooth(&training.curve(|record| record.loss("loss")));
+    let losses = smooth(&training.curve(|record| record.losses.get("loss")));
     if let (Some((_, first)), Some((_, last))) = (losses.first(), losses.last()) {
         text.push_str(&format!("The loss went from {first:.3} to {last:.3}. "));
     }
@@ -96,7 +96,7 @@ fn summary_row(training: &TrainingData) -> String {
             ),
         },
     };
-    let loss = smooth(&training.curve(|record| record.loss("loss"))).pop();
+    let loss = smooth(&training.curve(|record| record.losses.get("loss"))).pop();
     let (seconds, timed) = training.seconds;
     let per_step = |count: f64| count / training.steps.len() as f64;
     let rate = |count: f64| match count > 0.0 && seconds > 0.0 {

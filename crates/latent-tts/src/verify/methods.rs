@@ -3,8 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use latent_tts::engine::family::{CODI_PROJECTOR, COLAR_HEAD};
+use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
 use model::{
     Checkpoint, DecoderTuning, LmHead, LoraConfig, LoraTargets, ModelError, ModelFiles,
     TensorSource, TrainableDecoder, TrainableGaussianHead, TrainableHead,
@@ -19,6 +18,7 @@ use train::methods::simcot::StepDecoder;
 use train::tokenized_example::{DistillRole, TokenizedExample};
 
 use super::checks::{F32_TOLERANCE, GoldenCheck};
+use super::failure::{Context, Result};
 use super::fit::ModelLimits;
 use super::golden::{GoldenTensors, read_json};
 use super::training::{GoldenGradients, LOSS_TOLERANCE, check_gradients, if_f32};
@@ -123,7 +123,7 @@ pub(super) fn run_all(
         let names = ["losses", "gradients"].map(|what| format!("{method} {what}"));
         let names = names.each_ref().map(String::as_str);
         checks.extend(if_f32(device, &names, make)?);
-        anyhow::Ok(())
+        Ok::<_, crate::Error>(())
     };
     if let Some(reference) = codi {
         add("codi", &|| dump.check_codi(reference))?;

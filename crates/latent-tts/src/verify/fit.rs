@@ -1,9 +1,9 @@
 //! Whether a reference dump fits its models: what does not would reach the kernels as an index
 //! beyond a table.
 
-use anyhow::{Context, Result, ensure};
 use model::Config;
 
+use super::failure::{Context, Result};
 use super::golden::GoldenDump;
 
 /// A model's sizes, against which a dump is checked.
@@ -83,7 +83,7 @@ pub(super) fn check_reward_model(golden: &GoldenDump, config: &Config) -> Result
     for (i, question) in golden.meta.questions.iter().enumerate() {
         let latents = golden.tensor(&format!("rm.latents.{i}"))?;
         let &[_, thoughts, width] = &latents.shape[..] else {
-            anyhow::bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
+            bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
         };
         limits.check_width(&format!("`rm.latents.{i}`"), width)?;
         let what = format!("question {i} of the reward model");

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use latent_tts::engine::RecordedNoise;
+use engine::RecordedNoise;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
+
+use super::failure::{Context, Result};
 
 /// The content of golden.json.
 #[derive(Debug, Deserialize)]

@@ -2,17 +2,17 @@
 
 use std::num::NonZeroUsize;
 
-use anyhow::{Context, Result, ensure};
-use latent_tts::engine::reference::{self, RandomSource, ReferenceRun};
-use latent_tts::engine::{Prompt, RecordedNoise};
-use latent_tts::{
+use engine::reference::{self, RandomSource, ReferenceRun};
+use engine::{
     DropoutScope, DropoutSites, LatentLength, MaskLifetime, Perturbation, Probability, Reasoner,
     RewardModel,
 };
+use engine::{Prompt, RecordedNoise};
 use model::LatentHead;
 use serde::Serialize;
 use tensor::{Device, Precision, Tensor};
 
+use super::failure::{Context, Result};
 use super::fit::ModelLimits;
 use super::golden::{GoldenDump, GoldenRow, GoldenTensor};
 
@@ -30,9 +30,11 @@ const FP8_TOLERANCE: f64 = 7e-1;
 
 /// The outcome of a check. The serialized names are part of the JSON that `verify` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) enum CheckOutcome {
+pub enum CheckOutcome {
+    /// Every comparison is within the tolerance.
     #[serde(rename = "passed")]
     Passed,
+    /// Some comparison is not.
     #[serde(rename = "missed")]
     Failed,
     /// Not comparable in this precision.
@@ -69,20 +71,23 @@ impl ErrorMeasure {
 
 /// One check over all questions and rows of the dump.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct GoldenCheck {
-    pub(super) name: String,
+#[non_exhaustive]
+pub struct GoldenCheck {
+    /// The stage, and what of it is compared.
+    pub name: String,
+    /// The outcome over all comparisons.
     #[serde(rename = "verdict")]
-    pub(super) outcome: CheckOutcome,
+    pub outcome: CheckOutcome,
     /// Number of comparisons.
-    pub(super) compared: usize,
+    pub compared: usize,
     /// Of the numbers that are compared at a time, by `measure`; `None` for exact comparisons.
-    pub(super) largest_error: Option<f64>,
+    pub largest_error: Option<f64>,
     #[serde(skip)]
     measure: ErrorMeasure,
     /// Allowed error; `None` for exact comparisons.
-    pub(super) tolerance: Option<f64>,
+    pub tolerance: Option<f64>,
     /// The first failure, or the reason of a skip.
-    pub(super) note: Option<String>,
+    pub note: Option<String>,
 }
 
 impl GoldenCheck {
@@ -366,7 +371,7 @@ fn reference_params<'a>(
         (Some(n), _) => LatentLength::Exactly(count(n)?),
         (None, Some(n)) => LatentLength::AtMost(count(n)?),
         (None, None) => {
-            anyhow::bail!("golden.json: neither `latents_exactly` nor `latents_at_most`")
+            bail!("golden.json: neither `latents_exactly` nor `latents_at_most`")
         }
     };
     let p = Probability::new(meta.p).context("golden.json: `p` is not in [0, 1)")?;
@@ -408,7 +413,7 @@ fn process_rewards(
     for (i, prompt) in prompts.iter().enumerate() {
         let latents = golden.tensor(&format!("rm.latents.{i}"))?;
         let &[rows, thoughts, width] = &latents.shape[..] else {
-            anyhow::bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
+            bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
         };
         ensure!(
             rows == golden.meta.n,

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use latent_tts::engine::family::CODI_PROJECTOR;
+use engine::family::CODI_PROJECTOR;
 use model::names::{TensorRole, classify};
 use model::{Checkpoint, LmHead, ModelFiles, Parameter, TrainableDecoder, TrainableHead};
 use tensor::{Device, Tensor};
@@ -17,6 +16,7 @@ use train::schedule::{LrSchedule, Optimizer};
 use train::tokenized_example::TokenizedExample;
 
 use super::checks::GoldenCheck;
+use super::failure::{Context, Result};
 use super::golden::{GoldenDump, GoldenTensors, GoldenTraining};
 
 /// Relative tolerance of losses.
@@ -220,7 +220,7 @@ fn check_adamw_steps(golden: &GoldenDump, device: &Device, dir: &Path) -> Result
     let (mut reward_model, examples) = (load_reward_model(device, dir)?, reward_examples(golden)?);
     let steps = adamw.losses.len() as u32;
     let optimizer = Optimizer {
-        schedule: LrSchedule { peak: adamw.lr, warmup: 0, steps, floor: 1.0 },
+        schedule: LrSchedule { peak: adamw.lr, warmup: 0, steps, min_ratio: 1.0 },
         betas: adamw.betas,
         eps: adamw.eps,
         weight_decay: adamw.weight_decay,
