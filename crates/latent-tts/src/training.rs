@@ -135,11 +135,11 @@ fn model_paths<'m>(
 ) -> Result<Vec<PathBuf>, Error> {
     let mut paths = Vec::new();
     for model in models {
-        let on_disk =
-            |files: &&ModelFiles| !matches!(files, ModelFiles::Embedded(_) | ModelFiles::Memory(_));
-        paths.extend(
-            model.chain()?.into_iter().filter(on_disk).map(|files| files.path().to_owned()),
-        );
+        let chain = model
+            .chain()?
+            .into_iter()
+            .filter(|files| !matches!(files, ModelFiles::Embedded(_) | ModelFiles::Memory(_)));
+        paths.extend(chain.map(|files| files.path().to_owned()));
     }
     Ok(paths)
 }

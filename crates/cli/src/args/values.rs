@@ -44,8 +44,6 @@ pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     })
 }
 
-}
-
 /// Parses a finite number that is at least 0.
 pub fn weight(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;

@@ -30,7 +30,7 @@ pub fn html(trainings: &[TrainingData], figures: &[Figure]) -> String {
 fn tiles(trainings: &[TrainingData]) -> String {
     let [training] = trainings else { return String::new() };
     let mut tiles = headline::tile("steps", &training.steps.len().to_string(), "");
-    if let Some((_, loss)) = smooth(&training.curve(|record| record.loss("loss"))).pop() {
+    if let Some((_, loss)) = smooth(&training.curve(|record| record.losses.get("loss"))).pop() {
         tiles.push_str(&headline::tile("last loss", &format!("{loss:.4}"), "moving average"));
     }
     if let Some(kept) = training.kept() {
