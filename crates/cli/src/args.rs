@@ -31,6 +31,7 @@ pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, MaskKind, ModelArgs, OutputArgs, RunArgs,
     SamplerKind, SamplingArgs, ScopeKind, SitesKind, StoredDtypeKind, TooLongKind,
 };
+pub(crate) use layers::command_of;
 pub use layers::{parse, variable_of};
 pub use preset::PresetKind;
 pub use report::ReportArgs;

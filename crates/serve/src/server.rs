@@ -17,15 +17,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
+use crate::layers::MAX_HEAD_BYTES;
 use crate::prompts::ChatPrompts;
 use crate::routes;
 use crate::runs::RunFolder;
 use crate::state::AppState;
 use crate::{ServeError, ServeOptions};
 
-/// Headers of a request, and bytes of its head.
+/// Headers of a request.
 const MAX_HEADERS: usize = 64;
-const MAX_HEAD_BYTES: usize = 64 << 10;
 /// How long threads have to end after the connections are closed, those that make pages among them.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a drain looks whether requests are left; also the pause after a failed accept.
@@ -104,6 +104,7 @@ impl Server {
         let runs = options.runs.clone().map(RunFolder::open).transpose()?;
         let scheduler = Scheduler::start(engine, options.max_waiting_rows);
         let state = Arc::new(AppState::new(scheduler, options, chat, info, runs));
+        state.check_memory_limit()?;
         Ok(Self { listener, state })
     }
 

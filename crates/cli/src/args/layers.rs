@@ -52,6 +52,18 @@ fn config_path(matches: &clap::ArgMatches) -> Option<PathBuf> {
 }
 
 /// The clap command in which each flag also has its environment variable.
+/// The command that a line, without its program's name, begins with.
+pub(crate) fn command_of(line: &[String]) -> Command {
+    let mut command = command();
+    for word in line {
+        match command.find_subcommand(word) {
+            Some(found) => command = found.clone(),
+            None => break,
+        }
+    }
+    command
+}
+
 fn command() -> Command {
     Cli::command().mut_subcommands(with_env_vars)
 }

@@ -29,6 +29,7 @@ use listing::TensorListing;
 
 /// Runs `inspect`.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
+    tensor::start_global_threads(None)?;
     let checkpoint = Checkpoint::open(files_over(&args.dir, args.base.as_deref())?)?;
     printer.warnings(checkpoint.warnings());
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;

@@ -104,6 +104,8 @@ fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
     );
     let device = args.open(printer)?;
     check_gradients(args, &device)?;
+    // Those that prepare batches while the device computes.
+    tensor::start_global_threads(args.threads)?;
     Ok(device)
 }
 
