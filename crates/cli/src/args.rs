@@ -32,6 +32,7 @@ pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, StoredDtypeKind,
     TooLongKind,
 };
+pub(crate) use layers::command_of;
 pub use layers::{parse, variable_of};
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]

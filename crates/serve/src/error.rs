@@ -108,6 +108,18 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     }
 
+    pub(crate) fn head_too_large(limit: usize) -> Self {
+        let message = format!("the request line and the headers are larger than {limit} bytes");
+        Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+    }
+
+    /// 503: the server's memory is taken.
+    pub(crate) fn memory_limit() -> Self {
+        let message = "the memory of the server is taken; retry later";
+        let (code, retry_after) = (Some("memory_limit"), Some(SECOND));
+        Self { code, retry_after, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub(crate) fn slow_body() -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
     }

@@ -14,6 +14,8 @@ use crate::error::ApiError;
 use crate::state::AppState;
 use crate::traces::{self, RequestTrace};
 
+/// Bytes of a request's head.
+pub(crate) const MAX_HEAD_BYTES: usize = 64 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A client's id is kept if it is no longer than this.
 const MAX_REQUEST_ID: usize = 128;
@@ -68,6 +70,19 @@ fn method_label(method: &Method) -> &'static str {
         "TRACE" => "TRACE",
         "PATCH" => "PATCH",
         _ => "other",
+    }
+}
+
+/// Refuses a head above [`MAX_HEAD_BYTES`]: the connection's buffer ends reading somewhere above.
+pub(crate) async fn check_head(request: Request, next: Next) -> Response {
+    let uri = request.uri().to_string().len();
+    // Two blanks, the version and the line's end.
+    let first_line = request.method().as_str().len() + uri + " HTTP/1.1\r\n".len() + 1;
+    let fields = request.headers().iter();
+    let fields: usize = fields.map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    match first_line + fields + 2 > MAX_HEAD_BYTES {
+        true => ApiError::head_too_large(MAX_HEAD_BYTES).into_response(),
+        false => next.run(request).await,
     }
 }
 

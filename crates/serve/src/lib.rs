@@ -85,6 +85,10 @@ pub struct ServeOptions {
     pub max_connections: usize,
     /// Bytes of a request's body at most.
     pub max_body_bytes: usize,
+    /// Bytes of memory that the process may hold: models, the whole key-value cache and requests.
+    /// Beyond, requests are refused with 503. Counted where the program's allocator calls
+    /// [`metering::charge`]; `None` for no limit.
+    pub max_memory: Option<usize>,
     /// The deadline of a request.
     pub request_timeout: Duration,
     /// How long a client may take to send its head or its body, or to read a part of the reply.
@@ -118,6 +122,7 @@ impl Default for ServeOptions {
             max_samples: 512,
             max_connections: 1024,
             max_body_bytes: 1 << 20,
+            max_memory: None,
             request_timeout: Duration::from_secs(300),
             io_timeout: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(30),
@@ -198,6 +203,17 @@ pub enum ServeError {
     /// The model's files could not be read.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The memory limit leaves no room for requests.
+    #[error(
+        "the limit of {limit} bytes of memory is below the {needed} that models, key-value cache \
+         and a few requests need; raise it, or make the key-value cache smaller"
+    )]
+    MemoryLimit {
+        /// The limit.
+        limit: usize,
+        /// The least.
+        needed: usize,
+    },
     /// The chat template is no Jinja.
     #[error("the chat template cannot be used: {why}")]
     ChatTemplate {

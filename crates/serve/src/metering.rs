@@ -18,6 +18,14 @@ pub(crate) struct Budget {
     exceeded: AtomicBool,
 }
 
+/// Bytes that the process holds.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+
+/// Bytes that the process holds, as its allocator has told.
+pub(crate) fn live_bytes() -> usize {
+    usize::try_from(LIVE.load(Ordering::Relaxed)).unwrap_or(0)
+}
+
 thread_local! {
     /// The budget of this thread, null for none. Without a destructor: allocations of other
     /// destructors come after it.
@@ -50,9 +58,10 @@ impl Budget {
     }
 }
 
-/// Takes bytes from the thread's budget; does not return where there are too few.
+/// Counts bytes, and takes them from the thread's budget; does not return where there are too few.
 #[inline]
 pub fn charge(bytes: usize) {
+    LIVE.fetch_add(bytes as isize, Ordering::Relaxed);
     let budget = BUDGET.try_with(Cell::get).unwrap_or(ptr::null());
     if !budget.is_null() {
         charge_to(budget, bytes);
@@ -76,6 +85,7 @@ fn charge_to(budget: *const Budget, bytes: usize) {
 /// Gives bytes back to the thread's budget.
 #[inline]
 pub fn refund(bytes: usize) {
+    LIVE.fetch_sub(bytes as isize, Ordering::Relaxed);
     let budget = BUDGET.try_with(Cell::get).unwrap_or(ptr::null());
     if !budget.is_null() {
         // SAFETY: as in `charge_to`.

@@ -284,6 +284,12 @@ impl ModelPool {
         sum
     }
 
+    /// Bytes of the key-value caches of the models in memory, when they are full.
+    pub(crate) fn cache_bytes(&self) -> usize {
+        let state = self.lock();
+        state.loaded.iter().map(|entry| entry.model.engine().memory()).sum()
+    }
+
     /// Models in memory.
     pub(crate) fn num_loaded(&self) -> usize {
         self.lock().loaded.len()

@@ -66,9 +66,13 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .layer(middleware::from_fn_with_state(Arc::clone(&state), cors::allow_origins))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::check_host))
+        .layer(middleware::from_fn(layers::check_head))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::observe))
         .with_state(state)
 }
+
+/// Bytes of memory that a byte of JSON takes at most, read and parsed.
+const JSON_GROWTH: usize = 32;
 
 /// The JSON of a body that arrives in time and is not too large.
 pub(crate) struct JsonBody(pub(crate) Value);
@@ -83,6 +87,13 @@ impl FromRequest<Arc<AppState>> for JsonBody {
             return Err(ApiError::not_json());
         }
         let limit = state.options.max_body_bytes;
+        // A body that announces too much is refused before any of it is read.
+        let announced = request.headers().get(header::CONTENT_LENGTH);
+        let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > limit) {
+            return Err(ApiError::body_too_large(limit));
+        }
+        let _reserved = state.reserve(announced.unwrap_or(limit).saturating_mul(JSON_GROWTH))?;
         let bytes = read_bytes(request.into_body(), limit);
         let bytes = tokio::time::timeout(state.options.io_timeout, bytes).await;
         let bytes = bytes.map_err(|_| ApiError::slow_body())??;
@@ -365,7 +376,9 @@ async fn runs(State(state): App) -> Response {
 async fn run(State(state): App, name: PathText) -> Result<Response, ApiError> {
     let name = path_text(name)?;
     let none = || ApiError::not_found(format!("no run `{name}`; /runs lists them"));
-    let page = state.runs.as_ref().ok_or_else(none)?.page(&name).await.ok_or_else(none)?;
+    let folder = state.runs.as_ref().ok_or_else(none)?;
+    let _reserved = state.reserve(folder.rendering_bytes(&name).ok_or_else(none)?)?;
+    let page = folder.page(&name).await.ok_or_else(none)?;
     let page = page.map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(web_ui::html(&*page, web_ui::RUN_POLICY))
 }

@@ -21,6 +21,9 @@ const MAX_ENTRIES: usize = 1000;
 /// Pages that are kept; each may have 10 MB.
 const KEPT_PAGES: usize = 8;
 
+/// Bytes of memory that a byte of records takes while a page is made.
+const RENDERING_GROWTH: usize = 4;
+
 /// The folder that `--runs` names.
 pub(crate) struct RunFolder {
     path: PathBuf,
@@ -82,6 +85,17 @@ impl RunFolder {
             json!({ "name": entry.name, "kind": kind, "modified": modified })
         };
         entries.iter().map(entry).collect()
+    }
+
+    /// The memory that the page of an entry may take, by the size of its records; `None` where
+    /// there is no such entry.
+    pub(crate) fn rendering_bytes(&self, name: &str) -> Option<usize> {
+        let entry = self.scan().into_iter().find(|entry| entry.name == name)?;
+        let files = entry.paths.iter().flat_map(|path| [path.clone(), path.join("training")]);
+        let files = files.filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        let sizes = files.filter_map(|file| file.metadata().ok()).filter(|file| file.is_file());
+        let bytes: u64 = sizes.map(|file| file.len()).sum();
+        Some(usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(RENDERING_GROWTH))
     }
 
     /// The page of an entry; `None` where there is no such entry.

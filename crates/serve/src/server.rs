@@ -16,15 +16,15 @@ use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
 use crate::admin;
+use crate::layers::MAX_HEAD_BYTES;
 use crate::models::{LoadedModel, ModelPool, ModelSource};
 use crate::routes;
 use crate::runs::RunFolder;
 use crate::state::AppState;
 use crate::{ServeError, ServeOptions};
 
-/// Headers of a request, and bytes of its head.
+/// Headers of a request.
 const MAX_HEADERS: usize = 64;
-const MAX_HEAD_BYTES: usize = 64 << 10;
 /// How long threads have to end after the connections are closed, those that make pages among them.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a drain looks whether requests are left; also the pause after a failed accept.
@@ -114,6 +114,7 @@ impl Server {
             state.models.load_first().await?;
         }
         warn_if_open(&state);
+        state.check_memory_limit()?;
         Ok(Self { listener, state })
     }
 

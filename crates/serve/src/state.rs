@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::auth::ApiKeys;
+use crate::error::ApiError;
+use crate::metering;
 use crate::metrics::Metrics;
 use crate::models::ModelPool;
 use crate::runs::RunFolder;
@@ -31,8 +33,25 @@ pub(crate) struct AppState {
     pub(crate) draining: AtomicBool,
     /// Requests that were taken and whose responses are not complete.
     active: AtomicUsize,
+    /// Bytes that bodies and pages in the making may still take.
+    reserved: AtomicUsize,
     ids: AtomicU64,
 }
+
+/// Memory that a request may take, given back when it is dropped.
+pub(crate) struct MemoryReservation<'a> {
+    reserved: &'a AtomicUsize,
+    bytes: usize,
+}
+
+impl Drop for MemoryReservation<'_> {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+/// Memory that requests need beside models and key-value cache, at least.
+const LEAST_MEMORY: usize = 64 << 20;
 
 impl AppState {
     pub(crate) fn new(
@@ -58,8 +77,35 @@ impl AppState {
             created: unix_seconds(),
             draining: AtomicBool::new(false),
             active: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
         })
+    }
+
+    /// Bytes that are taken, the whole key-value cache included: it fills while requests run.
+    fn taken_memory(&self) -> usize {
+        metering::live_bytes().saturating_add(self.models.cache_bytes())
+    }
+
+    /// Refuses a limit that leaves no room for requests.
+    pub(crate) fn check_memory_limit(&self) -> Result<(), ServeError> {
+        let needed = self.taken_memory().saturating_add(LEAST_MEMORY);
+        match self.options.max_memory {
+            Some(limit) if limit < needed => Err(ServeError::MemoryLimit { limit, needed }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reserves memory for a request, if the server's limit leaves as much.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<MemoryReservation<'_>, ApiError> {
+        let reserved = self.reserved.fetch_add(bytes, Ordering::AcqRel).saturating_add(bytes);
+        let reservation = MemoryReservation { reserved: &self.reserved, bytes };
+        match self.options.max_memory {
+            Some(limit) if self.taken_memory().saturating_add(reserved) > limit => {
+                Err(ApiError::memory_limit())
+            }
+            _ => Ok(reservation),
+        }
     }
 
     pub(crate) fn is_draining(&self) -> bool {

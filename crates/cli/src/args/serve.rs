@@ -133,6 +133,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "1MiB")]
     pub max_body: usize,
 
+    /// Memory of the process, e.g. 4GiB: models, the whole key-value cache (--memory) and requests;
+    /// beyond, requests are refused with 503 [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub max_memory: Option<usize>,
+
     /// Seconds that a request may take
     #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "300")]
     pub request_timeout: f64,

@@ -82,16 +82,6 @@ pub fn lens(text: &str) -> Result<NonZeroUsize, String> {
 /// The most tokens of a thought that are recorded: samples stay small.
 const MAX_LENS_TOKENS: usize = 20;
 
-/// Parses a standard deviation.
-pub fn deviation(text: &str) -> Result<f32, String> {
-    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if number.is_finite() && number >= 0.0 {
-        Ok(number)
-    } else {
-        Err("must be finite and at least 0".to_owned())
-    }
-}
-
 /// Parses `auto`, `cpu`, `cuda` or `cuda:1`.
 pub fn device(text: &str) -> Result<DeviceKind, String> {
     match (text, text.strip_prefix("cuda:")) {
@@ -198,8 +188,6 @@ mod tests {
     fn numbers_out_of_range_are_rejected() {
         assert!(probability("0").is_ok() && probability("0.999").is_ok());
         assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
-        assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
-        assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
         assert!(weight("0").is_ok() && above_zero("0").is_err() && above_zero("1e-3").is_ok());
         assert!(
             ["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err())

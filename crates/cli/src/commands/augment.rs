@@ -26,6 +26,7 @@ use crate::printer::Printer;
 pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
     let inputs: InputPaths = args.files.iter().chain(&args.without).collect();
     args.out.iter().try_for_each(|out| inputs.check_output(out))?;
+    tensor::start_global_threads(None)?;
     let problems = read_sources(&args.files)?;
     let options = AugmentOptions {
         seed: args.seed,

@@ -28,6 +28,7 @@ use listing::TensorListing;
 
 /// Runs `inspect`.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
+    tensor::start_global_threads(None)?;
     let mut checkpoint = Checkpoint::open(files_over(&args.dir, args.base.as_deref())?)?;
     // The heads are read to detect the family: the first missing tensor would hide the others.
     checkpoint.collect_missing();

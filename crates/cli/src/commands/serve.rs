@@ -122,6 +122,12 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
     if http.api_key.as_deref().is_some_and(str::is_empty) {
         bail!("--api-key is empty; give a key, or leave it out");
     }
+    if http.api_key.as_deref().is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+        bail!(
+            "--api-key has white space or characters that are not ASCII, which no request can send; \
+             give a key of letters, digits and signs"
+        );
+    }
     Ok(ServeOptions {
         address: SocketAddr::new(http.host, http.port),
         model_name: http.model_name.clone().unwrap_or_else(|| model.to_owned()),
@@ -135,6 +141,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         max_samples: max_samples.get().min(max_queue.get()),
         max_connections: max_connections.get(),
         max_body_bytes: max_body,
+        max_memory: limits.max_memory,
         request_timeout: seconds("--request-timeout", limits.request_timeout)?,
         io_timeout: seconds("--io-timeout", limits.io_timeout)?,
         shutdown_timeout: seconds("--shutdown-timeout", limits.shutdown_timeout)?,
