@@ -10,6 +10,8 @@ import itertools
 import json
 import pathlib
 import sys
+import tempfile
+import time
 import xml.etree.ElementTree
 
 from colours import contrast, distance
@@ -118,6 +120,18 @@ def exports(browser, folder):
     check("tables are closed again", browser.value("document.querySelectorAll('.values').length"), 0)
 
 
+def downloads(browser):
+    """A button saves its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=folder)
+        for kind, start in (("CSV", b"panel,series"), ("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+            browser.value(f"[...document.querySelectorAll('#coverage .tools button')].find((b) => b.textContent === '{kind}').click()")
+            path, end = pathlib.Path(folder) / f"coverage.{kind.lower()}", time.monotonic() + 20
+            while not path.exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            check(f"{kind} is saved", path.exists() and path.read_bytes().startswith(start), True)
+
+
 def runs_table(browser):
     """A click on a heading sorts the runs, another one the other way round."""
     heads = "[...document.querySelectorAll('#summary thead th')]"
@@ -194,6 +208,7 @@ def main(chromium, folder, shots=None):
 
         headline(browser, samples)
         exports(browser, folder)
+        downloads(browser)
         runs_table(browser)
         colours(browser, "light")
         colours(browser, "dark")

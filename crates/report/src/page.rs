@@ -206,9 +206,9 @@ fn figure_section(figure: &Figure) -> String {
     let keys: String = figure.legend_series().iter().map(key).collect();
     format!(
         "<section class=\"figure\" id=\"{}\" style=\"--panels:{}\">\n<h2>{}</h2>\n\
-         <div class=\"panels\">\n{panels}</div>\n\
+         <div class=\"plot\">\n<div class=\"panels\">\n{panels}</div>\n\
          <div class=\"words\"><ul class=\"legend\">\n{keys}</ul>\n\
-         <p class=\"caption\">{}</p></div>\n</section>\n",
+         <p class=\"caption\">{}</p></div>\n</div>\n</section>\n",
         figure.name,
         figure.panels.len(),
         escape(&figure.title),

@@ -441,7 +441,7 @@ async function openRun(href, name) {
   const response = await fetch(href, { headers: headers() });
   if (!response.ok) return tell(await problem(response), true);
   $("runs").querySelector("iframe")?.remove();
-  const frame = make("iframe", { title: `run ${name}`, sandbox: "allow-scripts", srcdoc: await response.text() });
+  const frame = make("iframe", { title: `run ${name}`, sandbox: "allow-scripts allow-downloads", srcdoc: await response.text() });
   frame.addEventListener("load", () => { tell(`${name} is open below the list of runs`); frame.scrollIntoView(); });
   $("runs").append(frame);
 }

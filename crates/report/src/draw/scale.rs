@@ -86,7 +86,7 @@ impl AxisRange {
     fn log10_ticks(&self) -> Vec<(f64, String)> {
         let digits: &[f64] = match self.high - self.low {
             width if width < 0.7 => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
-            width if width < 2.0 => &[1.0, 2.0, 5.0],
+            width if width < 3.0 => &[1.0, 2.0, 5.0],
             _ => &[1.0],
         };
         let powers = self.low.floor() as i32..=self.high.ceil() as i32;
@@ -179,7 +179,11 @@ mod tests {
             labels(AxisScale::Linear, &[0.02, 0.11]),
             ["0.02", "0.04", "0.06", "0.08", "0.10"]
         );
-        assert_eq!(labels(AxisScale::Log10, &[2e9, 3e11]), ["10 G", "100 G"]);
+        assert_eq!(
+            labels(AxisScale::Log10, &[2e9, 3e11]),
+            ["2 G", "5 G", "10 G", "20 G", "50 G", "100 G", "200 G"]
+        );
+        assert_eq!(labels(AxisScale::Log10, &[2.0, 3e4]), ["10", "100", "1 k", "10 k"]);
         assert_eq!(labels(AxisScale::Log10, &[0.01, 0.05]), ["0.01", "0.02", "0.05"]);
         assert!(labels(AxisScale::Unlabelled, &[0.0, 1.0]).is_empty());
     }

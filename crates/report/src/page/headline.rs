@@ -148,11 +148,13 @@ fn tiles(run: &RunData) -> String {
 
 fn accuracy_tile(run: &RunData, name: MetricName) -> Option<String> {
     let Interval { value, low, high } = last(run, name)?;
-    let mut below = format!("95% CI {:.1}–{:.1}", 100.0 * low, 100.0 * high);
+    let mut below = format!("CI {:.1}–{:.1}", 100.0 * low, 100.0 * high);
     if let Some(difference) = paired_to_greedy(run, name).filter(|_| name != MetricName::Greedy) {
-        below.push_str(&format!("; {:+.1} to greedy", 100.0 * difference.value));
+        below.push_str(&format!("\n{:+.1} to greedy", 100.0 * difference.value));
     }
-    Some(tile(&rules::display_name(name), &percent(value), &below))
+    let tile = tile(&rules::display_name(name), &percent(value), &below);
+    let tip = " data-tip=\"with the 95% interval over questions\"";
+    Some(tile.replacen("class=\"tile\"", &format!("class=\"tile\"{tip}"), 1))
 }
 
 /// A big number with its label; `question.js` makes the same of the server's answers.
