@@ -67,7 +67,7 @@ function columns(q) {
   const range = q.rewards && spread(q.rewards.flat().filter(Number.isFinite));
   const all = [
     { key: "k", head: "#", value: (k) => q.names[k], cell: (k) => make("td", {}, make("button", { type: "button", class: "select", "data-k": k, "aria-label": `show trajectory ${q.names[k]}` }, `${q.names[k]}`)) },
-    { key: "answer", head: "answer", value: (k) => numberOrText(q.answers[q.given[k]][0]), cell: (k) => make("td", { class: `answer ${mark(q.answers[q.given[k]])}` }, signed(q.answers[q.given[k]])) },
+    { key: "answer", head: "answer", value: (k) => numberOrText(q.answers[q.given[k]][0]), cell: (k) => make("td", { class: `answer ${mark(q.answers[q.given[k]])}`, title: show(q.answers[q.given[k]]) }, signed(q.answers[q.given[k]])) },
     { key: "thoughts", head: "thoughts", value: (k) => q.lengths[k], cell: (k) => make("td", {}, `${q.lengths[k]}`) },
   ];
   if (q.rewards) {

@@ -12,6 +12,9 @@ pub struct AxisRange {
 
 /// The approximate number of ticks of a linear axis.
 const TARGET_TICKS: f64 = 5.0;
+/// Labels with more decimals than this are in scientific notation: they would not fit beside the
+/// axis.
+const MAX_TICK_DIGITS: usize = 3;
 /// The smallest range of a percent axis, so that insignificant differences look small.
 const MIN_PERCENT_SPAN: f64 = 0.05;
 /// The smallest range of a linear axis, as a share of its largest absolute value: a single value or
@@ -79,7 +82,13 @@ impl AxisRange {
             ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
         // At most 21 ticks, in case rounding makes the step degenerate.
         (first..=last.min(first + 20))
-            .map(|i| (i as f64 * step / unit, format!("{:.digits$}", i as f64 * step)))
+            .map(|i| {
+                let label = match digits > MAX_TICK_DIGITS {
+                    true => format_small(i as f64 * step),
+                    false => format!("{:.digits$}", i as f64 * step),
+                };
+                (i as f64 * step / unit, label)
+            })
             .collect()
     }
 
@@ -132,6 +141,20 @@ fn nice_step(step: f64) -> f64 {
         } else {
             10.0
         }
+}
+
+/// A small number in scientific notation without trailing zeros, e.g. `8e-4`.
+fn format_small(value: f64) -> String {
+    if value == 0.0 {
+        return "0".into();
+    }
+    let text = format!("{value:.3e}");
+    match text.split_once('e') {
+        Some((mantissa, power)) => {
+            format!("{}e{power}", mantissa.trim_end_matches('0').trim_end_matches('.'))
+        }
+        None => text,
+    }
 }
 
 /// Numbers from 0.001 to 1000 are written out (20 m would read as minutes), others with an SI
@@ -199,9 +222,13 @@ mod tests {
         );
         assert_eq!(labels(AxisScale::Log2, &[12.0]), ["16"]);
         assert_eq!(labels(AxisScale::Log10, &[2.30e9, 2.31e9]), ["1.5 G", "2 G", "3 G"]);
+        assert_eq!(
+            labels(AxisScale::Linear, &[0.0, 9.1e-4]),
+            ["0", "2e-4", "4e-4", "6e-4", "8e-4"]
+        );
         for value in [1e-12, 0.0, 3.0, 7.77e7] {
             let longest = labels(AxisScale::Linear, &[value]).iter().map(String::len).max();
-            assert!(longest.unwrap_or_default() <= 13, "{value}: {longest:?}");
+            assert!(longest.unwrap_or_default() <= 8, "{value}: {longest:?}");
         }
     }
 

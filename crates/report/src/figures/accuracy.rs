@@ -14,13 +14,11 @@ use crate::run_data::RunData;
 
 /// How to read the figure.
 const CAPTION: &str = "\
-    Greedy: one trajectory without perturbation. Majority: the answer that most of N trajectories \
-    give. With a reward model, best of N takes the trajectory of the highest reward, the weighted \
-    vote counts each vote by its reward (normalized: in units of the question's own spread), and \
-    beam search lets rewards guide the thoughts themselves. Coverage, dashed, is the limit of \
-    every rule; both are means over all choices of N of the trajectories. Bands and bars: 95% \
-    interval over questions, of majority, coverage and beam search; those of the other rules are as wide as \
-    majority's.";
+    Greedy: one trajectory without perturbation. Majority: the most frequent of N answers. Best of \
+    N, the weighted vote and the normalized vote (in units of the question's own spread) use \
+    rewards; beam search lets rewards guide the thoughts. Coverage, dashed, is the limit of every \
+    rule. At N the mean over all choices of N of the trajectories. Bands and bars: 95% interval \
+    over questions; those of the rules without one are as wide as majority's.";
 
 /// `None` if no run has a rule's accuracy.
 pub fn figure(runs: &[RunData]) -> Option<Figure> {

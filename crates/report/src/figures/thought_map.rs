@@ -52,12 +52,17 @@ pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
         let single = runs.iter().all(|s| s.traits.model == model && s.traits.split == split);
         let which =
             if single { String::new() } else { format!("{}: ", pair_title(model, split, runs)) };
-        for (word, (id, share)) in [("easy", easy), ("hard", hard)] {
+        // One question may be both.
+        let questions = match easy.0 == hard.0 {
+            true => vec![("", easy)],
+            false => vec![("easy ", easy), ("hard ", hard)],
+        };
+        for (word, (id, share)) in questions {
             let (series, embedding) = series(&kept, id)?;
             if series.is_empty() {
                 continue;
             }
-            let title = format!("{which}{word} question {id}, {:.0}% right", 100.0 * share);
+            let title = format!("{which}{word}question {id}, {:.0}% right", 100.0 * share);
             let [x, y] =
                 axis_labels(embedding).map(|label| FigureAxis::new(label, AxisScale::Unlabelled));
             panels.push(Panel { title, x, y, series });
