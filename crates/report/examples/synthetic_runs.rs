@@ -1,8 +1,8 @@
 //! Synthetic run directories and trainings with their reports, without a model.
 //!
 //! `cargo run -p latent-tts-report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes
-//! runs at several strengths of dropout and noise, with rewards and thoughts, and the report of all of
-//! them. A perturbation increases the variance of the answers and lowers their accuracy, so
+//! runs at several strengths of dropout and noise, with rewards and thoughts, and the report of all
+//! of them. A perturbation increases the variance of the answers and lowers their accuracy, so
 //! coverage grows with N and is largest at a moderate strength, as in the paper. `OUT/trainings`
 //! has two trainings and their comparison.
 
@@ -27,16 +27,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = Path::new(&out);
     let mut runs = Vec::new();
     for strength in [0.05, 0.1, 0.2, 0.3, 0.5] {
-        let dropout =
-            json!({ "kind": "dropout", "p": strength, "sites": "both", "scope": "thoughts" });
-        let noise = json!({ "kind": "noise", "sigma": 2.0 * strength });
+        let dropout = json!({ "sampler": "dropout", "dropout_p": strength, "sites": "both", "scope": "thoughts" });
+        let noise = json!({ "sampler": "noise", "noise_std": 2.0 * strength });
         for (name, sampler) in [("dropout", dropout), ("noise", noise)] {
             let run = SyntheticRun { questions, samples, strength, noisy: name == "noise" };
             runs.push(run.write(&out.join(format!("{name}-{strength}")), sampler)?);
         }
     }
     for fewer in [4, 16].into_iter().filter(|fewer| *fewer < samples) {
-        let sampler = json!({ "kind": "dropout", "p": 0.2, "sites": "both", "scope": "thoughts" });
+        let sampler =
+            json!({ "sampler": "dropout", "dropout_p": 0.2, "sites": "both", "scope": "thoughts" });
         let run = SyntheticRun { questions, samples: fewer, strength: 0.2, noisy: false };
         runs.push(run.write(&out.join(format!("dropout-0.2-n{fewer}")), sampler)?);
     }
@@ -110,17 +110,13 @@ struct SyntheticQuestion {
 }
 
 impl SyntheticRun {
-    fn write(&self, path: &Path, sampler: Value) -> Result<RunDir, record::RecordError> {
+    fn write(&self, path: &Path, mut sampling: Value) -> Result<RunDir, record::RecordError> {
+        sampling["samples"] = json!(self.samples);
         let manifest = Manifest {
             program: "synthetic_runs".into(),
             created: "2026-01-01T00:00:00Z".into(),
             host: json!({ "model": "made-up", "data": "invented.json", "device": "no machine" }),
-            settings: json!({
-                "method": "coconut",
-                "samples": self.samples,
-                "sampler": sampler,
-                "rewards": true,
-            }),
+            settings: json!({ "method": "coconut", "rewards": true, "sampling": sampling }),
             seeds: vec![0],
             questions: self.questions,
             ..Manifest::default()

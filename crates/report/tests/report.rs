@@ -47,7 +47,7 @@ fn manifest(sampler: Value) -> Manifest {
     let host = json!({ "model": "/models/tiny", "data": "/data/test.json" });
     Manifest {
         host,
-        settings: json!({ "sampler": sampler }),
+        settings: json!({ "sampling": sampler }),
         seeds: vec![0],
         questions: 2,
         ..Manifest::default()
@@ -62,7 +62,7 @@ fn run(path: &Path, sampler: Value, samples: &[Sample]) -> RunDir {
 }
 
 fn dropout(p: f64) -> Value {
-    json!({ "kind": "dropout", "p": p, "sites": "both", "scope": "thoughts" })
+    json!({ "sampler": "dropout", "dropout_p": p, "sites": "both", "scope": "thoughts" })
 }
 
 /// Three runs: dropout at two strengths, and noise at twice the cost.
@@ -72,7 +72,7 @@ fn runs(dir: &Path) -> Vec<RunDir> {
     vec![
         run(&dir.join("a"), dropout(0.3), &samples([0.2, 0.4])),
         run(&dir.join("b"), dropout(0.1), &samples([0.0, 0.2])),
-        run(&dir.join("c"), json!({ "kind": "noise", "sigma": 0.5 }), &costly),
+        run(&dir.join("c"), json!({ "sampler": "noise", "noise_std": 0.5 }), &costly),
     ]
 }
 
@@ -162,7 +162,7 @@ fn figures_match_the_samples() {
     assert_points(accuracy, 0, "majority", &[(1.0, 0.375), (2.0, 0.25), (4.0, 0.5)]);
     // Right answers have the largest rewards, so that the best of N is right wherever one of N is;
     // the last trajectory of the first question has no answer and is never chosen.
-    assert_points(accuracy, 0, "best of N", &curve);
+    assert_points(accuracy, 0, "best of k", &curve);
     assert_points(accuracy, 0, "coverage", &curve);
 
     let cost = figure(&figures, "cost");
