@@ -16,12 +16,20 @@ in Rust; a small reasoner and its reward model are inside the package.
 import logging
 from importlib.metadata import version
 
+from ._ablation import ablate
 from ._annotations import Annotations
 from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
 from ._figures import Figure
 from ._questions import Question, read_questions
 from ._reasoner import Reasoner, RewardModel
 from ._run import RunDirectory, Sweep
+from ._training import (
+    Training,
+    TrainingExample,
+    train_reasoner,
+    train_reward,
+    training_options,
+)
 from ._trajectories import Solution, Trajectories, Trajectory
 from ._voting import RULES, Vote, aggregate, votes
 
@@ -43,11 +51,17 @@ __all__ = [
     "RunError",
     "Solution",
     "Sweep",
+    "Training",
+    "TrainingExample",
     "Trajectories",
     "Trajectory",
     "Vote",
+    "ablate",
     "aggregate",
     "read_questions",
+    "train_reasoner",
+    "train_reward",
+    "training_options",
     "votes",
 ]
 

@@ -147,3 +147,16 @@ def sweep(
     evaluate: Callable[[Path, dict[str, Any]], object],
     note: Callable[[str], object],
 ) -> Path: ...
+def ablate(
+    engine: Engine, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
+) -> str: ...
+def train_reasoner(
+    arguments: Mapping[str, Any],
+    examples: Sequence[tuple[str, list[str], str]] | None,
+    held_out: Sequence[tuple[str, list[str], str]] | None,
+    progress: Callable[[str], object] | None,
+) -> str: ...
+def train_reward(
+    arguments: Mapping[str, Any], progress: Callable[[str], object] | None
+) -> str: ...
+def training_options() -> tuple[str, str]: ...

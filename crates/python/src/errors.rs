@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use latent_tts::record::RecordError;
 use latent_tts::report::ReportError;
 use latent_tts::tensor::DeviceError as TensorError;
+use latent_tts::train::TrainError;
 use latent_tts::train::annotate::AnnotationError;
 use latent_tts::{EngineError as RequestError, Error};
 use pyo3::exceptions::{PyException, PyValueError};
@@ -38,6 +39,9 @@ pub fn raise(error: impl Into<Error>) -> PyErr {
         | Error::SweepExists { .. }
         | Error::SweepChanged { .. }
         | Error::SweepUnfinished { .. } => RunError::new_err(message),
+        Error::Train(TrainError::Device(_)) => DeviceError::new_err(message),
+        Error::Train(TrainError::Options { .. }) => PyValueError::new_err(message),
+        Error::Train(_) | Error::TrainingExists { .. } => RunError::new_err(message),
         Error::EmptySweep => PyValueError::new_err(message),
         _ => ModelError::new_err(message),
     }

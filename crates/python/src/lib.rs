@@ -5,6 +5,8 @@
 //! evaluate   a benchmark's run directory, in one process or assembled from several
 //! annotate   a directory of annotations, likewise
 //! sweep      the search over strengths; each point is a call of Python
+//! ablate     greedy runs with replaced thoughts
+//! train      the training of reasoners and reward models
 //! records    run directories and annotations as columns and figures
 //! options    keyword arguments -> options of the library
 //! waiting    long calls: without the GIL, with Ctrl-C and progress
@@ -17,6 +19,7 @@
 // What a Python class or function is for is told in the package; items here are its plumbing.
 #![allow(missing_docs, reason = "the documented API is the Python package")]
 
+mod ablate;
 mod aggregate;
 mod annotate;
 mod download;
@@ -26,12 +29,15 @@ mod evaluate;
 mod options;
 mod records;
 mod sweep;
+mod train;
 mod waiting;
 
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use crate::ablate::ablate;
     #[pymodule_export]
     use crate::aggregate::{aggregate, rules, votes};
     #[pymodule_export]
@@ -54,4 +60,6 @@ mod _core {
     };
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
+    #[pymodule_export]
+    use crate::train::{train_reasoner, train_reward, training_options};
 }

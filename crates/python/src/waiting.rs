@@ -16,6 +16,8 @@ pub enum ProgressEvent {
     Opened(String, usize, usize),
     /// So many questions more are done.
     Done(usize),
+    /// An event of a training, as JSON: the only argument of its callable.
+    Json(String),
 }
 
 /// Runs `work` without the GIL. `progress` is a callable that takes (path, done, total) or None
@@ -75,6 +77,9 @@ fn tell(progress: &Bound<'_, PyAny>, batch: Vec<ProgressEvent>) -> PyResult<()> 
                 progress.call1(((path, done, total), 0))?;
             }
             ProgressEvent::Done(more) => done += more,
+            ProgressEvent::Json(event) => {
+                progress.call1((event,))?;
+            }
         }
     }
     if done > 0 {

@@ -300,6 +300,7 @@ impl<'a> TrainRun<'a> {
         self.records.sync()?;
         self.state.save(task, self.trainer.config)?;
         self.saved = Some(self.state.steps);
+        tracing::debug!(steps = self.state.steps, "saved the state of the training");
         Ok(())
     }
 

@@ -43,6 +43,7 @@ impl HubClient {
             let incomplete = blob.with_file_name(format!("{}.incomplete", remote.etag));
             let there = length(&incomplete);
             let size = remote.size.unwrap_or(0);
+            tracing::info!(file = name, bytes = size, resumed = there, "downloading");
             progress(HubEvent::File { name, size, resumed: there });
             self.transfer(url, name, &incomplete, remote.size, progress)?;
             std::fs::rename(&incomplete, &blob).map_err(HubError::io(&blob))?;
@@ -81,6 +82,7 @@ impl HubClient {
         for attempt in 0..ATTEMPTS {
             let there = length(incomplete);
             if attempt > 0 {
+                tracing::warn!(file = name, attempt, bytes = there, "download cut; retrying");
                 std::thread::sleep(PAUSE * 2u32.pow(attempt - 1));
                 progress(HubEvent::Resumed(there));
             }

@@ -39,8 +39,9 @@ impl TrainMemory {
         let count = |tensor: &tensor::Tensor| (tensor.rows() * tensor.cols()) as u64;
         let trained = task.parameters().iter().map(|p| count(&p.value)).sum();
         let FrozenElements { weights, gradients } = task.frozen();
-        let (frozen, frozen_gradients) = (weights as u64, gradients as u64);
-        Ok(Self {
+        let frozen = weights as u64;
+        let frozen_gradients = gradients as u64;
+        let memory = Self {
             trained,
             frozen,
             weights: (trained + frozen) * (F32 + kernel_bytes(device)),
@@ -48,7 +49,16 @@ impl TrainMemory {
             optimizer: 2 * trained * F32,
             activations: task.activation_bytes()?,
             free: free_memory(device)?,
-        })
+        };
+        tracing::info!(
+            weights = memory.weights,
+            gradients = memory.gradients,
+            optimizer = memory.optimizer,
+            activations = memory.activations,
+            free = memory.free,
+            "memory of the training, in bytes"
+        );
+        Ok(memory)
     }
 
     /// Fails if the activations will exceed the free memory by far.

@@ -1,0 +1,45 @@
+//! Ablations: the accuracy of greedy runs whose thoughts are replaced.
+
+use latent_tts::record::AblationKind;
+use latent_tts::{Ablator, CancelToken, DataSource};
+use pyo3::prelude::*;
+use serde_json::Value;
+
+use crate::engine::PyEngine;
+use crate::errors::{invalid, raise};
+use crate::options::{Sampling, positive};
+use crate::waiting::wait_for;
+
+/// The keyword arguments of an ablation.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct AblateArguments {
+    data: String,
+    limit: Option<usize>,
+    default_count: usize,
+    kinds: Vec<String>,
+}
+
+/// Answers all questions with their own thoughts and with each replacement; gives the accuracies
+/// and answers as JSON.
+#[pyfunction]
+pub fn ablate(
+    py: Python<'_>,
+    engine: &PyEngine,
+    arguments: AblateArguments,
+    sampling: Sampling,
+) -> PyResult<String> {
+    let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
+    let data = DataSource::parse(&arguments.data).map_err(raise)?;
+    let kind = |name: &String| {
+        serde_json::from_value::<AblationKind>(Value::from(name.as_str()))
+            .map_err(|error| invalid(format!("kinds: {error}")))
+    };
+    let kinds = arguments.kinds.iter().map(kind).collect::<PyResult<Vec<_>>>()?;
+    let params = sampling.options()?.resolve(&engine.engine.reasoner().method);
+    let ablation = wait_for(py, &CancelToken::default(), None, |_| {
+        let questions = data.read(limit, arguments.default_count)?;
+        Ablator { kinds: &kinds, params }.run(&engine.engine, &questions)
+    })?;
+    serde_json::to_string(&ablation.map_err(raise)?).map_err(|error| invalid(error.to_string()))
+}

@@ -1,0 +1,186 @@
+"""Training: reasoners by every method, and reward models on annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import _core
+from ._progress import Progress, fetch, logger
+
+
+class TrainingExample(NamedTuple):
+    """A question with its worked steps, such as ``<<16-3-4=9>>``, and its answer."""
+
+    question: str
+    steps: list[str]
+    answer: str
+
+
+class Training:
+    """The result of a training: a model's directory with its learning curves."""
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        self.path = Path(report["out"])
+        """The directory, which :meth:`Reasoner.from_pretrained` loads."""
+        self.finished: bool = report["finished"]
+        """Whether all steps are done, or early stopping ended them."""
+        self.seconds: float = report["seconds"]
+        self.kept: dict[str, Any] | None = report["kept"]
+        """The evaluation of the model that is kept: step, score and metrics."""
+
+    def __repr__(self) -> str:
+        return f"Training({str(self.path)!r}, finished={self.finished})"
+
+    def log(self) -> list[dict[str, Any]]:
+        """The losses, the learning rate and the gradient norm of every step."""
+        text = (self.path / "training" / "log.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every evaluation on held-out data."""
+        text = (self.path / "training" / "evals.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+class _Events:
+    """Hands events of a training on to a bar, the log and a callback."""
+
+    def __init__(self, bar: Progress, callback: Callable[[dict[str, Any]], object] | None) -> None:
+        self._bar = bar
+        self._callback = callback
+        self._before = 0
+        self._started = False
+
+    def __call__(self, text: str) -> None:
+        event: dict[str, Any] = json.loads(text)
+        if event["event"] == "step":
+            if not self._started:
+                self._started = True
+                self._bar.start(self._before, event["total"])
+            self._bar(None, 1)
+        elif event["event"] == "resumed":
+            self._before = event["steps"]
+        elif event["event"] == "evaluation":
+            logger.info("after %d steps: %s", event["record"]["step"], event["record"]["metrics"])
+        else:
+            logger.log(30 if event["event"] == "warning" else 20, "%s", event["text"])
+        if self._callback is not None:
+            self._callback(event)
+
+
+def train_reasoner(
+    out: str | PathLike[str],
+    *,
+    preset: str | None = None,
+    examples: Iterable[TrainingExample | Mapping[str, Any]] | None = None,
+    held_out_examples: Iterable[TrainingExample | Mapping[str, Any]] | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+    callback: Callable[[dict[str, Any]], object] | None = None,
+    **options: Any,
+) -> Training:
+    """Trains a latent reasoner, or a baseline with a chain of thought in text or without one.
+
+    The options are those of ``latent-tts train reasoner`` with underscores: ``method``, ``mode``,
+    ``init``, ``base``, ``data``, ``steps``, ``batch``, ``lr``, ``lora``, ...;
+    ``training_options("reasoner")`` has all of them with their defaults. ``preset`` names a set of
+    them. ``examples`` and ``held_out_examples`` are used in place of the files that ``data`` and
+    ``held_out`` name. ``callback`` gets every event as a dict whose ``event`` is ``step``,
+    ``evaluation``, ``resumed``, ``note`` or ``warning``. Ctrl-C saves the state after the step, and
+    ``resume=True`` goes on from it. The files are those of the command line, byte for byte.
+    """
+    arguments = _arguments(out, preset, options, device, dtype, threads)
+    with Progress(progress, what="steps") as bar:
+        report = _core.train_reasoner(
+            arguments, _tuples(examples), _tuples(held_out_examples), _Events(bar, callback)
+        )
+    return Training(json.loads(report))
+
+
+def train_reward(
+    out: str | PathLike[str],
+    *,
+    preset: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+    callback: Callable[[dict[str, Any]], object] | None = None,
+    **options: Any,
+) -> Training:
+    """Trains a latent reward model on annotations, which :meth:`Reasoner.annotate` writes.
+
+    The options are those of ``latent-tts train reward`` with underscores: ``model``,
+    ``annotations``, ``held_out``, ``objective``, ``base``, ``steps``, ...;
+    ``training_options("reward")`` has all of them with their defaults. The others are those of
+    :func:`train_reasoner`.
+    """
+    arguments = _arguments(out, preset, options, device, dtype, threads)
+    with Progress(progress, what="steps") as bar:
+        report = _core.train_reward(arguments, _Events(bar, callback))
+    return Training(json.loads(report))
+
+
+def training_options(kind: str) -> dict[str, Any]:
+    """The options of a training, ``reasoner`` or ``reward``, with their defaults.
+
+    >>> training_options("reasoner")["curriculum_end"]
+    0.4
+    """
+    reasoner, reward = _core.training_options()
+    options: dict[str, Any] = json.loads({"reasoner": reasoner, "reward": reward}[kind])
+    return {
+        name: float(f"{value:.7g}") if isinstance(value, float) else value
+        for name, value in options.items()
+    }
+
+
+def _arguments(
+    out: str | PathLike[str],
+    preset: str | None,
+    options: dict[str, Any],
+    device: str,
+    dtype: str | None,
+    threads: int | None,
+) -> dict[str, Any]:
+    """What the extension module takes; models by an id of the Hub are downloaded."""
+    given = {name: _plain(value) for name, value in options.items() if value is not None}
+    models = [given.get(name) for name in ("init", "base", "model", "reference")]
+    fetch([model for model in models if model not in (None, "reasoner", "none")])
+    return {
+        "out": Path(out),
+        "options": json.dumps(given),
+        "preset": preset,
+        "device": device,
+        "dtype": dtype,
+        "threads": threads,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has: paths are text."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _tuples(
+    examples: Iterable[TrainingExample | Mapping[str, Any]] | None,
+) -> list[tuple[str, list[str], str]] | None:
+    if examples is None:
+        return None
+    fields = (
+        (one["question"], one.get("steps", ()), one["answer"])
+        if isinstance(one, Mapping)
+        else one
+        for one in examples
+    )
+    return [(question, list(steps), str(answer)) for question, steps, answer in fields]
