@@ -7,6 +7,7 @@
 //! sweep      the search over strengths; each point is a call of Python
 //! records    run directories and annotations as columns and figures
 //! options    keyword arguments -> options of the library
+//! command    the command line, for the console script
 //! waiting    long calls: without the GIL, with Ctrl-C and progress
 //! errors     the library's errors as exceptions
 //! ```
@@ -19,6 +20,7 @@
 
 mod aggregate;
 mod annotate;
+mod command;
 mod download;
 mod engine;
 mod errors;
@@ -36,6 +38,8 @@ mod _core {
     use crate::aggregate::{aggregate, rules, votes};
     #[pymodule_export]
     use crate::annotate::PyAnnotation;
+    #[pymodule_export]
+    use crate::command::run_command_line;
     #[pymodule_export]
     use crate::download::fetch;
     #[pymodule_export]
