@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -103,6 +105,111 @@ def check_stream(client, binary, questions):
     solution = solved(binary, question, 16, 3)
     texts = [t["text"] for t in solution["trajectories"] if t["answer"] == solution["answer"]]
     assert text in map(without_marker, texts)
+
+
+def check_responses(client, questions):
+    question = questions[2]["question"]
+    extra = {"latent": {"samples": 8, "seed": 5}}
+    chat = client.chat.completions.create(
+        model="embedded", messages=[{"role": "user", "content": question}], extra_body=extra
+    )
+    whole = client.responses.create(model="embedded", input=question, extra_body=extra)
+    assert whole.status == "completed" and whole.output_text == chat.choices[0].message.content
+    assert whole.usage.output_tokens_details.reasoning_tokens > 0
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.latent == chat.choices[0].latent
+    effort = client.responses.create(model="embedded", input=question, reasoning={"effort": "low"})
+    assert effort.latent["samples"] == 8
+
+    text, told, last = "", 0, None
+    for event in client.responses.create(model="embedded", input=question, stream=True, extra_body=extra):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+        told += "trajectory" in (getattr(event, "latent", None) or {})
+        last = event
+    assert (text, told, last.type) == (whole.output_text, 8, "response.completed")
+    assert last.response.usage == whole.usage
+    with client.responses.stream(model="embedded", input=question, extra_body=extra) as stream:
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"],
+              "additionalProperties": False}
+    structured = client.responses.create(
+        model="embedded", input=question, extra_body=extra,
+        text={"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}},
+    )
+    assert json.loads(structured.output_text) == {"answer": int(whole.output_text)}
+    try:
+        client.responses.create(model="embedded", input=question, previous_response_id="resp_1")
+        raise AssertionError("a stored response was accepted")
+    except openai.BadRequestError as error:
+        assert error.param == "previous_response_id"
+    named = client.chat.completions.create(
+        model="embedded@majority-4", messages=[{"role": "user", "content": question}]
+    )
+    assert named.choices[0].latent["samples"] == 4 and named.choices[0].latent["rule"] == "majority"
+
+
+def check_gateway(binary, url, questions):
+    """openai-python through a gateway whose upstream is the server itself."""
+    messages = [{"role": "user", "content": questions[3]["question"]}]
+    with serving(binary, "--upstream", f"{url}/v1", "--upstream-model", "embedded") as (gateway, _):
+        client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["embedded"]
+        extra = {"latent": {"samples": 6, "seed": 2}}
+        whole = client.chat.completions.create(model="embedded", messages=messages, extra_body=extra)
+        latent = whole.choices[0].latent
+        assert sum(vote["votes"] for vote in latent["votes"]) <= latent["samples"] == 6
+        assert all(vote["share"]["low"] <= vote["share"]["value"] for vote in latent["votes"])
+        stream = client.chat.completions.create(
+            model="embedded", messages=messages, stream=True, extra_body=extra
+        )
+        chunks = [chunk.choices[0] for chunk in stream]
+        told = [c for c in chunks if "trajectory" in (getattr(c, "latent", None) or {})]
+        text = "".join(chunk.delta.content or "" for chunk in chunks)
+        assert len(told) == 6 and text == whole.choices[0].message.content
+
+
+def check_curl(url):
+    """Every curl command of docs/serving.md, against the server."""
+    page = (pathlib.Path(__file__).parent.parent / "docs/serving.md").read_text()
+    blocks = re.findall(r"^```sh\n(curl .*?)^```", page, re.S | re.M)
+    assert len(blocks) >= 6, "the page has lost its examples"
+    for block in blocks:
+        command = block.replace("http://127.0.0.1:8000", url).replace("curl ", "curl --fail-with-body ", 1)
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        if "-sN" in block:
+            assert done.stdout.endswith("data: [DONE]\n\n"), done.stdout
+        else:
+            reply = json.loads(done.stdout)
+            assert "error" not in reply or reply["error"] is None, reply
+    print(f"curl: {len(blocks)} commands of docs/serving.md: ok")
+
+
+def documented_lm_eval(page, model):
+    """The arguments of the page's command for a model of the harness."""
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.S | re.M)).replace("\\\n", " ")
+    (line,) = [line for line in blocks.splitlines() if line.startswith("lm_eval ") and f"--model {model} " in line]
+    return shlex.split(line)[1:]
+
+
+def check_documented_lm_eval(url, folder):
+    """The commands of docs/serving.md, with a local task for one that is downloaded, and our model's name."""
+    page = (pathlib.Path(__file__).parent.parent / "docs/serving.md").read_text()
+    tasks = {"gsm8k": "latent_generate", "arc_easy": "latent_choose"}
+    for model in ("local-chat-completions", "local-completions"):
+        arguments = documented_lm_eval(page, model)
+        assert "--device" not in arguments
+        arguments = [tasks.get(argument, argument) for argument in arguments]
+        arguments = [a.replace("http://127.0.0.1:8000", url).replace("model=codi", "model=embedded") for a in arguments]
+        environment = {**os.environ, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+        done = subprocess.run(
+            [sys.executable, "-m", "lm_eval", *arguments, "--include_path", str(folder / "tasks"), "--limit", "4"],
+            env=environment, capture_output=True, text=True, timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    print("lm-eval: the commands of docs/serving.md: ok")
 
 
 def check_completions(client, questions):
@@ -296,8 +403,12 @@ def main():
         check_stream(client, binary, questions)
         check_completions(client, questions)
         check_errors(client, binary, questions)
-        print("openai-python: chat, stream, completions, errors, retries: ok")
+        check_responses(client, questions)
+        check_gateway(binary, url, questions)
+        print("openai-python: chat, stream, completions, errors, retries, responses, gateway: ok")
+        check_curl(url)
         check_lm_eval(url, binary, questions, pathlib.Path(folder))
+        check_documented_lm_eval(url, pathlib.Path(folder))
     print("clients: ok")
 
 

@@ -1,11 +1,13 @@
-//! `serve` as a process: SIGTERM under load loses no accepted request.
+//! `serve` as a process: SIGTERM under load loses no accepted request, SIGHUP reloads, and flags
+//! that cannot be honoured are refused.
 
 #![cfg(all(unix, feature = "serve", feature = "embedded"))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -91,4 +93,112 @@ fn sigterm_under_load_loses_no_accepted_request() {
     }
     assert!(server.wait().unwrap().success());
     assert!(TcpStream::connect(&address).is_err());
+}
+
+/// A running server whose log lines can be read.
+struct LoggedServer {
+    process: Child,
+    address: String,
+    log: Receiver<String>,
+}
+
+impl LoggedServer {
+    fn start(args: &[&str]) -> Self {
+        let mut process = latent_tts()
+            .args(["serve", "--port", "0", "--json"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stderr = BufReader::new(process.stderr.take().unwrap());
+        let (sender, log) = channel();
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+        });
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let url: Value = serde_json::from_str(&line).unwrap();
+        let port = url["url"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
+        Self { process, address: format!("127.0.0.1:{port}"), log }
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    }
+
+    /// Waits for a log line with these words.
+    fn wait_for(&self, words: &str) -> String {
+        loop {
+            let line = self.log.recv_timeout(Duration::from_secs(120)).unwrap();
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+
+    fn status(&self, key: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let head = format!(
+            "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             authorization: Bearer {key}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        read(stream)[9..12].to_owned()
+    }
+}
+
+impl Drop for LoggedServer {
+    fn drop(&mut self) {
+        self.signal("-TERM");
+        let ended = self.process.wait();
+        assert!(std::thread::panicking() || ended.unwrap().success());
+    }
+}
+
+#[test]
+fn sighup_reads_keys_and_models_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys");
+    std::fs::write(&path, "alpha\n").unwrap();
+    let server = LoggedServer::start(&["--api-keys-file", path.to_str().unwrap()]);
+    assert_eq!((server.status("alpha"), server.status("beta")), ("200".into(), "401".into()));
+    std::fs::write(&path, "beta\n").unwrap();
+    server.signal("-HUP");
+    server.wait_for("reloaded");
+    assert_eq!((server.status("alpha"), server.status("beta")), ("401".into(), "200".into()));
+    std::fs::write(&path, "").unwrap();
+    server.signal("-HUP");
+    let line = server.wait_for("cannot reload");
+    assert!(line.contains("has no key"), "{line}");
+    assert_eq!(server.status("beta"), "200");
+}
+
+#[test]
+fn a_server_that_everyone_can_use_warns() {
+    LoggedServer::start(&["--host", "0.0.0.0"]).wait_for("no API key is set");
+    let server = LoggedServer::start(&["--host", "0.0.0.0", "--api-key", "k"]);
+    assert_eq!(server.status("k"), "200");
+    assert!(server.log.try_iter().all(|line| !line.contains("no API key is set")));
+}
+
+#[test]
+fn values_that_cannot_be_served_are_refused_by_their_flag() {
+    for (args, words) in [
+        (vec!["--add-model", "codi"], "NAME=DIR"),
+        (vec!["--add-model", "=dir"], "neither the name nor the directory may be empty"),
+        (vec!["--add-model", "embedded=embedded"], "two models are called `embedded`"),
+        (vec!["--model-memory", "1MiB"], "takes"),
+        (vec!["--upstream", "example.com"], "is not the URL of a server"),
+        (vec!["--upstream", "http://127.0.0.1:1", "--model", "embedded"], "gateway has no model"),
+        (vec!["--upstream-model", "m"], "--upstream"),
+        (vec!["--otlp-endpoint", "collector:4318"], "is not the URL of a collector"),
+        (vec!["--api-keys-file", "/nowhere/keys"], "cannot use the API keys file"),
+    ] {
+        let done = latent_tts().args(["serve", "--port", "0"]).args(&args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(words), "{args:?}: {stderr}");
+    }
 }

@@ -9,6 +9,7 @@
 //! train      the training of reasoners and reward models
 //! records    run directories and annotations as columns and figures
 //! options    keyword arguments -> options of the library
+//! command    the command line, for the console script
 //! waiting    long calls: without the GIL, with Ctrl-C and progress
 //! errors     the library's errors as exceptions
 //! ```
@@ -22,6 +23,7 @@
 mod ablate;
 mod aggregate;
 mod annotate;
+mod command;
 mod download;
 mod engine;
 mod errors;
@@ -42,6 +44,8 @@ mod _core {
     use crate::aggregate::{aggregate, rules, votes};
     #[pymodule_export]
     use crate::annotate::PyAnnotation;
+    #[pymodule_export]
+    use crate::command::run_command_line;
     #[pymodule_export]
     use crate::download::fetch;
     #[pymodule_export]

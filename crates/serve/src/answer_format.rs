@@ -39,19 +39,19 @@ enum AcceptedAnswers {
     /// A number where it is one, else text.
     Any,
     Text,
-    Number(NumberRange),
+    Number(AcceptedRange),
     /// One of these, texts or numbers.
     Choice(Vec<Value>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct NumberRange {
+struct AcceptedRange {
     is_integer: bool,
     minimum: f64,
     maximum: f64,
 }
 
-impl NumberRange {
+impl AcceptedRange {
     const ALL: Self =
         Self { is_integer: false, minimum: f64::NEG_INFINITY, maximum: f64::INFINITY };
 }
@@ -68,7 +68,7 @@ impl AnswerFormat {
                 Ok(Some(Self { kind: AcceptedAnswers::Any, property }))
             }
             Some("number") => {
-                let kind = AcceptedAnswers::Number(NumberRange::ALL);
+                let kind = AcceptedAnswers::Number(AcceptedRange::ALL);
                 Ok(Some(Self { kind, property: None }))
             }
             Some("choice") => {
@@ -181,7 +181,7 @@ fn read_schema(body: Fields<'_>, schema: &Value) -> Result<AnswerFormat, ApiErro
         Value::Null => Ok(default),
         bound => bound.as_f64().ok_or_else(|| wrong(format!("{name} is a number"))),
     };
-    let range = NumberRange {
+    let range = AcceptedRange {
         is_integer: property["type"] == "integer",
         minimum: bound("minimum", f64::NEG_INFINITY)?,
         maximum: bound("maximum", f64::INFINITY)?,

@@ -4,9 +4,12 @@
 //! HTTP body -> fields -> generation, prompts -> Scheduler -> reply -> response | stream
 //! ```
 //!
-//! `server` has the connections and the drain, `layers` what is around every request, `routes` the
-//! paths, `generation`, `inspection` and `prompts` what the fields mean, `work` the way to the
-//! engine and back. `web_ui` is the page at `/`, `runs` the recorded runs that it opens.
+//! `server` has the connections and the drain, `layers`, `cors` and `auth` what is around every
+//! request, `routes` the paths, `models` the models in memory, `generation`, `budget`,
+//! `answer_format`, `inspection` and `prompts` what the fields mean, `work` the way to the engine
+//! and back. `responses` and `score` are chats in other shapes, `openapi` describes all of them.
+//! `gateway` votes over completions of another server, whose client is `upstream`. `traces` sends
+//! spans. `web_ui` is the page at `/`, `runs` the recorded runs that it opens.
 //! docs/serving.md describes every field, limit, metric and error.
 
 mod admin;

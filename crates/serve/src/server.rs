@@ -163,6 +163,10 @@ impl Server {
         if closed.await.is_err() {
             tracing::warn!("connections were cut at the shutdown timeout");
         }
+        if let Some(tracer) = state.tracer.clone() {
+            // A panic was printed by the thread itself.
+            let _ = tokio::task::spawn_blocking(move || tracer.close()).await;
+        }
         tracing::info!("stopped");
     }
 }

@@ -63,9 +63,9 @@ pub(crate) async fn with_trace<T>(
 
 /// Sends spans to a collector.
 pub(crate) struct Tracer {
-    /// `None` when the tracer is dropped.
-    sender: Option<SyncSender<Value>>,
-    worker: Option<JoinHandle<()>>,
+    /// `None` when the tracer is closed.
+    sender: Mutex<Option<SyncSender<Value>>>,
+    worker: Mutex<Option<JoinHandle<()>>>,
     metrics: Arc<Metrics>,
 }
 
@@ -86,22 +86,26 @@ impl Tracer {
             .name("traces".to_owned())
             .spawn(move || exporter.run(&receiver))
             .map_err(ServeError::Runtime)?;
-        Ok(Self { sender: Some(sender), worker: Some(worker), metrics })
+        let (sender, worker) = (Mutex::new(Some(sender)), Mutex::new(Some(worker)));
+        Ok(Self { sender, worker, metrics })
     }
 
     fn send(&self, span: Value) {
-        let sent = self.sender.as_ref().is_some_and(|sender| sender.try_send(span).is_ok());
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = sender.as_ref().is_some_and(|sender| sender.try_send(span).is_ok());
         if !sent {
             self.metrics.dropped_spans.inc();
         }
     }
 }
 
-impl Drop for Tracer {
-    fn drop(&mut self) {
+impl Tracer {
+    /// Waits until the spans so far are sent; later ones are dropped. Blocks.
+    pub(crate) fn close(&self) {
         // The thread sends what waits, and ends.
-        self.sender = None;
-        if let Some(worker) = self.worker.take() {
+        drop(self.sender.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(worker) = worker {
             // A panic was printed by the thread itself.
             let _ = worker.join();
         }

@@ -61,8 +61,8 @@ pub struct HttpArgs {
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
 
-    /// A file of keys, one a line, of which a request must carry one; read again on SIGHUP [default:
-    /// none]
+    /// A file of keys, one a line, of which a request must carry one; SIGHUP reads it again
+    /// [default: none]
     #[arg(long, value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
 

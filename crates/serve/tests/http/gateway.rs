@@ -15,7 +15,7 @@ use crate::support::*;
 const CHAT: &str = "/v1/chat/completions";
 
 /// What the scripted upstream does with the call of this number and body.
-type Script = dyn Fn(usize, &Value) -> Reaction + Send + Sync;
+type ReactionScript = dyn Fn(usize, &Value) -> Reaction + Send + Sync;
 
 enum Reaction {
     /// 200 with this text as content.
@@ -52,7 +52,8 @@ impl ScriptedUpstream {
             bodies: Arc::default(),
             stop: Arc::default(),
         };
-        let (script, running): (Arc<Script>, Arc<AtomicUsize>) = (Arc::new(script), Arc::default());
+        let (script, running): (Arc<ReactionScript>, Arc<AtomicUsize>) =
+            (Arc::new(script), Arc::default());
         let (calls, peak) = (Arc::clone(&upstream.calls), Arc::clone(&upstream.peak));
         let (bodies, stop) = (Arc::clone(&upstream.bodies), Arc::clone(&upstream.stop));
         std::thread::spawn(move || {

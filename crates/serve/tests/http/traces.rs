@@ -14,12 +14,12 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
 /// Takes spans.
-struct Collector {
+struct SpanCollector {
     url: String,
     spans: Arc<Mutex<Vec<Value>>>,
 }
 
-impl Collector {
+impl SpanCollector {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -92,7 +92,7 @@ fn nanoseconds(span: &Value, end: &str) -> u64 {
 
 #[test]
 fn a_request_has_spans_of_its_stages_and_passes() {
-    let collector = Collector::start();
+    let collector = SpanCollector::start();
     let server = TestServer::with(collector.options());
     let header = format!("traceparent: 00-{TRACE}-{PARENT}-01");
     for streams in [false, true] {
