@@ -28,12 +28,15 @@ fn main() {
     // Panics are counted and kept; those of libraries that are caught would fill the terminal.
     std::panic::set_hook(Box::new(|_| {}));
     println!("{:<12} {:>12} {:>10} {:>7}", "target", "executions", "a second", "broken");
+    let mut total = 0;
     for target in if named.is_empty() { TARGETS.to_vec() } else { named } {
-        run(target, seed, Duration::from_secs(seconds));
+        total += run(target, seed, Duration::from_secs(seconds));
     }
+    println!("{:<12} {total:>12}", "all");
 }
 
-fn run(target: FuzzTarget, seed: u64, duration: Duration) {
+/// Returns the number of executions.
+fn run(target: FuzzTarget, seed: u64, duration: Duration) -> u64 {
     let corpus = target.corpus().unwrap();
     // What the bodies share is made before memory is counted.
     corpus.iter().for_each(|(_, input)| drop(catch_unwind(|| target.run(input))));
@@ -68,6 +71,7 @@ fn run(target: FuzzTarget, seed: u64, duration: Duration) {
     }
     let rate = count as f64 / start.elapsed().as_secs_f64();
     println!("{:<12} {count:>12} {rate:>10.0} {broken:>7}", target.name);
+    count
 }
 
 fn keep(target: FuzzTarget, name: &str, input: &[u8]) {

@@ -1,7 +1,10 @@
-//! The system's allocator with a count of live bytes on each thread.
+//! The system's allocator with a count of live bytes on each thread, which keeps the budgets of
+//! the server's threads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+
+use serve::metering::{charge, refund};
 
 /// Counts what a thread allocates less what it frees, and the peak of that.
 pub struct CountingAllocator;
@@ -16,24 +19,29 @@ thread_local! {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
+        charge(layout.size());
         // SAFETY: the caller's promises are those of `System::alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
+        charge(layout.size());
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size as isize - layout.size() as isize);
+        charge(size);
+        refund(layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
+        refund(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }

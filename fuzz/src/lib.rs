@@ -10,6 +10,7 @@ mod fixtures;
 mod models;
 mod mutate;
 mod records;
+mod server;
 mod texts;
 
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ pub struct FuzzTarget {
 }
 
 /// All kinds of input.
-pub const TARGETS: [FuzzTarget; 12] = [
+pub const TARGETS: [FuzzTarget; 16] = [
     FuzzTarget { name: "safetensors", body: models::safetensors, words: models::HEADER_WORDS },
     FuzzTarget { name: "config", body: models::config, words: models::CONFIG_WORDS },
     FuzzTarget { name: "tokenizer", body: models::tokenizer, words: models::TOKENIZER_WORDS },
@@ -45,6 +46,10 @@ pub const TARGETS: [FuzzTarget; 12] = [
     FuzzTarget { name: "layers", body: texts::layers, words: texts::LAYER_WORDS },
     FuzzTarget { name: "answer", body: texts::answer, words: texts::ANSWER_WORDS },
     FuzzTarget { name: "http", body: texts::http, words: texts::HTTP_WORDS },
+    FuzzTarget { name: "grading", body: texts::grading, words: texts::ANSWER_WORDS },
+    FuzzTarget { name: "templates", body: server::templates, words: server::TEMPLATE_WORDS },
+    FuzzTarget { name: "heads", body: server::heads, words: server::HEAD_WORDS },
+    FuzzTarget { name: "pages", body: server::pages, words: records::SAMPLE_WORDS },
 ];
 
 /// Memory that a body may have live for an input of these many bytes: parsed JSON takes tens of

@@ -175,14 +175,37 @@ pub(crate) fn answer(input: &[u8]) {
     }
 }
 
+/// A gold answer on the first line and a text below it, under every rule and kind: an answer is
+/// extracted the same way twice, and one that reads like the gold answer matches it.
+pub(crate) fn grading(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let (gold, text) = text.split_once('\n').unwrap_or((&text, &text));
+    for rule in [AnswerRule::Hash, AnswerRule::LastNumber, AnswerRule::Boxed, AnswerRule::Cascade] {
+        for kind in [AnswerKind::Number, AnswerKind::Math, AnswerKind::Choice] {
+            let Some(answer) = rule.extract(kind, text) else { continue };
+            let again = rule.extract(kind, text).expect("what was found is found again");
+            assert_eq!(again.as_str(), answer.as_str(), "{rule:?} {kind:?}");
+            let matches = answer.matches(gold);
+            assert_eq!(matches, again.matches(gold), "{rule:?} {kind:?}: {gold:?}");
+            assert!(
+                matches || answer.as_str() != gold,
+                "{rule:?} {kind:?}: {gold:?} is not itself"
+            );
+        }
+    }
+}
+
 /// Reads bodies for a tiny reasoner.
-static BODIES: LazyLock<BodyReader> = LazyLock::new(|| {
+static BODIES: LazyLock<BodyReader> =
+    LazyLock::new(|| BodyReader::new(tiny_engine()).expect("the templates are valid"));
+
+/// An engine of a tiny reasoner, with one thread.
+pub(crate) fn tiny_engine() -> Engine {
     let device = Device::cpu(Some(NonZeroUsize::MIN)).expect("a processor is there");
     let dir = checkpoint_dir(CheckpointFamily::Coconut);
     let reasoner = Reasoner::load(&device, dir.path(), None);
-    let engine = Engine::new(reasoner.expect("a valid checkpoint is loaded"));
-    BodyReader::new(engine).expect("the templates are valid")
-});
+    Engine::new(reasoner.expect("a valid checkpoint is loaded"))
+}
 
 /// The body of a request, as every path reads it.
 pub(crate) fn http(input: &[u8]) {

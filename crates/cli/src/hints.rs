@@ -136,6 +136,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
 fn of_record(error: &RecordError) -> Option<&'static str> {
     match error {
         RecordError::Exists { .. } => Some("--resume, --overwrite or --out"),
+        RecordError::Write { .. } => Some("--resume or --out"),
         RecordError::TrainingExists { .. } => Some("--resume, --overwrite or --out"),
         RecordError::ModelExists { .. } => Some("--overwrite or --out"),
         RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
@@ -143,8 +144,7 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         RecordError::NotARun { path } if holds_runs(path) => {
             Some("there are runs in it; name them, as with DIR/*")
         }
-        RecordError::Write { .. }
-        | RecordError::OutputIsInput { .. }
+        RecordError::OutputIsInput { .. }
         | RecordError::WeightsInDirectory { .. }
         | RecordError::Locked { .. }
         | RecordError::NotADirectory { .. }

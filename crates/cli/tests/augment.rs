@@ -39,8 +39,10 @@ fn the_table_names_reasons_and_files_are_left_out() {
     sandbox.write("in.jsonl", PROBLEMS.as_bytes());
     let table = sandbox.run(&["augment", "in.jsonl", "--total", "4", "--out", "a.jsonl"]).ok().out;
     assert!(table.contains("a number from nowhere") && table.contains("4  variants"), "{table}");
-    sandbox.run(&["augment", "in.jsonl", "--without", "in.jsonl", "--out", "b.jsonl"]).ok();
-    assert!(sandbox.read("b.jsonl").is_empty());
+    let nothing =
+        sandbox.run(&["augment", "in.jsonl", "--without", "in.jsonl", "--out", "b.jsonl"]);
+    nothing.refused(&["b.jsonl", "no variant to write", "2 problems 1 were refused"]);
+    assert!(!sandbox.path("b.jsonl").exists());
 }
 
 #[test]

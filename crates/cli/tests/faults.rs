@@ -65,7 +65,7 @@ fn latents_are_finished_from_what_is_there_or_refused() {
         assert!(!sandbox.path(&part).exists());
         // Cut, or nowhere.
         sandbox.write(&done, &whole[..whole.len() - 1]);
-        with(&["--latents", "--resume"]).refused(&["latents.safetensors", "cut", "--overwrite"]);
+        with(&["--latents", "--resume"]).refused(&["latents.safetensors", "cut", "--out"]);
         fs::remove_file(sandbox.path(&done)).unwrap();
         with(&["--latents", "--resume"]).refused(&["latents.safetensors", "missing", "--out"]);
     }

@@ -129,7 +129,7 @@ fn lock_error(path: &Path, source: io::Error) -> RecordError {
 }
 
 /// The error of a directory that cannot be made.
-fn dir_error(path: &Path, source: io::Error) -> RecordError {
+pub(crate) fn dir_error(path: &Path, source: io::Error) -> RecordError {
     match path.ancestors().find(|above| above.exists()) {
         Some(file) if !file.is_dir() => RecordError::NotADirectory { path: file.to_owned() },
         _ => RecordError::Write { path: path.to_owned(), source },

@@ -17,28 +17,44 @@ use serde_json::Value;
 
 use crate::metering::Budget;
 
-/// Bytes of a template's text; published ones have up to 20 kB.
-const MAX_SOURCE: usize = 64 << 10;
-/// Bytes of a prompt that a template writes.
-const MAX_OUTPUT: usize = 4 << 20;
 /// Steps of the template's interpreter.
 const MAX_STEPS: u64 = 1_000_000;
-/// Memory of compiling or rendering, beside copies of the messages.
-const MAX_MEMORY: usize = 64 << 20;
 /// Copies of the messages that a rendering may hold at a time.
 const MESSAGE_COPIES: usize = 32;
-/// Stack of the thread: the longest chain of operators that fits the text, with a margin.
-const STACK: usize = 256 << 20;
-/// The time for compiling or rendering.
-const DEADLINE: Duration = Duration::from_secs(2);
 /// How often the waiting thread looks whether the memory is exceeded.
 const POLL: Duration = Duration::from_millis(5);
 /// Threads that may be stopped or late at a time; beyond them nothing is rendered.
 const MAX_STOPPED: usize = 4;
 
+/// What a template may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TemplateLimits {
+    /// Bytes of its text.
+    pub(crate) source: usize,
+    /// Bytes of the prompt that it writes.
+    pub(crate) output: usize,
+    /// Bytes of memory, beside copies of the messages.
+    pub(crate) memory: usize,
+    /// Bytes of the thread's stack: the longest chain of operators that fits the text, with a
+    /// margin.
+    pub(crate) stack: usize,
+    /// The time for compiling or rendering.
+    pub(crate) time: Duration,
+}
+
+/// Published templates have up to 20 kB.
+const LIMITS: TemplateLimits = TemplateLimits {
+    source: 64 << 10,
+    output: 4 << 20,
+    memory: 64 << 20,
+    stack: 256 << 20,
+    time: Duration::from_secs(2),
+};
+
 /// A compiled template.
 pub struct JinjaTemplate {
     environment: Arc<Environment<'static>>,
+    limits: TemplateLimits,
     /// Threads that exceeded their memory, or are late.
     stopped: Arc<AtomicUsize>,
 }
@@ -50,12 +66,20 @@ impl JinjaTemplate {
     ///
     /// What is wrong with it: it is no Jinja, or exceeds a limit.
     pub fn compile(source: String) -> Result<Self, String> {
-        if source.len() > MAX_SOURCE {
-            return Err(format!("it has {} bytes, at most {MAX_SOURCE} are read", source.len()));
+        Self::compile_within(source, LIMITS)
+    }
+
+    pub(crate) fn compile_within(source: String, limits: TemplateLimits) -> Result<Self, String> {
+        if source.len() > limits.source {
+            return Err(format!(
+                "it has {} bytes, at most {} are read",
+                source.len(),
+                limits.source
+            ));
         }
         let stopped = Arc::new(AtomicUsize::new(0));
-        let environment = bounded(&stopped, MAX_MEMORY, move || environment(source))??;
-        Ok(Self { environment: Arc::new(environment), stopped })
+        let environment = bounded(&stopped, limits, move || environment(source))??;
+        Ok(Self { environment: Arc::new(environment), limits, stopped })
     }
 
     /// Renders the template.
@@ -64,10 +88,11 @@ impl JinjaTemplate {
     ///
     /// What the template says, or the limit that it exceeds.
     pub fn render(&self, context: Value) -> Result<String, String> {
-        let size = context.to_string().len();
-        let memory = MAX_MEMORY.saturating_add(size.saturating_mul(MESSAGE_COPIES));
+        let copies = context.to_string().len().saturating_mul(MESSAGE_COPIES);
+        let memory = self.limits.memory.saturating_add(copies);
+        let limits = TemplateLimits { memory, ..self.limits };
         let environment = Arc::clone(&self.environment);
-        bounded(&self.stopped, memory, move || render(&environment, &context))?
+        bounded(&self.stopped, limits, move || render(&environment, &context, limits.output))?
     }
 }
 
@@ -85,25 +110,28 @@ fn environment(source: String) -> Result<Environment<'static>, String> {
     added.map(|()| environment).map_err(|error| error.to_string())
 }
 
-fn render(environment: &Environment<'_>, context: &Value) -> Result<String, String> {
-    let mut out = BoundedOutput(Vec::new());
+fn render(environment: &Environment<'_>, context: &Value, limit: usize) -> Result<String, String> {
+    let mut out = BoundedOutput { text: Vec::new(), limit };
     let template = environment.get_template("chat").map_err(|error| error.to_string())?;
     let context = minijinja::Value::from_serialize(context);
     let rendered = template.render_captured_to(context, &mut out);
-    if out.0.len() > MAX_OUTPUT {
-        return Err(format!("the chat template writes more than {MAX_OUTPUT} bytes"));
+    if out.text.len() > limit {
+        return Err(format!("the chat template writes more than {limit} bytes"));
     }
     rendered.map_err(|error| error.to_string())?;
-    String::from_utf8(out.0).map_err(|error| error.to_string())
+    String::from_utf8(out.text).map_err(|error| error.to_string())
 }
 
 /// Text that ends one byte above its limit.
-struct BoundedOutput(Vec<u8>);
+struct BoundedOutput {
+    text: Vec<u8>,
+    limit: usize,
+}
 
 impl Write for BoundedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let left = (MAX_OUTPUT + 1).saturating_sub(self.0.len());
-        self.0.extend(&bytes[..bytes.len().min(left)]);
+        let left = (self.limit + 1).saturating_sub(self.text.len());
+        self.text.extend(&bytes[..bytes.len().min(left)]);
         match left < bytes.len() {
             true => Err(io::ErrorKind::StorageFull.into()),
             false => Ok(bytes.len()),
@@ -118,15 +146,16 @@ impl Write for BoundedOutput {
 /// Runs `work` on a thread of its own, with a stack, a memory and a time that are bounded.
 fn bounded<R: Send + 'static>(
     stopped: &Arc<AtomicUsize>,
-    memory: usize,
+    limits: TemplateLimits,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, String> {
     if stopped.load(Ordering::Relaxed) >= MAX_STOPPED {
         return Err(format!("the chat template was stopped {MAX_STOPPED} times; it is not used"));
     }
     let (sender, receiver) = mpsc::channel();
+    let TemplateLimits { memory, stack, time, .. } = limits;
     let budget = Budget::new(memory);
-    let thread = thread::Builder::new().name("chat-template".into()).stack_size(STACK);
+    let thread = thread::Builder::new().name("chat-template".into()).stack_size(stack);
     let spawned = thread.spawn({
         let (budget, late) = (Arc::clone(&budget), Arc::clone(stopped));
         move || {
@@ -138,7 +167,7 @@ fn bounded<R: Send + 'static>(
         }
     });
     spawned.map_err(|error| format!("cannot start a thread for the chat template: {error}"))?;
-    let deadline = Instant::now() + DEADLINE;
+    let deadline = Instant::now() + time;
     let why = loop {
         match receiver.recv_timeout(POLL) {
             Ok(result) => return Ok(result),
@@ -147,7 +176,7 @@ fn bounded<R: Send + 'static>(
                 break format!("the chat template takes more than {} MiB", memory >> 20);
             }
             Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
-                break format!("the chat template takes more than {} s", DEADLINE.as_secs());
+                break format!("the chat template takes more than {} s", time.as_secs_f64());
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -200,7 +229,7 @@ mod tests {
 
     #[test]
     fn text_output_steps_and_memory_are_bounded() {
-        refused(&" ".repeat(MAX_SOURCE + 1), "at most 65536");
+        refused(&" ".repeat(LIMITS.source + 1), "at most 65536");
         refused("{% for i in range(9999) %}{{ text * 1000 }}{% endfor %}", "more than 4194304");
         refused(
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -233,7 +262,7 @@ mod tests {
             ("", "{% if 1 %}", ""),
             ("", "{{", ""),
         ] {
-            let count = (MAX_SOURCE - open.len() - close.len()) / part.len();
+            let count = (LIMITS.source - open.len() - close.len()) / part.len();
             // An error is as good as a result: the process goes on.
             let _ = render(&format!("{open}{}{close}", part.repeat(count)));
         }

@@ -66,8 +66,8 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .layer(middleware::from_fn_with_state(Arc::clone(&state), cors::allow_origins))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::check_host))
-        .layer(middleware::from_fn(layers::check_head))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::observe))
+        .layer(middleware::from_fn(layers::check_head))
         .with_state(state)
 }
 

@@ -25,6 +25,8 @@ use crate::{ServeError, ServeOptions};
 
 /// Headers of a request.
 const MAX_HEADERS: usize = 64;
+/// Threads that a server starts: two for connections, the engine's two, and a few that read files.
+const SPARE_THREADS: usize = 8;
 /// How long threads have to end after the connections are closed, those that make pages among them.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a drain looks whether requests are left; also the pause after a failed accept.
@@ -40,6 +42,8 @@ pub fn run(
     options: ServeOptions,
     listening: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
+    latent_tts::tensor::check_spare_threads(SPARE_THREADS)
+        .map_err(|error| ServeError::Runtime(std::io::Error::other(error)))?;
     // The engine has a thread and a pool of its own; handlers only read and write JSON.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -1,31 +1,40 @@
-//! Bodies read as the handlers read them, without a server: what fuzzing calls.
+//! Bodies, heads and templates read as the server reads them, without a socket: what fuzzing calls.
 
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use engine::scheduler::Scheduler;
 use engine::{Engine, Family};
-use serde_json::Value;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::server::conn::http1;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+
+use crate::chat_template::{JinjaTemplate, TemplateLimits};
 
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::Generation;
 use crate::prompts::{ChatPrompts, PromptText, token_ids};
-use crate::{ChatTemplate, ServeError, ServeOptions};
+use crate::state::AppState;
+use crate::{ChatTemplate, ServeError, ServeOptions, layers, routes};
 
 /// Reads bodies for an engine.
 pub struct BodyReader {
     engine: Engine,
-    /// The family's own template, and one in Jinja.
-    templates: [ChatPrompts; 2],
+    chat: ChatPrompts,
     max_samples: usize,
 }
 
 impl BodyReader {
     /// A reader with the server's default limits.
     pub fn new(engine: Engine) -> Result<Self, ServeError> {
-        let jinja = "{% for m in messages %}<{{ m.role }}>{{ m.content.strip() }}{% endfor %}";
-        let compile =
-            |template: ChatTemplate| ChatPrompts::new(&template, &Value::Null, Family::COT);
-        let templates =
-            [compile(ChatTemplate::Family)?, compile(ChatTemplate::Jinja(jinja.into()))?];
-        Ok(Self { engine, templates, max_samples: ServeOptions::default().max_samples })
+        let chat = ChatPrompts::new(&ChatTemplate::Family, &Value::Null, Family::COT)?;
+        Ok(Self { engine, chat, max_samples: ServeOptions::default().max_samples })
     }
 
     /// Reads a body as that of every path that takes one. Returns how many of them would have had
@@ -33,18 +42,15 @@ impl BodyReader {
     pub fn read(&self, body: &[u8]) -> usize {
         let Ok(body) = serde_json::from_slice::<Value>(body) else { return 0 };
         let Ok(body) = Fields::of_body(&body) else { return 0 };
-        let chat = |template: &ChatPrompts| {
-            template.prompt(self.engine.reasoner(), body).and_then(|chat| {
-                let generation = self.generation(body)?;
-                Ok(generation.params(&chat.prompt))
-            })
-        };
-        let chats = self.templates.iter().filter(|template| chat(template).is_ok()).count();
+        let chat = self.chat.prompt(self.engine.reasoner(), body).and_then(|chat| {
+            let generation = self.generation(body)?;
+            Ok(generation.params(&chat.prompt))
+        });
         let completion = self.completion(body).is_ok();
         let decoded = body.list("tokens").ok().flatten().and_then(|list| token_ids(list));
         let decoded = decoded
             .is_some_and(|ids| self.engine.reasoner().tokenizer.decode_with_special(&ids).is_ok());
-        chats + usize::from(completion) + usize::from(decoded)
+        usize::from(chat.is_ok()) + usize::from(completion) + usize::from(decoded)
     }
 
     fn generation(&self, body: Fields<'_>) -> Result<Generation, ApiError> {
@@ -65,5 +71,110 @@ impl BodyReader {
             assert!(prompt.text.starts_with(kept), "a stop sequence only shortens");
         }
         Ok(())
+    }
+}
+
+/// Limits at which a template that exceeds them costs little: its thread never ends.
+const SMALL: TemplateLimits = TemplateLimits {
+    source: 4 << 10,
+    output: 64 << 10,
+    memory: 1 << 20,
+    stack: 16 << 20,
+    time: Duration::from_secs(2),
+};
+
+/// Compiles a chat template and renders it with two messages, under small limits.
+///
+/// # Errors
+///
+/// What is wrong with the template, or the limit that it exceeds.
+pub fn render_template(source: &str) -> Result<String, String> {
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let messages = [message("system", "Be brief."), message("user", " What is 1 plus 2? ")];
+    let context =
+        json!({ "messages": messages, "add_generation_prompt": true, "bos_token": "<s>" });
+    JinjaTemplate::compile_within(source.to_owned(), SMALL)?.render(context)
+}
+
+/// A server without a socket.
+pub struct ConnectionReader {
+    state: Arc<AppState>,
+    router: axum::Router,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl ConnectionReader {
+    /// A server with the default limits.
+    ///
+    /// # Errors
+    ///
+    /// When the threads of the engine or the runtime cannot be started.
+    pub fn new(engine: Engine) -> Result<Self, ServeError> {
+        let options = ServeOptions::default();
+        let chat = ChatPrompts::new(&ChatTemplate::Family, &Value::Null, Family::COT)?;
+        let scheduler = Scheduler::start(engine, options.max_waiting_rows);
+        let state = Arc::new(AppState::new(scheduler, options, chat, Value::Null, None));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let router = routes::router(Arc::clone(&state));
+        Ok(Self { state, router, runtime: runtime.map_err(ServeError::Runtime)? })
+    }
+
+    /// What a connection answers to these bytes and the end of the stream after them.
+    pub fn answer(&self, input: &[u8]) -> Vec<u8> {
+        let output = Arc::new(Mutex::new(Vec::new()));
+        let stream = MemoryStream { input: input.to_vec(), at: 0, output: Arc::clone(&output) };
+        let service = TowerToHyperService::new(self.router.clone());
+        let connection = http1::Builder::new()
+            .max_buf_size(layers::MAX_HEAD_BYTES)
+            .serve_connection(stream, service);
+        // What is no HTTP ends the connection with an error.
+        let _ = self.runtime.block_on(connection);
+        output.lock().map(|mut output| std::mem::take(&mut *output)).unwrap_or_default()
+    }
+
+    /// The text of the server's metrics, which requests must not make larger.
+    pub fn metrics_size(&self) -> usize {
+        self.state.metrics.render(self.state.scheduler.stats()).map_or(0, |text| text.len())
+    }
+}
+
+/// Bytes that are there already, and the answer.
+struct MemoryStream {
+    input: Vec<u8>,
+    at: usize,
+    output: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Read for MemoryStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let length = buffer.remaining().min(self.input.len() - self.at);
+        buffer.put_slice(&self.input[self.at..][..length]);
+        self.at += length;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Write for MemoryStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if let Ok(mut output) = self.output.lock() {
+            output.extend(bytes);
+        }
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }

@@ -116,7 +116,7 @@ impl Device {
             .thread_name(|i| format!("latent-tts-{i}"))
             .build()
             .map_err(|e| DeviceError::Threads { threads, reason: e.to_string() })?;
-        check_spare_threads(threads)?;
+        check_spare_threads(SPARE_THREADS)?;
         Ok(Self(Arc::new(Backend::Cpu(CpuDevice { pool, isa, precision }))))
     }
 
@@ -411,17 +411,21 @@ pub fn start_global_threads(threads: Option<NonZeroUsize>) -> Result<(), DeviceE
     started.clone().map_err(|reason| DeviceError::Threads { threads, reason })
 }
 
-/// Threads that the rest of the program starts one at a time: signals, data, scheduler, server.
-const SPARE_THREADS: usize = 6;
+/// Threads that an engine or a training starts beside those of its device.
+const SPARE_THREADS: usize = 2;
 
-/// Fails while there is still somebody to report it to: the standard library panics where a thread
-/// cannot be started.
-fn check_spare_threads(threads: usize) -> Result<(), DeviceError> {
+/// Fails if so many more threads cannot be started, while there is still somebody to report it to:
+/// where one is needed, the standard library panics.
+///
+/// # Errors
+///
+/// [`DeviceError::Threads`] with the operating system's reason.
+pub fn check_spare_threads(threads: usize) -> Result<(), DeviceError> {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(Mutex::new(held));
     let mut spare = Vec::new();
     let mut failed = None;
-    for _ in 0..SPARE_THREADS {
+    for _ in 0..threads {
         let held = Arc::clone(&held);
         // Every thread waits for the channel's end, so that all of them exist at the same time.
         let wait = move || drop(held.lock().map(|held| held.recv()));
@@ -433,10 +437,7 @@ fn check_spare_threads(threads: usize) -> Result<(), DeviceError> {
     drop(release);
     spare.into_iter().for_each(|thread| drop(thread.join()));
     match failed {
-        Some(error) => Err(DeviceError::Threads {
-            threads: threads + SPARE_THREADS,
-            reason: error.to_string(),
-        }),
+        Some(error) => Err(DeviceError::Threads { threads, reason: error.to_string() }),
         None => Ok(()),
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::error::RecordError;
 use crate::files::{DirLock, InputPaths, remove_strays};
 use crate::training::{STATE_FILE, TRAINING_DIR};
-use crate::writer::{create_dir, lock_dir};
+use crate::writer::{create_dir, dir_error, lock_dir};
 
 /// Directories of a model's, beside its files.
 const MODEL_SUBDIRS: [&str; 2] = [TRAINING_DIR, "reference"];
@@ -147,7 +147,7 @@ fn model_files(dir: &Path) -> Result<Vec<PathBuf>, RecordError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-            return Err(RecordError::NotADirectory { path: dir.to_owned() });
+            return Err(dir_error(dir, error));
         }
         Err(source) => return Err(RecordError::Read { path: dir.to_owned(), source }),
         Ok(entries) => entries,

@@ -30,7 +30,7 @@ pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    write_to(Destination::of(path, false)?, write, true)
+    write_to(OutputTarget::of(path, false)?, write, true)
 }
 
 /// [`replace`] by bytes that are in memory.
@@ -48,9 +48,9 @@ pub fn write_output(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let destination = Destination::of(path, true)?;
+    let destination = OutputTarget::of(path, true)?;
     match &destination {
-        Destination::File { path, old: Some(_) } if is_weights(path) => {
+        OutputTarget::File { path, old: Some(_) } if is_weights(path) => {
             let why = "it holds the weights of a model";
             Err(io::Error::new(io::ErrorKind::InvalidInput, why))
         }
@@ -81,14 +81,14 @@ pub fn is_standard_output(path: &Path) -> bool {
 }
 
 /// Where the content goes.
-enum Destination {
+enum OutputTarget {
     /// A device, a pipe or a standard stream.
     Stream(File),
     /// A regular file, or none yet.
     File { path: PathBuf, old: Option<Metadata> },
 }
 
-impl Destination {
+impl OutputTarget {
     fn of(path: &Path, pipes: bool) -> io::Result<Self> {
         let old = match fs::metadata(path) {
             Ok(found) => found,
@@ -127,16 +127,16 @@ fn follow_missing(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn write_to(
-    destination: Destination,
+    destination: OutputTarget,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
     may_be_empty: bool,
 ) -> io::Result<()> {
     let (path, old) = match destination {
-        Destination::Stream(file) => {
+        OutputTarget::Stream(file) => {
             let mut out = BufWriter::new(file);
             return write(&mut out).and_then(|()| out.flush());
         }
-        Destination::File { path, old } => (path, old),
+        OutputTarget::File { path, old } => (path, old),
     };
     let temp = temp_path(&path);
     let written = create(&temp, old.as_ref()).and_then(|file| write_synced(file, write));

@@ -199,3 +199,57 @@ fn connections_are_bounded_and_wait() {
         streams.into_iter().map(|s| Response::read(s).ok()["choices"].to_string()).collect();
     assert!(texts.iter().all(|text| *text == texts[0]));
 }
+
+#[test]
+fn what_is_announced_too_large_is_refused_before_it_is_sent() {
+    let server = TestServer::with(ServeOptions {
+        max_body_bytes: 1000,
+        io_timeout: Duration::from_secs(60),
+        ..ServeOptions::default()
+    });
+    let mut connection = TcpStream::connect(server.address).unwrap();
+    let head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                content-length: 1001\r\n\r\n";
+    connection.write_all(head.as_bytes()).unwrap();
+    let start = Instant::now();
+    let mut answer = [0; 12];
+    connection.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 413");
+    assert!(start.elapsed() < Duration::from_secs(30), "the body was waited for");
+}
+
+#[test]
+fn a_head_has_64_kib_at_most() {
+    let server = TestServer::start();
+    let status = |bytes: usize| {
+        let start = "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\na: ";
+        let head = format!("{start}{}\r\n\r\n", "b".repeat(bytes - start.len() - 4));
+        assert_eq!(head.len(), bytes);
+        let mut connection = TcpStream::connect(server.address).unwrap();
+        connection.write_all(head.as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        connection.read_exact(&mut answer).unwrap();
+        String::from_utf8(answer[9..].to_vec()).unwrap()
+    };
+    assert_eq!(status(64 << 10), "200");
+    assert_eq!(status((64 << 10) + 1), "431");
+    assert_eq!(status(70_000), "431");
+}
+
+#[test]
+fn requests_beyond_the_memory_limit_are_refused() {
+    let engine = engine().memory();
+    // Nothing is counted in a test's process: the key-value cache and what requests reserve.
+    let options = ServeOptions {
+        max_memory: Some(engine + (64 << 20)),
+        max_body_bytes: 16 << 20,
+        ..ServeOptions::default()
+    };
+    let server = TestServer::with(options);
+    assert_eq!(server.post("/tokenize", &json!({ "prompt": "a" })).status, 200);
+    let refused = server.post("/tokenize", &json!({ "prompt": "a".repeat(3 << 20) }));
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert_eq!(refused.json()["error"]["code"], "memory_limit");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(server.post("/tokenize", &json!({ "prompt": "a" })).status, 200);
+}
