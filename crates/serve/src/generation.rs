@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use engine::scheduler::EventDetail;
+use engine::scheduler::EventOptions;
 use engine::{
     AdaptiveSampling, BeamSize, DropoutScope, Engine, MaskLifetime, Perturbation, Prompt,
     SamplingParams, TokenSampling,
@@ -151,10 +151,11 @@ impl Generation {
     }
 
     /// What the engine has to tell.
-    pub(crate) fn event_detail(&self) -> EventDetail {
-        EventDetail {
+    pub(crate) fn event_options(&self) -> EventOptions {
+        EventOptions {
             progress: self.stream.is_some() && self.choices == Choices::Vote,
             latents: self.returned.thoughts || self.inspection.map.is_some(),
+            tokens: false,
         }
     }
 

@@ -94,7 +94,7 @@ impl Streamed {
 
     fn tell(&mut self, prompt: usize, event: Event) -> Result<(), ApiError> {
         match event {
-            Event::Started => {}
+            Event::Started | Event::Token { .. } => {}
             Event::Trajectory(trajectory) => self.tell_trajectory(prompt, *trajectory),
             Event::Rewards { number, rewards } => {
                 let of = &mut self.trajectories[prompt];

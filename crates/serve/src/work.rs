@@ -86,7 +86,7 @@ impl RunningRequest {
         }
         let cancel = CancelToken::with_timeout(deadline.timeout);
         let (sender, events) = unbounded_channel();
-        let detail = generation.event_detail();
+        let options = generation.event_options();
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
             let params = generation.params(&prompt);
@@ -96,7 +96,7 @@ impl RunningRequest {
             let sender = sender.clone();
             // A receiver that is gone has cancelled the request.
             let tell = move |event| drop(sender.send((i, event)));
-            Submission::generate(prompt, request, tell).with_detail(detail)
+            Submission::generate(prompt, request, tell).with_options(options)
         };
         let submissions: Vec<Submission> = prompts.into_iter().enumerate().map(submit).collect();
         let submitted = state.scheduler.submit_all(submissions);
