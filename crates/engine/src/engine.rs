@@ -31,7 +31,7 @@ use crate::streams::{self, StreamState};
 use crate::wave::{FinishedRanges, WaveCaches};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// A reasoner, perhaps a reward model, and the memory they may use. Cheap to clone; clones share
 /// the models.

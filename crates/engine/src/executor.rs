@@ -65,8 +65,17 @@ pub(crate) trait StepObserver: Send {
 /// The part of a prompt that the sequences of an item share, in the cache.
 pub(crate) struct Prefix {
     pub(crate) kv: Sequence,
+    /// Whether all of it has been passed.
+    is_passed: bool,
     /// The hidden state at the prompt's last token, where all of the prompt is shared.
     pub(crate) hidden: Option<HiddenRef>,
+}
+
+impl Prefix {
+    /// A prefix of which the first positions are in the cache.
+    pub(crate) fn begun(kv: Sequence) -> Self {
+        Self { kv, is_passed: false, hidden: None }
+    }
 }
 
 /// Sequences in progress; see the module's documentation.
@@ -188,17 +197,17 @@ impl<'a> Executor<'a> {
         removed
     }
 
-    /// Removes items, by ascending index, whose sequences have left; returns their prefixes.
-    pub(crate) fn remove_items(&mut self, items: &[usize]) -> Vec<Prefix> {
+    /// Removes items, by ascending index, whose sequences have left; returns the prefix of each.
+    pub(crate) fn remove_items(&mut self, items: &[usize]) -> Vec<Option<Prefix>> {
         for sequence in &mut self.sequences {
             sequence.spec.item -= items.partition_point(|&item| item < sequence.spec.item);
         }
         let mut removed = Vec::new();
         for &item in items.iter().rev() {
-            if item < self.prefixes.len() {
-                removed.extend(self.prefixes.remove(item));
-            }
+            let is_known = item < self.prefixes.len();
+            removed.push(if is_known { self.prefixes.remove(item) } else { None });
         }
+        removed.reverse();
         removed
     }
 

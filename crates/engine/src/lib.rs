@@ -1,16 +1,16 @@
-//! Parallel latent reasoning, one file per stage, in the order of the flow:
+//! Parallel latent reasoning, in the order of the flow:
 //!
 //! ```text
-//! request -> prompt -> prefill -> think -> decode -> score -> reply (vote)
-//!                         |         ^        ^         ^
-//!                         |      sampler     |  reference_trace
-//!                         +----> beam_search-+
+//! request -> prompt -> executor (prompts, thoughts, answers) -> score -> reply (vote)
+//!                        ^    ^                                   ^
+//!                  sampler    beam_search, rollout         reference_trace
 //! ```
 //!
-//! [`Engine`] runs requests through the stages over waves that fit the memory (`batch_plan`,
-//! `wave`); [`family`] holds what differs between the families; [`rollout`] labels thoughts for a
-//! reward model; [`mod@reference`] opens the stages for comparison with other implementations. The
-//! engine knows no gold answers and no files of results.
+//! The executor advances sequences by one forward pass at a time. [`Engine`] runs requests that are
+//! known whole, in groups that fit the memory (`batch_plan`, `wave`); [`Scheduler`] runs those that
+//! arrive at any time; [`family`] holds what differs between the families; [`rollout`] labels
+//! thoughts for a reward model; [`mod@reference`] opens the steps for comparison with other
+//! implementations. The engine knows no gold answers and no files of results.
 
 mod batch;
 mod batch_plan;

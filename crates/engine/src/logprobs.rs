@@ -41,7 +41,9 @@ impl Engine {
         check_tokens(model, tokens)?;
         let (device, config) = (model.decoder.device(), model.decoder.config());
         let mut cache = Cache::new(device, config, Cache::slots_for(tokens.len()))?;
-        Ok(device.run(|| score_tokens(model, &mut cache, tokens))?)
+        let mut sequence = TokenSequence::new(tokens.to_vec());
+        device.run(|| score_positions(model, &mut cache, &mut [(&mut sequence, tokens.len())]))?;
+        Ok(sequence.scores)
     }
 }
 
@@ -57,29 +59,73 @@ pub(crate) fn check_tokens(model: &LatentModel, tokens: &[u32]) -> Result<(), En
     check_context(model.decoder.config(), &rest, 0, 0)
 }
 
-/// Scores tokens in one pass; the slots that it takes are free again afterwards.
-pub(crate) fn score_tokens(
+/// Tokens of which the first ones are scored.
+pub(crate) struct TokenSequence {
+    tokens: Vec<u32>,
+    kv: Sequence,
+    scores: Vec<TokenScore>,
+}
+
+impl TokenSequence {
+    pub(crate) fn new(tokens: Vec<u32>) -> Self {
+        Self { tokens, kv: Sequence::default(), scores: Vec::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether none of its positions is computed.
+    pub(crate) fn is_new(&self) -> bool {
+        self.kv.is_empty()
+    }
+
+    /// Positions that are not scored.
+    pub(crate) fn left(&self) -> usize {
+        self.tokens.len() - self.scores.len()
+    }
+
+    /// Its keys and values, and its scores.
+    pub(crate) fn into_parts(self) -> (Sequence, Vec<TokenScore>) {
+        (self.kv, self.scores)
+    }
+}
+
+/// Scores so many next positions of each of some sequences, in one pass.
+pub(crate) fn score_positions(
     model: &LatentModel,
     cache: &mut Cache,
-    tokens: &[u32],
-) -> Result<Vec<TokenScore>, DeviceError> {
-    let (mut pass, mut sequence) = (Pass::with_capacity(tokens.len()), Sequence::default());
-    tokens.iter().for_each(|_| pass.push(cache, &mut sequence, true));
-    let hidden = model.decoder.forward(cache, &pass, model.embed(tokens)?, None);
-    cache.release(sequence, 0);
-    let (hidden, device, mut scores) = (hidden?, model.decoder.device(), Vec::new());
-    for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
-        let places: Vec<usize> = (first..tokens.len().min(first + LOGIT_ROWS)).collect();
-        let (rows, mut logits) = (ops::select(device, [&hidden], &places)?, Tensor::default());
-        let (head, dtype) = (model.decoder.lm_head(), OutputDtype::F32);
-        ops::linear(device, &rows, head, Activation::None, dtype, &mut logits)?;
-        let logits = logits.to_host()?;
-        let next = |(i, &place): (usize, &usize)| {
-            TokenScore::new(logits.row(i), tokens.get(place + 1).copied())
-        };
-        scores.extend(places.iter().enumerate().map(next));
+    parts: &mut [(&mut TokenSequence, usize)],
+) -> Result<(), DeviceError> {
+    let device = model.decoder.device();
+    let mut pass = Pass::default();
+    let mut fed = Vec::new();
+    let mut next = Vec::new();
+    for (sequence, count) in parts.iter_mut() {
+        let first = sequence.scores.len();
+        for position in first..first + *count {
+            pass.push(cache, &mut sequence.kv, true);
+            fed.push(sequence.tokens[position]);
+            next.push(sequence.tokens.get(position + 1).copied());
+        }
     }
-    Ok(scores)
+    let hidden = model.decoder.forward(cache, &pass, model.embed(&fed)?, None)?;
+    let mut scores = Vec::with_capacity(next.len());
+    for first in (0..next.len()).step_by(LOGIT_ROWS) {
+        let rows: Vec<usize> = (first..next.len().min(first + LOGIT_ROWS)).collect();
+        let hidden = ops::select(device, [&hidden], &rows)?;
+        let mut logits = Tensor::default();
+        let head = model.decoder.lm_head();
+        ops::linear(device, &hidden, head, Activation::None, OutputDtype::F32, &mut logits)?;
+        let logits = logits.to_host()?;
+        let score = |(i, &row): (usize, &usize)| TokenScore::new(logits.row(i), next[row]);
+        scores.extend(rows.iter().enumerate().map(score));
+    }
+    let mut scores = scores.into_iter();
+    for (sequence, count) in parts {
+        sequence.scores.extend(scores.by_ref().take(*count));
+    }
+    Ok(())
 }
 
 impl TokenScore {

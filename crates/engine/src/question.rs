@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use aggregate::{EarlyStop, StepDiversity, stop_reason};
-use data::answer::AnswerKind;
+use data::answer::{Answer, AnswerKind};
 use tensor::Tensor;
 use tensor::ops::TokenLogprob;
 
@@ -23,6 +23,7 @@ use crate::sampling_params::{AdaptiveSampling, SamplingParams};
 use crate::score::Rewards;
 
 /// A sequence with its answer.
+#[derive(Clone)]
 pub(crate) struct FinishedSequence {
     pub(crate) id: RowId,
     pub(crate) perturbed: bool,
@@ -35,6 +36,8 @@ pub(crate) struct FinishedSequence {
     pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
     pub(crate) rewards: Option<Rewards>,
+    /// The answer's text and what is found in it, once it is decoded.
+    parsed: Option<(String, Option<Answer>)>,
 }
 
 impl FinishedSequence {
@@ -49,6 +52,7 @@ impl FinishedSequence {
             tokens: sequence.tokens.clone(),
             logprob: sequence.logprob,
             rewards: None,
+            parsed: None,
         }
     }
 }
@@ -65,30 +69,43 @@ impl<'a> QuestionContext<'a> {
         CostModel { context: self.engine.context(), item: self.item }
     }
 
-    /// The text, the answer and the rewards of a row.
+    /// Decodes a sequence's answer, once.
+    pub(crate) fn parse(
+        &self,
+        kind: AnswerKind,
+        row: &mut FinishedSequence,
+    ) -> Result<(), EngineError> {
+        if row.parsed.is_none() {
+            row.parsed = Some(self.engine.reasoner().parse_answer(kind, &row.tokens)?);
+        }
+        Ok(())
+    }
+
+    /// The trajectory of a sequence.
     pub(crate) fn trajectory(
         &self,
         kind: AnswerKind,
-        tokens: AnswerTokens,
-        rewards: Option<Rewards>,
+        mut row: FinishedSequence,
     ) -> Result<Trajectory, EngineError> {
-        let (text, answer) = self.engine.reasoner().parse_answer(kind, &tokens)?;
+        self.parse(kind, &mut row)?;
+        let (text, answer) = row.parsed.unwrap_or_default();
         Ok(Trajectory {
-            answer,
+            number: row.id.trajectory,
+            thoughts: row.thoughts,
+            latents: row.latents.unwrap_or_default(),
+            lens: self.lens(row.lens)?,
+            tokens: row.tokens,
             text,
-            tokens,
-            outcome_reward: rewards.as_ref().and_then(|rewards| rewards.outcome),
-            process_rewards: rewards.map(|rewards| rewards.process),
-            ..Trajectory::default()
+            answer,
+            outcome_reward: row.rewards.as_ref().and_then(|rewards| rewards.outcome),
+            process_rewards: row.rewards.map(|rewards| rewards.process),
+            logprob: row.logprob.is_finite().then_some(row.logprob),
         })
     }
 
     /// Tokens that a lens found, with their texts. Where a logit was NaN there is no probability
     /// and no token.
-    pub(crate) fn lens(
-        &self,
-        found: Vec<Vec<TokenLogprob>>,
-    ) -> Result<Vec<Vec<LensToken>>, EngineError> {
+    fn lens(&self, found: Vec<Vec<TokenLogprob>>) -> Result<Vec<Vec<LensToken>>, EngineError> {
         let tokenizer = &self.engine.reasoner().tokenizer;
         let lens_token = |&TokenLogprob { token, logprob }: &TokenLogprob| {
             let text = tokenizer.decode(&[token])?;
@@ -163,20 +180,11 @@ impl QuestionState {
         of: QuestionContext<'_>,
         row: FinishedSequence,
     ) -> Result<(), EngineError> {
+        let FinishedSequence { id, perturbed, .. } = row;
         self.reply.cost += of.costs().row(row.thoughts, row.tokens.len());
-        let latents = row.latents.unwrap_or_default();
-        if row.perturbed {
-            self.add_thoughts(of, row.id, &latents);
-        }
-        let trajectory = Trajectory {
-            number: row.id.trajectory,
-            thoughts: row.thoughts,
-            latents,
-            lens: of.lens(row.lens)?,
-            logprob: row.logprob.is_finite().then_some(row.logprob),
-            ..of.trajectory(self.answer_kind, row.tokens, row.rewards)?
-        };
-        if row.perturbed {
+        let trajectory = of.trajectory(self.answer_kind, row)?;
+        if perturbed {
+            self.add_thoughts(of, id, &trajectory.latents);
             self.reply.trajectories.push(trajectory);
         } else {
             self.reply.greedy = Some(trajectory);
@@ -239,8 +247,16 @@ impl QuestionState {
         beam: BeamOutput,
     ) -> Result<BeamReply, EngineError> {
         let BeamOutput { thoughts, tokens, rewards, cost } = beam;
-        let best =
-            Trajectory { thoughts, ..of.trajectory(self.answer_kind, tokens, Some(rewards))? };
+        let (text, answer) = of.engine.reasoner().parse_answer(self.answer_kind, &tokens)?;
+        let best = Trajectory {
+            thoughts,
+            tokens,
+            text,
+            answer,
+            outcome_reward: rewards.outcome,
+            process_rewards: Some(rewards.process),
+            ..Trajectory::default()
+        };
         Ok(BeamReply { best, cost })
     }
 }

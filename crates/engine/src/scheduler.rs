@@ -1,20 +1,28 @@
 //! Continuous batching: requests arrive at any time, and their rows join the next pass.
 //!
 //! ```text
-//! submit -> queue (bounded in rows) -> ContinuousBatch: join, advance, leave -> events
+//! submit -> queue (bounded in rows) -> SequenceBatch: admit, step, leave -> events
 //! ```
 //!
-//! One thread owns the models' caches and runs passes while there are rows (`batch`). Admission is
-//! first come, first served, and waits for KV memory; a cancelled or timed-out request leaves at
-//! the next pass. What a request gets does not depend on the others: its reply is that of
-//! [`Engine::solve`], to the bit on a CPU.
+//! One thread owns the models' caches and steps while there are sequences: `batch` admits and
+//! advances them, `source` is what it knows of a request, `requests` scores and votes, and
+//! `token_scores` computes log-likelihoods beside the steps. Admission is first come, first served,
+//! and waits for KV memory; a cancelled or timed-out request leaves at the next step. What a
+//! request gets does not depend on the others: its reply is that of [`Engine::solve`], to the bit
+//! on a CPU.
 //!
-//! A request with a beam search runs by itself, as a wave, when the batch has drained: a search
-//! uses the caches in an order of its own.
+//! A request with a beam search runs by itself, as a closed batch, when the batch has drained: a
+//! search uses the caches in an order of its own.
 
 mod batch;
 mod job;
+mod prefix_cache;
 mod rate;
+mod requests;
+mod source;
+#[cfg(test)]
+mod tests;
+mod token_scores;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::channel;
@@ -30,15 +38,26 @@ use crate::prompt::Prompt;
 use crate::reply::{Reply, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::score::Rewards;
-use batch::ContinuousBatch;
 use job::{CompletedRequest, Job};
 use rate::RowRate;
+use requests::RunningRequests;
+use token_scores::{SCORED_POSITIONS, TokenJob};
 
 /// What a request is told, in this order.
 #[derive(Debug)]
 pub enum Event {
     /// Its rows join the batch.
     Started,
+    /// An answer token of a sampled trajectory, where the request asked for them. The tokens of a
+    /// trajectory come in their order.
+    Token {
+        /// The trajectory's number.
+        number: u32,
+        /// The token's place in the answer, from 0.
+        position: usize,
+        /// The token; the last one may be an EOS token.
+        token: u32,
+    },
     /// A sampled trajectory has its answer; rewards are told later. Only requests of more than one
     /// sample get these.
     Trajectory(Box<Trajectory>),
@@ -55,17 +74,19 @@ pub enum Event {
 
 /// What a request is told beside its reply, and what its reply holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventDetail {
+pub struct EventOptions {
     /// Trajectories and rewards are told as they come; without, only the start and the end are.
     pub progress: bool,
     /// Thoughts are copied from the device; without, `latents` of trajectories and the diversity of
     /// the reply are empty.
     pub latents: bool,
+    /// Answer tokens are told one by one; see [`Event::Token`].
+    pub tokens: bool,
 }
 
-impl Default for EventDetail {
+impl Default for EventOptions {
     fn default() -> Self {
-        Self { progress: true, latents: true }
+        Self { progress: true, latents: true, tokens: false }
     }
 }
 
@@ -113,6 +134,12 @@ pub struct SchedulerStats {
     pub used_slots: usize,
     /// All slots of keys and values.
     pub slots: usize,
+    /// Slots of prompt prefixes that are kept for requests that begin with the same tokens.
+    pub prefix_slots: usize,
+    /// Prompt tokens so far that the rows of a request share.
+    pub prompt_tokens: u64,
+    /// Those of them that were in the cache already.
+    pub cached_prompt_tokens: u64,
     /// Passes so far.
     pub passes: u64,
 }
@@ -134,7 +161,9 @@ struct Shared {
 
 #[derive(Default)]
 struct QueueState {
-    queue: VecDeque<Work>,
+    requests: VecDeque<Box<Job>>,
+    /// The tokens that are to be scored, by submission: these take turns.
+    tokens: VecDeque<VecDeque<TokenJob>>,
     stats: SchedulerStats,
     rate: RowRate,
     closed: bool,
@@ -154,16 +183,17 @@ impl Submission {
         Self(Work::Generate(Box::new(Job::new(request, prompt, Box::new(events)))))
     }
 
-    /// The same with less told; what is not asked for is not computed.
+    /// The same with other events; what is not asked for is not computed.
     #[must_use]
-    pub fn with_detail(mut self, detail: EventDetail) -> Self {
+    pub fn with_options(mut self, options: EventOptions) -> Self {
         if let Work::Generate(job) = &mut self.0 {
-            job.detail = detail;
+            job.options = options;
         }
         self
     }
 
-    /// Tokens to be scored as [`Engine::score_tokens`] does, between the passes of the batch.
+    /// Tokens to be scored as [`Engine::score_tokens`] does, in bounded parts beside the steps of
+    /// the batch. Submissions that are scored together take turns with those of others.
     pub fn score(
         tokens: Vec<u32>,
         cancel: CancelToken,
@@ -179,25 +209,11 @@ enum Work {
     Score(TokenJob),
 }
 
-/// Tokens to be scored.
-struct TokenJob {
-    tokens: Vec<u32>,
-    cancel: CancelToken,
-    done: Box<dyn FnOnce(Result<Vec<TokenScore>, EngineError>) + Send>,
-}
-
 impl Work {
     fn rows(&self) -> usize {
         match self {
             Self::Generate(job) => job.rows(),
             Self::Score(_) => 1,
-        }
-    }
-
-    fn is_cancelled(&self) -> bool {
-        match self {
-            Self::Generate(job) => job.is_cancelled(),
-            Self::Score(job) => job.cancel.is_cancelled(),
         }
     }
 
@@ -213,15 +229,6 @@ impl Work {
         match self {
             Self::Generate(job) => job.fail(error),
             Self::Score(job) => (job.done)(Err(error)),
-        }
-    }
-
-    /// Whether it can be started beside what is in the batch.
-    fn fits(&self, batch: &ContinuousBatch<'_>) -> bool {
-        match self {
-            Self::Generate(job) if job.request.params.beam.is_some() => batch.is_empty(),
-            Self::Generate(job) => batch.has_room(job),
-            Self::Score(job) => batch.has_slots(job.tokens.len()),
         }
     }
 }
@@ -286,7 +293,7 @@ impl Scheduler {
             let retry_after = state.rate.time_for(waiting + rows - limit);
             return Err(SubmitError::QueueFull { waiting, limit, retry_after });
         }
-        state.queue.extend(work);
+        state.extend(work);
         state.count_waiting();
         self.shared.arrived.notify_one();
         Ok(())
@@ -297,7 +304,7 @@ impl Scheduler {
         let (engine, stop) = (self.engine(), &self.shared.stop);
         match &mut work {
             Work::Generate(job) => {
-                engine.check_item(&job.item(), ContinuousBatch::memory(engine))?;
+                engine.check_item(&job.item(), RunningRequests::memory(engine))?;
                 job.request.cancel = job.request.cancel.joined(stop);
             }
             Work::Score(job) => {
@@ -343,9 +350,70 @@ impl Drop for Scheduler {
 }
 
 impl QueueState {
+    /// Adds the work of one submission.
+    fn extend(&mut self, work: Vec<Work>) {
+        let mut tokens = VecDeque::new();
+        for work in work {
+            match work {
+                Work::Generate(job) => self.requests.push_back(job),
+                Work::Score(job) => tokens.push_back(job),
+            }
+        }
+        self.tokens.extend((!tokens.is_empty()).then_some(tokens));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.tokens.is_empty()
+    }
+
     fn count_waiting(&mut self) {
-        self.stats.waiting_requests = self.queue.len();
-        self.stats.waiting_rows = self.queue.iter().map(Work::rows).sum();
+        let tokens: usize = self.tokens.iter().map(VecDeque::len).sum();
+        self.stats.waiting_requests = self.requests.len() + tokens;
+        self.stats.waiting_rows =
+            self.requests.iter().map(|job| job.rows()).sum::<usize>() + tokens;
+    }
+
+    /// Takes out what was cancelled while it waited.
+    fn remove_cancelled(&mut self) -> Vec<Work> {
+        let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.requests).into_iter().partition(|job| job.is_cancelled());
+        self.requests = kept;
+        let mut gone: Vec<Work> = gone.into_iter().map(Work::Generate).collect();
+        for jobs in &mut self.tokens {
+            let (cancelled, kept): (VecDeque<TokenJob>, _) =
+                std::mem::take(jobs).into_iter().partition(|job| job.cancel.is_cancelled());
+            *jobs = kept;
+            gone.extend(cancelled.into_iter().map(Work::Score));
+        }
+        self.tokens.retain(|jobs| !jobs.is_empty());
+        gone
+    }
+
+    /// The first request, if there is room for it, or if there never will be more.
+    fn next_request(&mut self, running: &RunningRequests<'_>) -> Option<Box<Job>> {
+        let job = self.requests.front()?;
+        let fits = !job.runs_alone() && running.has_room(job);
+        if fits || running.is_empty() { self.requests.pop_front() } else { None }
+    }
+
+    /// The next tokens to be scored: as many as one part has, one from each submission in turn.
+    fn next_tokens(&mut self, running: &RunningRequests<'_>) -> Vec<TokenJob> {
+        let mut next = Vec::new();
+        // A request that runs alone waits for what runs, and not for what comes after it.
+        let drains = self.requests.front().is_some_and(|job| job.runs_alone());
+        if drains || !running.wants_tokens() {
+            return next;
+        }
+        let mut positions = 0;
+        while positions < SCORED_POSITIONS {
+            let Some(mut jobs) = self.tokens.pop_front() else { break };
+            if let Some(job) = jobs.pop_front() {
+                positions += job.tokens.len();
+                next.push(job);
+            }
+            self.tokens.extend((!jobs.is_empty()).then_some(jobs));
+        }
+        next
     }
 }
 
@@ -357,10 +425,11 @@ impl Drop for CloseOnExit<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.closed = true;
-        let left = std::mem::take(&mut state.queue);
+        let requests = std::mem::take(&mut state.requests);
+        let tokens = std::mem::take(&mut state.tokens);
         state.count_waiting();
         drop(state);
-        drop(left);
+        drop((requests, tokens));
     }
 }
 
@@ -376,14 +445,14 @@ impl Shared {
         let (sender, receiver) = channel::<CompletedRequest>();
         std::thread::scope(|scope| {
             scope.spawn(|| receiver.into_iter().for_each(|done| done.reply(&self.engine)));
-            let mut batch = ContinuousBatch::new(&self.engine, sender, lookahead);
+            let mut running = RunningRequests::new(&self.engine, sender, lookahead);
             let mut passes = 0;
-            while self.take_work(&mut batch, passes) {
+            while self.take_work(&mut running, passes) {
                 let start = Instant::now();
-                if let Err(error) = batch.step() {
-                    batch.fail(&error);
+                if let Err(error) = running.step() {
+                    running.recover(&error);
                 }
-                self.lock().rate.add(batch.finished_rows(), start.elapsed());
+                self.lock().rate.add(running.num_finished, start.elapsed());
                 passes += 1;
             }
         });
@@ -391,21 +460,17 @@ impl Shared {
 
     /// Lets requests join the batch as far as there is room. Waits while there is nothing to do;
     /// false when nothing will come.
-    fn take_work(&self, batch: &mut ContinuousBatch<'_>, passes: u64) -> bool {
+    fn take_work(&self, running: &mut RunningRequests<'_>, passes: u64) -> bool {
         loop {
             let mut state = self.lock();
-            let (gone, kept): (VecDeque<Work>, VecDeque<Work>) =
-                std::mem::take(&mut state.queue).into_iter().partition(Work::is_cancelled);
-            state.queue = kept;
-            let next = self.next_work(&mut state, batch);
+            let gone = state.remove_cancelled();
+            let next = state.next_request(running);
+            let tokens = state.next_tokens(running);
             state.count_waiting();
-            (state.stats.used_slots, state.stats.slots) = batch.slot_usage();
-            state.stats.running_requests = batch.running_requests();
-            state.stats.running_rows = batch.running_rows();
-            state.stats.passes = passes;
-            let (idle, closed) = (gone.is_empty() && next.is_none(), state.closed);
-            if idle && batch.is_empty() {
-                if closed && state.queue.is_empty() {
+            state.stats = SchedulerStats { passes, ..running.stats(state.stats) };
+            let idle = gone.is_empty() && next.is_none() && tokens.is_empty();
+            if idle && running.is_empty() {
+                if state.closed && state.is_empty() {
                     return false;
                 }
                 drop(self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner));
@@ -413,36 +478,25 @@ impl Shared {
             }
             drop(state);
             gone.into_iter().for_each(Work::cancelled);
+            tokens.into_iter().for_each(|job| running.score_tokens(job));
             match next {
-                Some(work) => self.start_work(work, batch),
+                Some(job) => self.start(*job, running),
                 None if idle => return true,
                 None => {}
             }
         }
     }
 
-    /// The first of the queue, if there is room for it, or if there never will be more.
-    fn next_work(&self, state: &mut QueueState, batch: &ContinuousBatch<'_>) -> Option<Work> {
-        let fits = state.queue.front()?.fits(batch) || batch.is_empty();
-        if fits { state.queue.pop_front() } else { None }
-    }
-
-    fn start_work(&self, work: Work, batch: &mut ContinuousBatch<'_>) {
-        if !work.fits(batch) {
+    fn start(&self, job: Job, running: &mut RunningRequests<'_>) {
+        if job.runs_alone() {
+            running.release_caches();
+            job.solve_alone(&self.engine);
+        } else if running.has_room(&job) {
+            running.join(job);
+        } else {
             // Only after the device had less memory than was promised.
             let why = "the device has not the memory for this request".to_owned();
-            return work.fail(EngineError::PassFailed { why });
-        }
-        match work {
-            Work::Generate(job) if job.request.params.beam.is_some() => {
-                batch.release_caches();
-                job.solve_alone(&self.engine);
-            }
-            Work::Generate(job) => batch.join(*job),
-            Work::Score(job) => {
-                let scores = batch.score_tokens(&job.tokens);
-                (job.done)(scores.map_err(EngineError::from));
-            }
+            job.fail(EngineError::PassFailed { why });
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The time of each stage of a batch, by events on the device's stream: no stage waits for the host.
+//! The time of each stage of a batch, by events on its stream: no stage waits for the host.
 
 use tensor::{Device, DeviceError, DeviceEvent};
 

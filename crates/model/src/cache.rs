@@ -61,6 +61,17 @@ impl Sequence {
         Self { spans, reserved: 0, len, prefix, prefix_ended: len > 0 }
     }
 
+    /// A fork of whole chunks that goes on as the sequence itself would: its positions and those
+    /// that follow are one prefix, whichever sequence computed them.
+    ///
+    /// # Panics
+    /// If the positions do not fill their chunks, or are not all part of the prefix.
+    pub fn continued(&self) -> Self {
+        let is_whole = self.len.is_multiple_of(CHUNK_SLOTS) && self.prefix == self.len;
+        assert!(is_whole, "only a prefix of whole chunks can be continued");
+        Self { prefix_ended: false, ..self.fork() }
+    }
+
     /// A fork that shares the first `len` positions only.
     ///
     /// # Panics
@@ -348,6 +359,22 @@ mod tests {
         assert_eq!((first.fork_at(30).prefix, beam.fork_at(18).prefix), (30, 16));
         cache.set_slot_granularity(SlotGranularity::Single);
         assert_eq!(grow(&mut cache, &mut other, 20), 16, "single slots are no whole chunks");
+    }
+
+    /// A prompt that begins with another's chunks has the prefix that it has by itself, and frees
+    /// none of them.
+    #[test]
+    fn a_continued_sequence_is_one_prefix() {
+        let (mut cache, mut first) = (cache(), Sequence::default());
+        (0..20).for_each(|_| Pass::default().push(&mut cache, &mut first, false));
+        let mut continued = first.fork_at(16).continued();
+        (0..20).for_each(|_| Pass::default().push(&mut cache, &mut continued, false));
+        assert_eq!((continued.len, continued.prefix), (36, 36));
+        assert_eq!(continued.spans[0], Span { start: 0, len: 16 });
+        assert!(continued.spans[1].start >= 32, "the chunk after is its own");
+        cache.release(continued, 16);
+        cache.free_chunks.sort_unstable();
+        assert_eq!(cache.free_chunks, [32, 48]);
     }
 
     #[test]

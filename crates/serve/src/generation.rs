@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use engine::scheduler::EventDetail;
+use engine::scheduler::EventOptions;
 use engine::{Engine, Prompt, SamplingParams};
 use latent_tts::aggregate::Confidence;
 use latent_tts::{AnswerRule, SamplerKind, SamplingError, SamplingOptions, Temperature, TopP};
@@ -144,11 +144,12 @@ impl Generation {
     }
 
     /// What the engine has to tell.
-    pub(crate) fn event_detail(&self) -> EventDetail {
-        EventDetail {
+    pub(crate) fn event_options(&self) -> EventOptions {
+        EventOptions {
             progress: (self.stream.is_some() && self.choices == Choices::Vote)
                 || self.deadline.is_some(),
             latents: self.returned.thoughts || self.inspection.map.is_some(),
+            tokens: false,
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Metrics {
     kv_usage: Gauge<f64, AtomicU64>,
     passes: Gauge,
     models: Gauge,
+    prefix_queries: Gauge,
+    prefix_hits: Gauge,
     pub(crate) first_token: Histogram,
     pub(crate) latency: Histogram,
     pub(crate) queue_time: Histogram,
@@ -74,6 +76,8 @@ impl Metrics {
             kv_usage: Gauge::default(),
             passes: Gauge::default(),
             models: Gauge::default(),
+            prefix_queries: Gauge::default(),
+            prefix_hits: Gauge::default(),
             first_token: seconds(),
             latency: seconds(),
             queue_time: seconds(),
@@ -109,6 +113,11 @@ impl Metrics {
         registry.register("engine_passes", "passes of the continuous batch", passes);
         let models = self.models.clone();
         registry.register("models_loaded", "models in memory", models);
+        let queries = self.prefix_queries.clone();
+        let help = "prompt tokens looked up in the prefix cache";
+        registry.register("prefix_cache_queries", help, queries);
+        let hits = self.prefix_hits.clone();
+        registry.register("prefix_cache_hits", "prompt tokens found in the prefix cache", hits);
         let first = self.first_token.clone();
         let help = "time until the client is told something";
         registry.register("time_to_first_token_seconds", help, first);
@@ -163,6 +172,8 @@ impl Metrics {
         self.waiting_rows.set(stats.waiting_rows as i64);
         self.passes.set(stats.passes as i64);
         self.models.set(models as i64);
+        self.prefix_queries.set(stats.prompt_tokens as i64);
+        self.prefix_hits.set(stats.cached_prompt_tokens as i64);
         self.kv_usage.set(stats.used_slots as f64 / stats.slots.max(1) as f64);
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;

@@ -280,6 +280,8 @@ impl ModelPool {
             sum.used_slots += stats.used_slots;
             sum.slots += stats.slots;
             sum.passes += stats.passes;
+            sum.prompt_tokens += stats.prompt_tokens;
+            sum.cached_prompt_tokens += stats.cached_prompt_tokens;
         }
         sum
     }

@@ -104,10 +104,10 @@ impl RunningRequest {
         }
         let cancel = CancelToken::with_timeout(deadline.timeout);
         let (sender, events) = unbounded_channel();
-        let mut detail = generation.event_detail();
+        let mut options = generation.event_options();
         let stages: Vec<Option<StageSpans>> = prompts.iter().map(|_| StageSpans::new()).collect();
         // Spans say when trajectories were complete.
-        detail.progress |= state.tracer.is_some();
+        options.progress |= state.tracer.is_some();
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
             let params = generation.params(&prompt);
@@ -119,7 +119,7 @@ impl RunningRequest {
             let sender = sender.clone();
             // A receiver that is gone has cancelled the request.
             let tell = move |event| drop(sender.send((i, event)));
-            Submission::generate(prompt, request, tell).with_detail(detail)
+            Submission::generate(prompt, request, tell).with_options(options)
         };
         let submissions: Vec<Submission> = prompts.into_iter().enumerate().map(submit).collect();
         let submitted = model.scheduler.submit_all(submissions);

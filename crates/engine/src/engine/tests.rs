@@ -21,7 +21,7 @@ use schema::{
 /// Tiny models: COCONUT; CoLaR, whose length is open; and a chain-of-thought baseline, which has no
 /// end tokens.
 #[derive(Clone, Copy, Debug)]
-enum TinyModel {
+pub(crate) enum TinyModel {
     Coconut,
     Colar,
     Cot,
@@ -29,7 +29,7 @@ enum TinyModel {
 
 /// What scores the trajectories.
 #[derive(Clone, Copy, Debug)]
-enum TinyRewards {
+pub(crate) enum TinyRewards {
     None,
     Process,
     /// With an outcome head and a reference reasoner.
@@ -43,7 +43,7 @@ fn load<T>(family: CheckpointFamily, seed: u64, load: impl FnOnce(&Path) -> T) -
     load(dir.path())
 }
 
-fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
+pub(crate) fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
     let device = Device::cpu(NonZeroUsize::new(2)).unwrap();
     let (checkpoint, family, reward) = match model {
         TinyModel::Coconut => {
@@ -70,7 +70,7 @@ fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
     }
 }
 
-fn count(n: usize) -> NonZeroUsize {
+pub(crate) fn count(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
@@ -80,7 +80,7 @@ fn dropout(p: f32, scope: DropoutScope) -> Perturbation {
 }
 
 /// Parameters of every kind that a model accepts.
-fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingParams> {
+pub(crate) fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingParams> {
     let base = SamplingParams {
         samples: count(3),
         greedy: true,
@@ -114,7 +114,7 @@ fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingPa
     all
 }
 
-fn request(id: u32, params: SamplingParams) -> Request {
+pub(crate) fn request(id: u32, params: SamplingParams) -> Request {
     Request { id, ..Request::new("A hen lays 12 eggs; how many do 3 hens lay?", params) }
 }
 
@@ -224,7 +224,7 @@ fn assert_cancels_at_every_check(
     }
 }
 
-const MODELS: [(TinyModel, TinyRewards); 5] = [
+pub(crate) const MODELS: [(TinyModel, TinyRewards); 5] = [
     (TinyModel::Cot, TinyRewards::Process),
     (TinyModel::Coconut, TinyRewards::None),
     (TinyModel::Coconut, TinyRewards::Outcome),

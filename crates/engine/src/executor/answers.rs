@@ -95,10 +95,10 @@ impl Executor<'_> {
             timer.enter(decoder.device(), Stage::Answers)?;
         }
         let at = hidden.select(self, &live)?;
-        if let Some(observer) = &mut self.observer {
-            if self.sequences[live[0]].tokens.is_empty() {
-                observer.first_hidden(&at);
-            }
+        if let Some(observer) = &mut self.observer
+            && self.sequences[live[0]].tokens.is_empty()
+        {
+            observer.first_hidden(&at);
         }
         let tokens = sampler.next_tokens(decoder, &at, live.iter().map(|&i| &self.sequences[i]))?;
         for (index, &i) in live.iter().enumerate() {

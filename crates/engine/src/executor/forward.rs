@@ -118,15 +118,19 @@ impl Executor<'_> {
                 continue;
             }
             forks += usize::from(sharing == PromptSharing::AllButLast);
-            if self.prefixes[item].is_none() {
-                let mut kv = Sequence::default();
+            let prefix = &mut self.prefixes[item];
+            let prefix = prefix.get_or_insert_with(|| Prefix::begun(Sequence::default()));
+            if !prefix.is_passed {
+                inputs.has_prompts = true;
                 let of = &sampler.items[item];
-                for (i, &token) in of.prompt.tokens[..of.shared_tokens()].iter().enumerate() {
+                let cached = prefix.kv.len();
+                let shared = of.prompt.tokens[..of.shared_tokens()].iter().enumerate();
+                for (i, &token) in shared.skip(cached) {
                     let is_last = i + 1 == of.prompt_len();
                     let owner = is_last.then_some(OutputOwner::Prefix(item));
-                    inputs.push(cache, &mut kv, (Input::Token(token), None), owner);
+                    inputs.push(cache, &mut prefix.kv, (Input::Token(token), None), owner);
                 }
-                self.prefixes[item] = Some(Prefix { kv, hidden: None });
+                prefix.is_passed = true;
             }
         }
         // Recorded masks fall on all rows of a pass, which prefixes must not be among.
@@ -161,6 +165,7 @@ impl Executor<'_> {
         sequences: &[usize],
     ) -> PassInputs {
         let mut inputs = PassInputs::default();
+        inputs.has_prompts = true;
         for &i in sequences {
             let sequence = &mut self.sequences[i];
             let prompt = &sampler.items[sequence.spec.item].prompt.tokens;
@@ -245,8 +250,13 @@ impl Executor<'_> {
         let is_answer = stage == PassStage::Answer;
         let output = if is_answer { OutputDtype::Compute } else { OutputDtype::F32 };
         let options = ForwardOptions { dropout, output };
-        let deferred = DeferredInputs { x: || Ok::<_, DeviceError>(x), proceed: || Ok(()) };
-        let outputs = decoder.forward_deferred(cache, &inputs.pass, options, deferred)?;
+        let outputs = if inputs.has_prompts {
+            // Its metadata take a while to copy: they are, while the first block runs.
+            decoder.forward(cache, &inputs.pass, x, dropout)?
+        } else {
+            let deferred = DeferredInputs { x: || Ok::<_, DeviceError>(x), proceed: || Ok(()) };
+            decoder.forward_deferred(cache, &inputs.pass, options, deferred)?
+        };
         self.assign_outputs(&inputs.outputs, outputs, hidden);
         Ok(())
     }

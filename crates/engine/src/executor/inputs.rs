@@ -33,6 +33,8 @@ pub(super) struct PassInputs {
     inputs: Vec<Input>,
     dropout: Vec<Option<RowPerturbation>>,
     pub(super) outputs: Vec<OutputOwner>,
+    /// It has positions of prompts beside those that each sequence passes by itself.
+    pub(super) has_prompts: bool,
 }
 
 impl PassInputs {

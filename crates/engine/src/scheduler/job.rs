@@ -1,19 +1,25 @@
-//! A request in the scheduler: waiting, or with rows in the batch.
+//! A request in the scheduler: waiting, or a source of sequences in the batch.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use tensor::Tensor;
 
-use super::{Event, EventDetail};
+use super::source::SequenceSource;
+use super::{Event, EventOptions};
 use crate::batch::BatchItem;
 use crate::batch_plan::Footprint;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::executor::ThoughtRef;
+use crate::executor::{SequenceSpec, SequenceState, ThoughtRef};
 use crate::prompt::Prompt;
 use crate::question::{FinishedSequence, QuestionContext, QuestionState};
-use crate::reply::{StageSeconds, Trajectory};
+use crate::reply::StageSeconds;
 use crate::request::Request;
+use crate::sampler::RowId;
+use crate::score::Rewards;
+use crate::stage_timer::Stage;
 
 /// Takes a request's events, on the engine's thread: it must not block.
 pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
@@ -22,13 +28,13 @@ pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
 pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) prompt: Prompt,
-    pub(crate) detail: EventDetail,
+    pub(crate) options: EventOptions,
     events: EventSink,
 }
 
 impl Job {
     pub(crate) fn new(request: Request, prompt: Prompt, events: EventSink) -> Self {
-        Self { request, prompt, detail: EventDetail::default(), events }
+        Self { request, prompt, options: EventOptions::default(), events }
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -39,11 +45,16 @@ impl Job {
         self.request.item(&self.prompt)
     }
 
+    /// Whether it runs as a closed batch of its own.
+    pub(crate) fn runs_alone(&self) -> bool {
+        self.request.params.beam.is_some()
+    }
+
     pub(crate) fn is_cancelled(&self) -> bool {
         self.request.cancel.is_cancelled()
     }
 
-    pub(crate) fn send(&mut self, event: Event) {
+    fn send(&mut self, event: Event) {
         (self.events)(event);
     }
 
@@ -51,7 +62,7 @@ impl Job {
         self.send(Event::Done(Err(error)));
     }
 
-    /// Runs the request as a wave of its own.
+    /// Runs the request as a closed batch of its own.
     pub(crate) fn solve_alone(mut self, engine: &Engine) {
         self.send(Event::Started);
         let reply = engine.solve_prompt(self.prompt.clone(), &self.request);
@@ -62,107 +73,87 @@ impl Job {
         let id = self.request.id;
         self.fail(EngineError::Cancelled { id });
     }
+
+    fn tells_progress(&self) -> bool {
+        self.options.progress && self.request.params.samples.get() > 1
+    }
 }
 
-/// A request whose rows are in the batch, or wait for memory there.
-pub(crate) struct RunningJob {
-    pub(crate) job: Job,
-    pub(crate) footprint: Footprint,
-    state: QuestionState,
-    /// The first row of the round that is not in the batch yet.
-    pub(crate) next_row: usize,
-    /// Rows of the round that are finished, by their places in it.
-    finished: Vec<Option<ScoredLater>>,
-    since: Instant,
-}
-
-/// A finished row, whose thoughts the reward model may still have to read.
+/// A finished sequence, whose thoughts the reward model may still have to read.
 pub(crate) struct ScoredLater {
     pub(crate) row: FinishedSequence,
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
 }
 
-/// What comes after a round of rows.
+/// What comes after a round of sequences.
 pub(crate) enum AfterRound {
-    /// The vote is open: the next rows wait to be admitted.
+    /// The vote is open: the next sequences wait to be admitted.
     NextRound,
     Done,
 }
 
-impl RunningJob {
-    pub(crate) fn new(engine: &Engine, mut job: Job) -> Self {
+/// A request whose sequences are in the batch, or wait for memory there.
+pub(crate) struct RunningJob<'a> {
+    engine: &'a Engine,
+    pub(crate) job: Job,
+    pub(crate) footprint: Footprint,
+    state: QuestionState,
+    /// Numbers of the round's sequences that are not in the batch.
+    waiting: VecDeque<usize>,
+    /// Finished sequences of the round; in their order once it is complete.
+    finished: Vec<ScoredLater>,
+    /// Answer tokens of the round's sequences that were told.
+    told: Vec<usize>,
+    seconds: StageSeconds,
+    since: Instant,
+}
+
+impl<'a> RunningJob<'a> {
+    pub(crate) fn new(engine: &'a Engine, mut job: Job) -> Self {
         job.send(Event::Started);
         let of = QuestionContext { engine, item: job.item() };
         let footprint = Footprint::of(&engine.context(), &of.item);
         let state = QuestionState::new(of, job.request.answer_kind);
-        let (since, finished) = (Instant::now(), Vec::new());
-        let mut running = Self { job, footprint, state, next_row: 0, finished, since };
+        let mut running = Self {
+            engine,
+            job,
+            footprint,
+            state,
+            waiting: VecDeque::new(),
+            finished: Vec::new(),
+            told: Vec::new(),
+            seconds: StageSeconds::default(),
+            since: Instant::now(),
+        };
         running.open_round();
         running
     }
 
     fn open_round(&mut self) {
         self.state.round = self.state.next_rows(&self.job.request.params);
-        self.next_row = self.state.round.start;
-        self.finished = self.state.round.clone().map(|_| None).collect();
+        self.waiting = self.state.round.clone().collect();
+        self.told = vec![0; self.state.round.len()];
     }
 
-    /// Rows of the round that wait to be admitted.
-    pub(crate) fn waiting_rows(&self) -> usize {
-        self.state.round.end - self.next_row
-    }
-
-    /// Takes a row that has its answer, and tells it.
-    pub(crate) fn finish_row(
-        &mut self,
-        engine: &Engine,
-        done: ScoredLater,
-    ) -> Result<(), EngineError> {
-        let FinishedSequence {
-            id,
-            perturbed,
-            thoughts,
-            ref tokens,
-            ref latents,
-            ref lens,
-            logprob,
-            ..
-        } = done.row;
-        if perturbed && self.tells_progress() {
-            let of = QuestionContext { engine, item: self.job.item() };
-            let trajectory = Trajectory {
-                number: id.trajectory,
-                thoughts,
-                latents: latents.clone().unwrap_or_default(),
-                lens: of.lens(lens.clone())?,
-                logprob: logprob.is_finite().then_some(logprob),
-                ..of.trajectory(self.job.request.answer_kind, tokens.clone(), None)?
-            };
-            self.job.send(Event::Trajectory(Box::new(trajectory)));
-        }
+    /// A sequence's number among the request's: the greedy one comes first.
+    fn number(&self, id: RowId, perturbed: bool) -> usize {
         let greedy = usize::from(self.job.request.params.greedy);
-        let number = if perturbed { id.trajectory as usize + greedy } else { 0 };
-        let place = number - self.state.round.start;
-        self.finished[place] = Some(done);
-        Ok(())
+        if perturbed { id.trajectory as usize + greedy } else { 0 }
     }
 
     pub(crate) fn round_is_complete(&self) -> bool {
-        self.finished.iter().all(Option::is_some)
+        self.finished.len() == self.state.round.len()
     }
 
-    /// The finished rows of a complete round, in their order.
-    pub(crate) fn finished_rows(&self) -> impl Iterator<Item = &ScoredLater> {
-        self.finished.iter().flatten()
+    /// The sequences of a complete round, in their order.
+    pub(crate) fn round(&self) -> &[ScoredLater] {
+        &self.finished
     }
 
-    /// The same, to be changed.
-    pub(crate) fn finished_rows_mut(&mut self) -> impl Iterator<Item = &mut ScoredLater> {
-        self.finished.iter_mut().flatten()
-    }
-
-    fn tells_progress(&self) -> bool {
-        self.job.detail.progress && self.job.request.params.samples.get() > 1
+    /// Sets the rewards of a sequence of the round, which took so many seconds.
+    pub(crate) fn set_rewards(&mut self, row: usize, rewards: Rewards, seconds: f64) {
+        self.finished[row].row.rewards = Some(rewards);
+        self.seconds.scores += seconds;
     }
 
     /// Whether no round can follow this one.
@@ -170,12 +161,12 @@ impl RunningJob {
         self.state.round.end == self.job.rows()
     }
 
-    /// Tells the rewards of the finished rows.
+    /// Tells the rewards of the finished sequences.
     pub(crate) fn send_rewards(&mut self) {
-        if !self.tells_progress() {
+        if !self.job.tells_progress() {
             return;
         }
-        for done in self.finished.iter().flatten().filter(|done| done.row.perturbed) {
+        for done in self.finished.iter().filter(|done| done.row.perturbed) {
             if let Some(rewards) = done.row.rewards.clone() {
                 let number = done.row.id.trajectory;
                 self.job.send(Event::Rewards { number, rewards });
@@ -183,12 +174,11 @@ impl RunningJob {
         }
     }
 
-    /// Adds the rows of a complete round to the reply.
-    pub(crate) fn end_round(&mut self, engine: &Engine) -> Result<AfterRound, EngineError> {
-        let rows = std::mem::take(&mut self.finished);
-        let rows: Vec<FinishedSequence> = rows.into_iter().flatten().map(|done| done.row).collect();
+    /// Adds a complete round to the reply.
+    pub(crate) fn end_round(&mut self) -> Result<AfterRound, EngineError> {
+        let rows = std::mem::take(&mut self.finished).into_iter().map(|done| done.row).collect();
         let round = self.state.round.clone();
-        let of = QuestionContext { engine, item: self.job.item() };
+        let of = QuestionContext { engine: self.engine, item: self.job.item() };
         self.state.add_rows(of, &round, rows)?;
         if self.state.done {
             return Ok(AfterRound::Done);
@@ -200,10 +190,80 @@ impl RunningJob {
     /// A request whose last round is complete. Its thoughts on the device are released here: only
     /// this thread uses the device.
     pub(crate) fn complete(self) -> CompletedRequest {
-        let Self { job, state, finished, since, .. } = self;
-        let rows: Vec<FinishedSequence> =
-            finished.into_iter().flatten().map(|done| done.row).collect();
-        CompletedRequest { job, state, rows, since }
+        let Self { job, state, finished, seconds, since, .. } = self;
+        let rows = finished.into_iter().map(|done| done.row).collect();
+        CompletedRequest { job, state, rows, seconds, since }
+    }
+}
+
+impl SequenceSource for RunningJob<'_> {
+    fn item(&self) -> BatchItem<'_> {
+        self.job.item()
+    }
+
+    fn footprint(&self) -> &Footprint {
+        &self.footprint
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn next(&mut self, item: usize) -> Option<SequenceSpec> {
+        let number = self.waiting.pop_front()?;
+        let greedy = usize::from(self.job.request.params.greedy);
+        let trajectory = number.saturating_sub(greedy) as u32;
+        let id = RowId { question: self.job.prompt.id, trajectory };
+        Some(SequenceSpec { item, id, perturbed: number >= greedy })
+    }
+
+    fn requeue(&mut self, spec: SequenceSpec) {
+        self.waiting.push_back(self.number(spec.id, spec.perturbed));
+    }
+
+    fn observe(&mut self, sequence: &SequenceState) {
+        if !self.job.options.tokens || !sequence.spec.perturbed {
+            return;
+        }
+        let SequenceSpec { id, perturbed, .. } = sequence.spec;
+        let row = self.number(id, perturbed) - self.state.round.start;
+        let told = std::mem::replace(&mut self.told[row], sequence.tokens.len());
+        // A sequence that begins anew comes to the same tokens again.
+        self.told[row] = self.told[row].max(told);
+        for (position, &token) in sequence.tokens.iter().enumerate().skip(told) {
+            self.job.send(Event::Token { number: id.trajectory, position, token });
+        }
+    }
+
+    fn add_seconds(&mut self, stage: Stage, seconds: f64) {
+        *self.seconds.of_mut(stage) += seconds;
+    }
+
+    fn returns_latents(&self) -> bool {
+        self.job.options.latents
+    }
+
+    /// Tells the trajectory.
+    fn finish(
+        &mut self,
+        sequence: SequenceState,
+        latents: Option<Tensor>,
+    ) -> Result<(), EngineError> {
+        let mut row = FinishedSequence::new(&sequence);
+        row.latents = latents;
+        row.lens = sequence.lens;
+        if row.perturbed && self.job.tells_progress() {
+            let of = QuestionContext { engine: self.engine, item: self.job.item() };
+            let kind = self.job.request.answer_kind;
+            of.parse(kind, &mut row)?;
+            let trajectory = of.trajectory(kind, row.clone())?;
+            self.job.send(Event::Trajectory(Box::new(trajectory)));
+        }
+        self.finished.push(ScoredLater { row, thoughts: sequence.thoughts });
+        if self.round_is_complete() {
+            self.finished.sort_by_key(|ScoredLater { row, .. }| (row.perturbed, row.id.trajectory));
+        }
+        Ok(())
     }
 }
 
@@ -211,22 +271,22 @@ impl RunningJob {
 pub(crate) struct CompletedRequest {
     job: Job,
     state: QuestionState,
-    /// Rows of the last round that are not in the state yet.
+    /// Sequences of the last round that are not in the state yet.
     rows: Vec<FinishedSequence>,
+    seconds: StageSeconds,
     since: Instant,
 }
 
 impl CompletedRequest {
     /// Decodes, votes and replies.
     pub(crate) fn reply(self, engine: &Engine) {
-        let Self { mut job, mut state, rows, since } = self;
+        let Self { mut job, mut state, rows, seconds, since } = self;
         let of = QuestionContext { engine, item: job.item() };
         let added = match rows.is_empty() {
             true => Ok(()),
             false => state.add_rows(of, &state.round.clone(), rows),
         };
-        let total = since.elapsed().as_secs_f64();
-        let seconds = StageSeconds { total, ..StageSeconds::default() };
+        let seconds = StageSeconds { total: since.elapsed().as_secs_f64(), ..seconds };
         let reply = added.and_then(|()| state.finish(of, None, seconds));
         job.send(Event::Done(reply.map(Box::new)));
     }

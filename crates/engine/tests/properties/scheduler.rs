@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use latent_tts_engine::scheduler::{Event, EventDetail, Scheduler, Submission, SubmitError};
+use latent_tts_engine::scheduler::{Event, EventOptions, Scheduler, Submission, SubmitError};
 use latent_tts_engine::{
     CancelToken, Engine, EngineError, Lens, Prompt, Reply, Request, SamplingParams, Trajectory,
 };
@@ -38,6 +38,7 @@ fn wait(events: &Receiver<Event>) -> Told {
     loop {
         match events.recv().expect("the last event is the result") {
             Event::Started => started = true,
+            Event::Token { .. } => panic!("no tokens were asked for"),
             Event::Trajectory(trajectory) => trajectories.push(*trajectory),
             Event::Rewards { number, rewards } => {
                 let of = trajectories.iter_mut().find(|t| t.number == number);
@@ -255,8 +256,8 @@ fn what_is_not_asked_for_is_not_told() {
     let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
     let (sender, receiver) = channel();
     let submission = Submission::generate(prompt, request, move |event| drop(sender.send(event)));
-    let detail = EventDetail { progress: false, latents: false };
-    scheduler.submit_all(vec![submission.with_detail(detail)]).unwrap();
+    let options = EventOptions { progress: false, latents: false, tokens: false };
+    scheduler.submit_all(vec![submission.with_options(options)]).unwrap();
     assert!(matches!(receiver.recv().unwrap(), Event::Started));
     let Event::Done(Ok(reply)) = receiver.recv().unwrap() else { panic!("only the reply is told") };
     assert!(reply.diversity.is_empty());
@@ -306,4 +307,109 @@ fn tokens_are_scored_beside_requests_and_the_likeliest_is_the_greedy_one() {
     assert!(matches!(engine.score_tokens(&vec![1; context + 1]), Err(EngineError::TooLong { .. })));
     events.iter().for_each(|events| drop(wait(events).result.unwrap()));
     assert_empty(&scheduler);
+}
+
+#[test]
+fn tokens_are_told_one_by_one_and_in_their_order() {
+    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
+    let params = short_params(&pair.reasoner, 4, thought_dropout(0.2));
+    for samples in [1, 4] {
+        let params = SamplingParams { samples: nonzero(samples), greedy: true, ..params };
+        let request = questions()[0].request(params);
+        let scheduler = Scheduler::start(pair.engine(), ROOM);
+        let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
+        let (sender, receiver) = channel();
+        let submission =
+            Submission::generate(prompt, request, move |event| drop(sender.send(event)));
+        let options = EventOptions { tokens: true, ..EventOptions::default() };
+        scheduler.submit_all(vec![submission.with_options(options)]).unwrap();
+        let mut told: Vec<Vec<u32>> = vec![Vec::new(); samples];
+        let reply = loop {
+            match receiver.recv().unwrap() {
+                Event::Token { number, position, token } => {
+                    assert_eq!(position, told[number as usize].len());
+                    told[number as usize].push(token);
+                }
+                // Its tokens were told before it.
+                Event::Trajectory(t) => assert_eq!(told[t.number as usize][..], t.tokens[..]),
+                Event::Done(reply) => break reply.unwrap(),
+                Event::Started | Event::Rewards { .. } => {}
+            }
+        };
+        let tokens: Vec<Vec<u32>> = reply.trajectories.iter().map(|t| t.tokens.to_vec()).collect();
+        assert_eq!(told, tokens);
+        assert!(reply.seconds.prefill > 0.0 && reply.seconds.answers > 0.0);
+        let stages = reply.seconds.prefill + reply.seconds.thoughts + reply.seconds.answers;
+        assert!(stages + reply.seconds.scores <= reply.seconds.total);
+    }
+}
+
+/// Many prompts to be scored do not keep a request, nor a few prompts of another, from being done
+/// before them.
+#[test]
+fn tokens_are_scored_in_parts_and_in_turn() {
+    let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);
+    let scheduler = Scheduler::start(pair.unrewarded_engine(), ROOM);
+    let (sender, receiver) = channel();
+    let score = |name: &'static str| {
+        let sender = sender.clone();
+        let done = move |scores: Result<Vec<_>, EngineError>| {
+            sender.send((name, scores.unwrap().len())).unwrap();
+        };
+        Submission::score((0..40).map(|i| i % 50).collect(), CancelToken::default(), done)
+    };
+    let params = short_params(&pair.reasoner, 4, thought_dropout(0.2));
+    let request = questions()[0].request(params);
+    let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
+    let events = sender.clone();
+    let generate = Submission::generate(prompt, request, move |event| {
+        if let Event::Done(reply) = event {
+            reply.unwrap();
+            events.send(("request", 0)).unwrap();
+        }
+    });
+    let mut many: Vec<Submission> = (0..1000).map(|_| score("many")).collect();
+    many.push(generate);
+    scheduler.submit_all(many).unwrap();
+    scheduler.submit_all((0..3).map(|_| score("few")).collect()).unwrap();
+    let order: Vec<&str> = (0..1004).map(|_| receiver.recv().unwrap().0).collect();
+    let last = |name| order.iter().rposition(|of| *of == name).unwrap();
+    assert_eq!(last("many"), 1003);
+    assert!(last("request") < 500, "after {} prompts", last("request"));
+    assert!(last("few") < 500, "after {} prompts", last("few"));
+    assert_empty(&scheduler);
+}
+
+/// A prompt that begins as another did is not computed again up to there, and its trajectories are
+/// what they are alone.
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    for family in FAMILIES {
+        let engine = RewardedReasoner::of(family).engine();
+        let mut requests = without_searches(&mixed_requests(engine.reasoner()));
+        let text = "A farmer has 12 cows, 7 hens and 3 goats, and sells 2 cows. ".repeat(2);
+        for (i, request) in requests.iter_mut().enumerate() {
+            request.question = format!("{text} How many legs have {i} of them?");
+        }
+        let fits = |r: &Request| engine.check(std::slice::from_ref(r)).is_ok();
+        requests.retain(fits);
+        assert!(requests.len() > 3, "{family:?}");
+        let alone = solve_alone(&engine, &requests);
+        let least = 2 * smallest_memory(&engine, &requests);
+        for (memory, at_once) in [(engine.memory(), 1), (engine.memory(), 3), (least, 2)] {
+            let what = format!("{family:?}, {memory} bytes, {at_once} at once");
+            let scheduler = Scheduler::start(engine.clone().with_memory(memory), ROOM);
+            for _ in 0..2 {
+                let replies = replies_of(&scheduler, &requests, at_once);
+                assert_all_same(&replies, &alone, &what);
+            }
+            assert_empty(&scheduler);
+            let stats = scheduler.stats();
+            assert!(stats.prefix_slots <= stats.slots, "{what}: {stats:?}");
+            assert!(stats.cached_prompt_tokens < stats.prompt_tokens, "{what}: {stats:?}");
+            if memory == engine.memory() {
+                assert!(stats.cached_prompt_tokens > stats.prompt_tokens / 2, "{what}: {stats:?}");
+            }
+        }
+    }
 }

@@ -1,0 +1,123 @@
+//! Log-likelihoods in the scheduler: tokens are scored in bounded parts, one beside each step of
+//! the batch, so that a request of many prompts delays no other by more than such a part.
+
+use std::collections::VecDeque;
+
+use tensor::DeviceError;
+
+use super::batch::SequenceBatch;
+use super::source::SequenceSource;
+use crate::error::EngineError;
+use crate::logprobs::{TokenScore, TokenSequence, score_positions};
+use crate::reasoner::LatentModel;
+use crate::request::CancelToken;
+
+/// Positions that are scored beside a step, at most.
+pub(crate) const SCORED_POSITIONS: usize = 256;
+
+/// Tokens to be scored.
+pub(crate) struct TokenJob {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) cancel: CancelToken,
+    pub(crate) done: Box<dyn FnOnce(Result<Vec<TokenScore>, EngineError>) + Send>,
+}
+
+/// Jobs of which some tokens are scored.
+#[derive(Default)]
+pub(crate) struct TokenScores {
+    active: VecDeque<(TokenJob, TokenSequence)>,
+}
+
+impl TokenScores {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, job: TokenJob) {
+        let sequence = TokenSequence::new(job.tokens.clone());
+        self.active.push_back((job, sequence));
+    }
+
+    /// Scores the next positions. Where there is no memory for them, the batch admits no further
+    /// sequences until there is.
+    pub(crate) fn step<S: SequenceSource>(
+        &mut self,
+        model: &LatentModel,
+        batch: &mut SequenceBatch<'_, S>,
+    ) -> Result<(), DeviceError> {
+        self.remove_cancelled(batch);
+        batch.is_closed = false;
+        let mut left = SCORED_POSITIONS;
+        let mut parts = Vec::new();
+        for (_, sequence) in &mut self.active {
+            let count = sequence.left().min(left);
+            if count == 0 {
+                break;
+            }
+            if sequence.is_new() && !batch.reserve(sequence.len()) {
+                batch.is_closed = true;
+                break;
+            }
+            left -= count;
+            parts.push((sequence, count));
+        }
+        if !parts.is_empty() {
+            score_positions(model, batch.cache()?, &mut parts)?;
+        } else if batch.sources.is_empty() {
+            // Only after the device had less memory than was promised.
+            let why = "the device has not the memory to score these tokens";
+            self.active.pop_front().into_iter().for_each(|(job, _)| fail(job, why));
+        }
+        while let Some((job, sequence)) = self.active.pop_front() {
+            if sequence.left() > 0 {
+                self.active.push_front((job, sequence));
+                break;
+            }
+            let scores = release(batch, sequence);
+            (job.done)(Ok(scores));
+        }
+        Ok(())
+    }
+
+    fn remove_cancelled<S: SequenceSource>(&mut self, batch: &mut SequenceBatch<'_, S>) {
+        for (job, sequence) in std::mem::take(&mut self.active) {
+            if job.cancel.is_cancelled() {
+                release(batch, sequence);
+                (job.done)(Err(EngineError::Cancelled { id: 0 }));
+            } else {
+                self.active.push_back((job, sequence));
+            }
+        }
+    }
+
+    /// The jobs begin anew: the cache is gone.
+    pub(crate) fn restart(&mut self) {
+        for (job, sequence) in &mut self.active {
+            *sequence = TokenSequence::new(job.tokens.clone());
+        }
+    }
+
+    /// Ends all jobs with an error.
+    pub(crate) fn fail(&mut self, why: &str) {
+        self.active.drain(..).for_each(|(job, _)| fail(job, why));
+    }
+}
+
+fn fail(job: TokenJob, why: &str) {
+    (job.done)(Err(EngineError::PassFailed { why: why.to_owned() }));
+}
+
+/// Frees a sequence's slots; returns its scores.
+fn release<S: SequenceSource>(
+    batch: &mut SequenceBatch<'_, S>,
+    sequence: TokenSequence,
+) -> Vec<TokenScore> {
+    if !sequence.is_new() {
+        batch.unreserve(sequence.len());
+    }
+    let (kv, scores) = sequence.into_parts();
+    if let Ok(cache) = batch.cache() {
+        cache.release(kv, 0);
+    }
+    scores
+}
