@@ -8,7 +8,8 @@
 //! let mut options = TrainerOptions::preset("tiny")?;
 //! options.training.seed = 7;
 //! let device = DeviceOptions::default().open()?;
-//! let trained = Trainer::new("models/tiny", options)?.run(&device, &mut (), &CancelToken::default())?;
+//! let trainer = Trainer::new("models/tiny", options)?;
+//! let trained = trainer.run(&device, &mut (), &CancelToken::default())?;
 //! println!("{:?}", trained.kept);
 //! # Ok::<(), latent_tts::Error>(())
 //! ```

@@ -49,10 +49,14 @@ pub struct MethodEntry {
     pub name: &'static str,
     /// How thoughts are learned, in one line.
     pub about: &'static str,
-    /// Takes the method's settings from the options, and refuses options of other methods. What
-    /// depends on the vocabulary is decided by the tokenizer.
-    pub configure: fn(&MethodOptions, &Tokenizer) -> Result<Box<dyn TrainingMethod>, TrainError>,
+    /// Makes the method of options.
+    pub configure: ConfigureMethod,
 }
+
+/// Takes a method's settings from the options, and refuses options of other methods. What depends
+/// on the vocabulary is decided by the tokenizer.
+pub type ConfigureMethod =
+    fn(&MethodOptions, &Tokenizer) -> Result<Box<dyn TrainingMethod>, TrainError>;
 
 impl MethodEntry {
     /// The entry of this name.

@@ -36,7 +36,7 @@ pub struct RewardTrainer {
 }
 
 /// Everything that a training reads.
-struct RewardInputs {
+struct RewardSources {
     reasoner: ModelFiles,
     init: Option<ModelFiles>,
     reference: Option<Reference>,
@@ -44,7 +44,7 @@ struct RewardInputs {
     held_out: Option<Annotations>,
 }
 
-impl RewardInputs {
+impl RewardSources {
     fn models(&self) -> impl Iterator<Item = &ModelFiles> {
         let reference = self.reference.as_ref().map(Reference::files);
         [Some(&self.reasoner), self.init.as_ref(), reference].into_iter().flatten()
@@ -142,7 +142,7 @@ impl RewardTrainer {
         run_loop(&self.out, &mut task, device, &config, TrainControl { observer, cancel })
     }
 
-    fn inputs(&self) -> Result<RewardInputs, Error> {
+    fn inputs(&self) -> Result<RewardSources, Error> {
         let RewardTrainerOptions { model, init, annotations, held_out, .. } = &self.options;
         let base = self.options.lora.base.as_deref();
         let annotations = annotations.iter().map(|dir| Annotations::open(dir));
@@ -155,11 +155,11 @@ impl RewardTrainer {
             Some(other) => Some(Reference::Copied(files_over(other, base)?)),
         };
         let init = init.as_ref().map(|init| files_over(init, base)).transpose()?;
-        Ok(RewardInputs { reasoner, init, reference, annotations, held_out })
+        Ok(RewardSources { reasoner, init, reference, annotations, held_out })
     }
 
     /// Problems of a batch: no more than there are.
-    fn batch(&self, inputs: &RewardInputs, observer: &mut dyn TrainObserver) -> NonZeroUsize {
+    fn batch(&self, inputs: &RewardSources, observer: &mut dyn TrainObserver) -> NonZeroUsize {
         let batch = self.options.training.batch;
         let problems = inputs.annotations.iter().map(Annotations::len).sum();
         match NonZeroUsize::new(problems) {
@@ -175,7 +175,7 @@ impl RewardTrainer {
     }
 
     /// The digest of what is read.
-    fn digest(&self, inputs: &RewardInputs) -> Result<String, Error> {
+    fn digest(&self, inputs: &RewardSources) -> Result<String, Error> {
         fingerprint::of_files(inputs.models(), self.data().map(PathBuf::as_path))
     }
 
@@ -184,7 +184,7 @@ impl RewardTrainer {
         self.options.annotations.iter().chain(&self.options.held_out)
     }
 
-    fn input_paths(&self, inputs: &RewardInputs) -> Result<InputPaths, Error> {
+    fn input_paths(&self, inputs: &RewardSources) -> Result<InputPaths, Error> {
         Ok(model_paths(inputs.models())?.into_iter().chain(self.data().cloned()).collect())
     }
 
@@ -200,7 +200,7 @@ impl RewardTrainer {
     fn train_step(
         &self,
         device: &Device,
-        inputs: &RewardInputs,
+        inputs: &RewardSources,
         checkpoint: &Checkpoint,
     ) -> Result<RewardTrainStep, Error> {
         let config = checkpoint.config();
@@ -306,7 +306,7 @@ impl RewardTrainer {
 }
 
 /// The annotated thoughts must be as wide as the model.
-fn check_width(inputs: &RewardInputs, config: &Config) -> Result<(), Error> {
+fn check_width(inputs: &RewardSources, config: &Config) -> Result<(), Error> {
     for part in inputs.annotations.iter().chain(&inputs.held_out) {
         let width = part.index().width;
         if width != config.width {

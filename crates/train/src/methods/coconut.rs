@@ -34,13 +34,13 @@ use crate::trainer::TrainTask;
 pub const METHOD: MethodEntry = MethodEntry {
     name: "coconut",
     about: "Thoughts replace the steps one by one; the hidden state is the next thought",
-    configure: |options, _| Ok(Box::new(Coconut::new(options)?)),
+    configure: |options, _| Ok(Box::new(CoconutMethod::new(options)?)),
 };
 
 /// COCONUT, or a baseline with explicit or no steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "coconut")]
-pub struct Coconut {
+pub struct CoconutMethod {
     /// Decides which steps become thoughts.
     pub curriculum: Curriculum,
     /// Thoughts that a step should take; see [`CoconutEncoder::thoughts_per_step`].
@@ -51,7 +51,7 @@ pub struct Coconut {
     pub step_decoder: StepDecoderSpec,
 }
 
-impl Coconut {
+impl CoconutMethod {
     fn new(options: &MethodOptions) -> Result<Self, TrainError> {
         let check = OptionCheck { method: METHOD.name, options }.no_compression()?.no_order()?;
         if options.mode != ReasonerMode::Latent {
@@ -107,7 +107,7 @@ fn curriculum(options: &MethodOptions, thoughts_per_step: usize) -> Curriculum {
     }
 }
 
-impl TrainingMethod for Coconut {
+impl TrainingMethod for CoconutMethod {
     fn usage(&self) -> ModelUsage {
         ModelUsage::from(match self.curriculum {
             Curriculum::Cot => json!({ "family": "cot", "max_new_tokens": 128 }),

@@ -38,7 +38,7 @@ use crate::trainer::TrainTask;
 pub const METHOD: MethodEntry = MethodEntry {
     name: "codi",
     about: "Self-distillation from written steps; a projector makes the next thought",
-    configure: |options, tokenizer| Ok(Box::new(Codi::new(options, tokenizer)?)),
+    configure: |options, tokenizer| Ok(Box::new(CodiMethod::new(options, tokenizer)?)),
 };
 
 /// The words before an answer.
@@ -49,7 +49,7 @@ const BEGIN_OF_TEXT: &str = "<|begin_of_text|>";
 /// CODI's settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "codi")]
-pub struct Codi {
+pub struct CodiMethod {
     /// Thoughts of the student.
     pub thoughts: usize,
     /// Weight of the distillation loss.
@@ -64,7 +64,7 @@ pub struct Codi {
     pub step_decoder: StepDecoderSpec,
 }
 
-impl Codi {
+impl CodiMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
         OptionCheck::latent(METHOD.name, options)?.no_compression()?.no_order()?;
         let has_prefix = tokenizer.token_to_id(BEGIN_OF_TEXT).is_some();
@@ -82,7 +82,7 @@ impl Codi {
     }
 }
 
-impl TrainingMethod for Codi {
+impl TrainingMethod for CodiMethod {
     fn usage(&self) -> ModelUsage {
         ModelUsage::from(json!({
             "family": "codi", "thoughts": self.thoughts, "max_new_tokens": 24,

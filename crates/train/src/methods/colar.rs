@@ -43,13 +43,13 @@ use crate::trainer::TrainTask;
 pub const METHOD: MethodEntry = MethodEntry {
     name: "colar",
     about: "Compressed steps; a Gaussian head predicts the next one, the model decides when to end",
-    configure: |options, tokenizer| Ok(Box::new(Colar::new(options, tokenizer)?)),
+    configure: |options, tokenizer| Ok(Box::new(ColarMethod::new(options, tokenizer)?)),
 };
 
 /// The settings of CoLaR's supervised stage.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "colar")]
-pub struct Colar {
+pub struct ColarMethod {
     /// The fewest and the most tokens that a thought stands for.
     pub speeds: (usize, usize),
     /// Whether later tokens of a thought weigh less, so that their order can be recovered.
@@ -58,7 +58,7 @@ pub struct Colar {
     pub latent_head: usize,
 }
 
-impl Colar {
+impl ColarMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
         OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?.no_compression()?;
         let MethodOptions { min_speed, max_speed, .. } = options;
@@ -75,7 +75,7 @@ impl Colar {
     }
 }
 
-impl TrainingMethod for Colar {
+impl TrainingMethod for ColarMethod {
     fn usage(&self) -> ModelUsage {
         ModelUsage::from(json!({ "family": "colar", "max_new_tokens": 24 }))
     }

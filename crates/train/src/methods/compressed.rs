@@ -249,11 +249,12 @@ impl CompressedBatch<'_> {
             None => (groups.vectors.clone(), None),
             Some(FedThoughts { vectors, replaces }) => {
                 let count = replaces.len();
-                let pick =
-                    |(at, is_replaced): (usize, &bool)| at + count * usize::from(*is_replaced);
-                let picked: Vec<usize> = replaces.iter().enumerate().map(pick).collect();
+                let indices: Vec<usize> = (0..count)
+                    .zip(&replaces)
+                    .map(|(at, is_replaced)| at + count * usize::from(*is_replaced))
+                    .collect();
                 let device = model.decoder.device();
-                (ops::select(device, [&groups.vectors, &vectors], &picked)?, Some(replaces))
+                (ops::select(device, [&groups.vectors, &vectors], &indices)?, Some(replaces))
             }
         };
         let inputs = rows.input.embed(&model.decoder, Some(fed))?;

@@ -49,13 +49,13 @@ pub const METHOD: MethodEntry = MethodEntry {
     name: "latent-sft",
     about: "Compressed steps as mixtures of token embeddings; the LM head mixes the next one, the \
             model decides when to end",
-    configure: |options, tokenizer| Ok(Box::new(LatentSft::new(options, tokenizer)?)),
+    configure: |options, tokenizer| Ok(Box::new(LatentSftMethod::new(options, tokenizer)?)),
 };
 
 /// The settings of a training like Latent-SFT's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "latent-sft")]
-pub struct LatentSft {
+pub struct LatentSftMethod {
     /// Tokens that a thought stands for.
     pub compression: usize,
     /// Whether later tokens of a thought weigh less, so that their order can be recovered.
@@ -68,7 +68,7 @@ pub struct LatentSft {
     pub layout: FamilyLayout,
 }
 
-impl LatentSft {
+impl LatentSftMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
         OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?;
         Ok(Self {
@@ -81,7 +81,7 @@ impl LatentSft {
     }
 }
 
-impl TrainingMethod for LatentSft {
+impl TrainingMethod for LatentSftMethod {
     fn usage(&self) -> ModelUsage {
         self.layout.usage(METHOD.name, self.thoughts)
     }

@@ -46,13 +46,13 @@ use crate::trainer::TrainTask;
 pub const METHOD: MethodEntry = MethodEntry {
     name: "rot",
     about: "Compressed steps in a fixed number of slots; a SwiGLU head projects the next one",
-    configure: |options, tokenizer| Ok(Box::new(Rot::new(options, tokenizer)?)),
+    configure: |options, tokenizer| Ok(Box::new(RotMethod::new(options, tokenizer)?)),
 };
 
 /// The settings of a training like Render-of-Thought's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "rot")]
-pub struct Rot {
+pub struct RotMethod {
     /// Thoughts of every example.
     pub thoughts: usize,
     /// Tokens that a thought stands for, more where the chain would not fit.
@@ -69,7 +69,7 @@ pub struct Rot {
     pub layout: FamilyLayout,
 }
 
-impl Rot {
+impl RotMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
         OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?;
         Ok(Self {
@@ -84,7 +84,7 @@ impl Rot {
     }
 }
 
-impl TrainingMethod for Rot {
+impl TrainingMethod for RotMethod {
     fn usage(&self) -> ModelUsage {
         self.layout.usage(METHOD.name, self.thoughts)
     }

@@ -143,9 +143,9 @@ impl StepDecoder {
         thoughts: &[ThoughtStep],
         examples: &[TokenizedExample],
     ) -> Vec<StepSequence> {
-        let places = thought_places(thoughts, examples.len());
+        let indices = thought_indices(thoughts, examples.len());
         let mut sequences = Vec::new();
-        for (example, own) in places.iter().enumerate() {
+        for (example, own) in indices.iter().enumerate() {
             let slots = own.len() / self.thoughts_per_step;
             let steps = &examples[example].step_tokens;
             for slot in 0..slots.min(steps.len()) {
@@ -181,15 +181,16 @@ impl StepDecoder {
 }
 
 /// For every example, the indices of its thoughts in the concatenation of all thought steps.
-fn thought_places(thoughts: &[ThoughtStep], examples: usize) -> Vec<Vec<usize>> {
-    let (mut places, mut start) = (vec![Vec::new(); examples], 0);
+fn thought_indices(thoughts: &[ThoughtStep], examples: usize) -> Vec<Vec<usize>> {
+    let mut indices = vec![Vec::new(); examples];
+    let mut start = 0;
     for of in thoughts {
         for (at, &example) in of.examples.iter().enumerate() {
-            places[example].push(start + at);
+            indices[example].push(start + at);
         }
         start += of.vectors.rows();
     }
-    places
+    indices
 }
 
 /// The weight of each target in the loss: one over the tokens of its slot and over the slots.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use data::TrainExample;
 use engine::Reasoner;
 use latent_tts_train::curriculum::{Curriculum, Removal};
-use latent_tts_train::methods::coconut::Coconut;
-use latent_tts_train::methods::codi::Codi;
-use latent_tts_train::methods::colar::Colar;
-use latent_tts_train::methods::latent_sft::LatentSft;
-use latent_tts_train::methods::rot::Rot;
+use latent_tts_train::methods::coconut::CoconutMethod;
+use latent_tts_train::methods::codi::CodiMethod;
+use latent_tts_train::methods::colar::ColarMethod;
+use latent_tts_train::methods::latent_sft::LatentSftMethod;
+use latent_tts_train::methods::rot::RotMethod;
 use latent_tts_train::methods::simcot::StepDecoderSpec;
 use latent_tts_train::methods::{TrainingMethod, colar, latent_sft, rot};
 use latent_tts_train::reasoner::greedy_accuracy;
@@ -26,14 +26,14 @@ use crate::support::{ReasonerFixture, device, problems, train, train_config};
 pub const STEP_DECODER: StepDecoderSpec =
     StepDecoderSpec { loss_weight: 0.5, thoughts_per_step: 1 };
 
-pub fn coconut(step_decoder: StepDecoderSpec) -> Coconut {
+pub fn coconut(step_decoder: StepDecoderSpec) -> CoconutMethod {
     let removal = Removal::Smooth { end: 0.0, no_cot_fraction: 1.0, uniform_prob: 0.0 };
     let curriculum = Curriculum::Latent { thoughts: 6, removal };
-    Coconut { curriculum, thoughts_per_step: 1, digit_loss_weight: 0.1, step_decoder }
+    CoconutMethod { curriculum, thoughts_per_step: 1, digit_loss_weight: 0.1, step_decoder }
 }
 
-pub fn codi(step_decoder: StepDecoderSpec) -> Codi {
-    Codi {
+pub fn codi(step_decoder: StepDecoderSpec) -> CodiMethod {
+    CodiMethod {
         thoughts: 6,
         gamma: 1.0,
         projector: None,
@@ -43,18 +43,18 @@ pub fn codi(step_decoder: StepDecoderSpec) -> Codi {
     }
 }
 
-pub fn colar_method() -> Colar {
-    Colar { speeds: (1, 3), ordered: true, latent_head: 32 }
+pub fn colar_method() -> ColarMethod {
+    ColarMethod { speeds: (1, 3), ordered: true, latent_head: 32 }
 }
 
-fn latent_sft_method(tokenizer: &Tokenizer) -> LatentSft {
+fn latent_sft_method(tokenizer: &Tokenizer) -> LatentSftMethod {
     let layout = latent_sft::layout(tokenizer).unwrap();
     let (ordered, scheduled_sampling) = (true, 0.5);
-    LatentSft { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
+    LatentSftMethod { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
 }
 
-fn rot_method(tokenizer: &Tokenizer) -> Rot {
-    Rot {
+fn rot_method(tokenizer: &Tokenizer) -> RotMethod {
+    RotMethod {
         thoughts: 12,
         compression: 2,
         ordered: true,

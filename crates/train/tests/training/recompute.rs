@@ -7,7 +7,7 @@ use latent_tts_train::curriculum::Curriculum;
 use latent_tts_train::loss::Objective;
 use latent_tts_train::methods::TrainStep;
 use latent_tts_train::methods::TrainingMethod;
-use latent_tts_train::methods::coconut::Coconut;
+use latent_tts_train::methods::coconut::CoconutMethod;
 use latent_tts_train::methods::simcot::StepDecoderSpec;
 use latent_tts_train::reasoner::TaskSetup;
 use latent_tts_train::reward_step::RewardHeadKind;
@@ -102,10 +102,10 @@ fn task(
     method.task(TaskSetup { device: device().clone(), model, training }).unwrap()
 }
 
-fn cot() -> Coconut {
+fn cot() -> CoconutMethod {
     let step_decoder = StepDecoderSpec::NONE;
     let curriculum = Curriculum::Cot;
-    Coconut { curriculum, thoughts_per_step: 1, digit_loss_weight: 0.0, step_decoder }
+    CoconutMethod { curriculum, thoughts_per_step: 1, digit_loss_weight: 0.0, step_decoder }
 }
 
 #[test]
