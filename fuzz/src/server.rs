@@ -1,6 +1,8 @@
 //! Bodies of what the server reads beside JSON: chat templates, requests as bytes, recorded runs.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
+
+use model::ModelFiles;
 
 use record::{Manifest, RunDir, Sample, TrainingDir};
 use serve::testkit::{ConnectionReader, render_template};
@@ -69,8 +71,11 @@ pub(crate) fn templates(input: &[u8]) {
 }
 
 /// A server without a socket.
-static SERVER: LazyLock<ConnectionReader> =
-    LazyLock::new(|| ConnectionReader::new(tiny_engine()).expect("a server is made"));
+static SERVER: LazyLock<ConnectionReader> = LazyLock::new(|| {
+    // Its files are gone once the engine is loaded; the server reads none of them again.
+    let files = ModelFiles::Memory(Arc::default());
+    ConnectionReader::new(tiny_engine(), &files).expect("a server is made")
+});
 /// Bytes of metrics that no sequence of requests exceeds.
 const MAX_METRICS: usize = 64 << 10;
 

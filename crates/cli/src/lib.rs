@@ -15,6 +15,7 @@ mod interrupt;
 mod load;
 mod memory;
 mod printer;
+pub mod reference;
 mod settings;
 #[cfg(feature = "testkit")]
 pub mod testkit;

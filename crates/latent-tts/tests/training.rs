@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use latent_tts::data::TrainExample;
 use latent_tts::engine::{Family, Reasoner};
+use latent_tts::record::RecordError;
 use latent_tts::train::TrainError;
 use latent_tts::train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use latent_tts::train::methods::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers};
@@ -155,7 +156,7 @@ fn a_cancelled_training_resumes_to_the_same_bytes() {
     let mut observer = Canceller { after: 3, token: token.clone(), evaluations: 0 };
     let report = trainer(&parts, options(5)).run(&device(), &mut observer, &token).unwrap();
     assert!(!report.finished && observer.evaluations == 1, "{report:?}");
-    assert!(matches!(run(&trainer(&parts, options(5))), Err(Error::TrainingExists { .. })));
+    assert!(matches!(run(&trainer(&parts, options(5))), Err(Error::Record(RecordError::TrainingExists { .. }))));
     let mut resumed = options(5);
     resumed.training.resume = true;
     assert!(run(&trainer(&parts, resumed.clone())).unwrap().finished);

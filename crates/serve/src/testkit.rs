@@ -7,11 +7,11 @@ use std::sync::Mutex;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use engine::scheduler::Scheduler;
 use engine::{Engine, Family};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper_util::service::TowerToHyperService;
+use model::ModelFiles;
 use serde_json::{Value, json};
 
 use crate::chat_template::{JinjaTemplate, TemplateLimits};
@@ -19,6 +19,7 @@ use crate::chat_template::{JinjaTemplate, TemplateLimits};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::generation::Generation;
+use crate::models::{LoadedModel, ModelPool, ModelSource};
 use crate::prompts::{ChatPrompts, PromptText, token_ids};
 use crate::state::AppState;
 use crate::{ChatTemplate, ServeError, ServeOptions, layers, routes};
@@ -109,14 +110,19 @@ impl ConnectionReader {
     /// # Errors
     ///
     /// When the threads of the engine or the runtime cannot be started.
-    pub fn new(engine: Engine) -> Result<Self, ServeError> {
+    pub fn new(engine: Engine, files: &ModelFiles) -> Result<Self, ServeError> {
         let options = ServeOptions::default();
-        let chat = ChatPrompts::new(&ChatTemplate::Family, &Value::Null, Family::COT)?;
-        let scheduler = Scheduler::start(engine, options.max_waiting_rows);
-        let state = Arc::new(AppState::new(scheduler, options, chat, Value::Null, None));
+        let files = files.clone();
+        let load = move || Ok(LoadedModel { engine: engine.clone(), files: files.clone() });
+        let source =
+            ModelSource { name: options.model_name.clone(), bytes: 0, load: Box::new(load) };
+        let models = ModelPool::new(vec![source], &options)?;
+        let state = Arc::new(AppState::new(models, options, None)?);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(ServeError::Runtime)?;
+        runtime.block_on(state.models.load_first())?;
         let router = routes::router(Arc::clone(&state));
-        Ok(Self { state, router, runtime: runtime.map_err(ServeError::Runtime)? })
+        Ok(Self { state, router, runtime })
     }
 
     /// What a connection answers to these bytes and the end of the stream after them.
@@ -134,7 +140,9 @@ impl ConnectionReader {
 
     /// The text of the server's metrics, which requests must not make larger.
     pub fn metrics_size(&self) -> usize {
-        self.state.metrics.render(self.state.scheduler.stats()).map_or(0, |text| text.len())
+        let models = &self.state.models;
+        let text = self.state.metrics.render(models.stats(), models.num_loaded());
+        text.map_or(0, |text| text.len())
     }
 }
 
