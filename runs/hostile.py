@@ -264,11 +264,16 @@ def main():
     if {"http", "api"} & set(parts):
         campaign.serve()
     start, total = time.monotonic(), sum(shares[part] for part in parts)
-    for part in parts:
-        for _ in range(max(1, args.runs * shares[part] // total)):
-            getattr(campaign, part)()
-            if len(campaign.broken) >= 50:
-                break
+    # A campaign that is ended early prints what it has tried.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for part in parts:
+            for _ in range(max(1, args.runs * shares[part] // total)):
+                getattr(campaign, part)()
+                if len(campaign.broken) >= 50:
+                    break
+    except KeyboardInterrupt:
+        print("ended early")
     if hasattr(campaign, "server"):
         campaign.server.send_signal(signal.SIGTERM)
         if campaign.server.wait(60) != 0:

@@ -200,6 +200,16 @@ fn connections_are_bounded_and_wait() {
     assert!(texts.iter().all(|text| *text == texts[0]));
 }
 
+/// The answer to the head of a request whose body is never sent.
+fn announce(server: &TestServer, bytes: usize) -> String {
+    let mut connection = TcpStream::connect(server.address).unwrap();
+    let head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    write!(connection, "{head}content-length: {bytes}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).unwrap();
+    answer
+}
+
 #[test]
 fn what_is_announced_too_large_is_refused_before_it_is_sent() {
     let server = TestServer::with(ServeOptions {
@@ -207,14 +217,8 @@ fn what_is_announced_too_large_is_refused_before_it_is_sent() {
         io_timeout: Duration::from_secs(60),
         ..ServeOptions::default()
     });
-    let mut connection = TcpStream::connect(server.address).unwrap();
-    let head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-                content-length: 1001\r\n\r\n";
-    connection.write_all(head.as_bytes()).unwrap();
     let start = Instant::now();
-    let mut answer = [0; 12];
-    connection.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 413");
+    assert!(announce(&server, 1001).starts_with("HTTP/1.1 413"));
     assert!(start.elapsed() < Duration::from_secs(30), "the body was waited for");
 }
 
@@ -247,9 +251,8 @@ fn requests_beyond_the_memory_limit_are_refused() {
     };
     let server = TestServer::with(options);
     assert_eq!(server.post("/tokenize", &json!({ "prompt": "a" })).status, 200);
-    let refused = server.post("/tokenize", &json!({ "prompt": "a".repeat(3 << 20) }));
-    assert_eq!(refused.status, 503, "{refused:?}");
-    assert_eq!(refused.json()["error"]["code"], "memory_limit");
-    assert_eq!(refused.header("retry-after"), Some("1"));
+    let refused = announce(&server, 3 << 20);
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    assert!(refused.contains("memory_limit") && refused.contains("retry-after: 1"), "{refused}");
     assert_eq!(server.post("/tokenize", &json!({ "prompt": "a" })).status, 200);
 }
