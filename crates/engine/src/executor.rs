@@ -19,6 +19,8 @@ mod answers;
 mod forward;
 mod inputs;
 mod sequence;
+#[cfg(test)]
+mod tests;
 mod thoughts;
 
 use model::{Cache, Sequence, SlotGranularity};

@@ -70,6 +70,11 @@ pub(crate) fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
     }
 }
 
+/// Lets answers end with these tokens.
+pub(crate) fn set_eos(engine: &mut Engine, eos: Vec<u32>) {
+    Arc::get_mut(&mut engine.reasoner).unwrap().model.method.eos = eos;
+}
+
 pub(crate) fn count(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }

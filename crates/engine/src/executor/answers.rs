@@ -1,9 +1,9 @@
 //! Answer tokens: the LM head, reading its tokens, and the step that is launched before they are
 //! read.
 //!
-//! A step that feeds pending tokens is launched speculatively, as if no sequence ended with them.
-//! Where few do, their results are ignored; where more do, the step is called off and the others go
-//! on in one of their own.
+//! A step that feeds pending tokens is launched speculatively, as if no sequence ended with them;
+//! what those feed that did is ignored. Aligned sequences often end together: where more than a few
+//! of them do, their step is called off and the others go on in one of their own.
 
 use model::{Cache, DeferredInputs, ForwardOptions};
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
@@ -12,7 +12,7 @@ use tensor::{DeviceError, Tensor};
 use super::forward::HiddenStates;
 use super::inputs::PassInputs;
 use super::sequence::{NextInput, SequenceState};
-use super::{Executor, Lookahead};
+use super::{Alignment, Executor, Lookahead};
 use crate::sampler::Sampler;
 use crate::stage_timer::Stage;
 
@@ -144,10 +144,14 @@ impl Executor<'_> {
         };
         let is_mixed = fed.iter().any(is_other);
         let has_vectors = self.pending.as_ref().is_some_and(|pending| pending.embedded.is_some());
-        if is_mixed && has_vectors {
-            return Ok(None); // the tokens are read once the pass is launched
+        if is_mixed || self.alignment == Alignment::Mixed {
+            // The tokens are read once the pass is launched, unless it needs them before.
+            if !members.is_empty() && !has_vectors {
+                self.read_pending()?;
+            }
+            return Ok(None);
         }
-        if is_mixed || members.is_empty() {
+        if members.is_empty() {
             self.read_pending()?;
             return Ok(None);
         }

@@ -9,12 +9,12 @@
 use std::sync::Arc;
 
 use model::{Cache, DeferredInputs, ForwardOptions, Sequence, SlotGranularity};
-use tensor::ops::OutputDtype;
+use tensor::ops::{self, OutputDtype};
 use tensor::{DeviceError, Tensor};
 
 use super::inputs::{Gather, Input, OutputOwner, PassInputs};
 use super::sequence::{HiddenRef, NextInput};
-use super::{Executor, Prefix};
+use super::{Alignment, Executor, Prefix};
 use crate::perturb::PromptSharing;
 use crate::sampler::{PassStage, RecordedMasks, Sampler};
 use crate::stage_timer::Stage;
@@ -86,10 +86,11 @@ impl Executor<'_> {
             let inputs = self.private_prompts(cache, sampler, some);
             self.run_pass(cache, sampler, (inputs, PassStage::Prompt), &mut hidden)?;
         }
-        for i in whole {
+        for &i in &whole {
             let prefix = self.prefixes[self.sequences[i].spec.item].as_ref();
             hidden.0[i] = prefix.and_then(|prefix| prefix.hidden.clone());
         }
+        self.keep_prefix_hidden(&whole)?;
         for (i, next) in fed.iter().enumerate() {
             if let NextInput::Fork(of) = *next {
                 self.sequences[i].kv = self.sequences[of].kv.fork();
@@ -140,6 +141,25 @@ impl Executor<'_> {
             self.run_pass(cache, sampler, (prefixes, PassStage::Prompt), hidden)?;
         }
         Ok(inputs)
+    }
+
+    /// Keeps no more of a pass than the hidden states that sequences may yet begin with: a prefix
+    /// stays longer than the pass. Aligned sequences have all begun.
+    fn keep_prefix_hidden(&mut self, begun: &[usize]) -> Result<(), DeviceError> {
+        let device = self.model.decoder.device();
+        for &i in begun {
+            let prefix = self.prefixes[self.sequences[i].spec.item].as_mut();
+            let Some(hidden) = prefix.map(|prefix| &mut prefix.hidden) else { continue };
+            match hidden {
+                _ if self.alignment == Alignment::Aligned => *hidden = None,
+                Some(of) if of.outputs.rows() > 1 => {
+                    let own = ops::select(device, [&*of.outputs], &[of.row])?;
+                    *of = HiddenRef { outputs: Arc::new(own), row: 0 };
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Adds the last prompt token of a sequence that passes it by itself.

@@ -86,7 +86,15 @@ impl SequenceState {
     pub(crate) fn push_thought(&mut self, thought: ThoughtRef) {
         self.thoughts.push(thought);
         self.pending = self.limit == Some(self.thoughts.len());
-        self.next = if self.pending { NextInput::End } else { NextInput::Thought };
+        self.next = NextInput::Thought;
+        if self.pending {
+            self.end_thoughts();
+        }
+    }
+
+    /// Goes on to the answer, if there is to be one.
+    pub(super) fn end_thoughts(&mut self) {
+        self.next = if self.without_answer { NextInput::Done } else { NextInput::End };
     }
 }
 

@@ -31,7 +31,7 @@ impl Executor<'_> {
         let mut live: Vec<usize> = (0..fed.len()).filter(thinks).collect();
         for (sequence, next) in self.sequences.iter_mut().zip(fed) {
             if next.is_before_end() {
-                sequence.next = NextInput::End;
+                sequence.end_thoughts();
             }
         }
         if live.is_empty() {
@@ -60,11 +60,6 @@ impl Executor<'_> {
         let made = Arc::new(MadeThoughts { fed: thoughts, noiseless });
         for (row, &i) in live.iter().enumerate() {
             self.sequences[i].push_thought(ThoughtRef { made: Arc::clone(&made), row });
-        }
-        for sequence in &mut self.sequences {
-            if sequence.without_answer && sequence.next == NextInput::End {
-                sequence.next = NextInput::Done;
-            }
         }
         Ok(())
     }

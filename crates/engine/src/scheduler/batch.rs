@@ -39,7 +39,7 @@ pub(crate) struct SequenceBatch<'a, S> {
     reserved: usize,
     slots: usize,
     max_sequences: usize,
-    /// No further sequences are admitted.
+    /// Others wait for memory.
     pub(crate) is_closed: bool,
 }
 
@@ -137,9 +137,8 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         Ok(cache)
     }
 
-    /// One step; returns how many sequences are done with it.
+    /// One step of the sequences that are admitted; returns how many are done with it.
     pub(crate) fn step(&mut self) -> Result<usize, EngineError> {
-        self.admit();
         if self.executor.sequences.is_empty() {
             return Ok(0);
         }
@@ -162,13 +161,15 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         self.finish()
     }
 
-    /// Sequences are admitted in the order of their sources, as far as there is memory.
-    fn admit(&mut self) {
+    /// Admits sequences in the order of their sources, as far as there is memory; while the batch is
+    /// closed only one, and only if no other is left.
+    pub(crate) fn admit(&mut self) {
         for item in 0..self.sources.len() {
             let slots = self.sources[item].footprint().own_slots();
             while self.sources[item].waiting() > 0 {
-                let is_full = self.executor.sequences.len() >= self.max_sequences;
-                if self.is_closed || is_full || !self.fits(slots) {
+                let count = self.executor.sequences.len();
+                let is_full = count >= self.max_sequences || (self.is_closed && count > 0);
+                if is_full || !self.fits(slots) {
                     return;
                 }
                 self.reserved += slots;

@@ -116,7 +116,15 @@ impl<'a> RunningRequests<'a> {
         self.batch.remove(&cancelled).into_iter().for_each(|running| running.job.cancelled());
         let model = &self.engine.reasoner().model;
         model.decoder.device().run(|| {
+            // Who did not get memory the last time comes first.
+            let tokens_first = self.batch.is_closed;
+            if !tokens_first {
+                self.batch.admit();
+            }
             self.token_scores.step(model, &mut self.batch)?;
+            if tokens_first {
+                self.batch.admit();
+            }
             self.num_finished = self.batch.step()?;
             self.end_rounds()
         })

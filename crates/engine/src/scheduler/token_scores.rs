@@ -38,15 +38,14 @@ impl TokenScores {
         self.active.push_back((job, sequence));
     }
 
-    /// Scores the next positions. Where there is no memory for them, the batch admits no further
-    /// sequences until there is.
+    /// Scores the next positions. Where there is no memory for any, the batch is closed until there
+    /// is.
     pub(crate) fn step<S: SequenceSource>(
         &mut self,
         model: &LatentModel,
         batch: &mut SequenceBatch<'_, S>,
     ) -> Result<(), DeviceError> {
         self.remove_cancelled(batch);
-        batch.is_closed = false;
         let mut left = SCORED_POSITIONS;
         let mut parts = Vec::new();
         for (_, sequence) in &mut self.active {
@@ -55,15 +54,17 @@ impl TokenScores {
                 break;
             }
             if sequence.is_new() && !batch.reserve(sequence.len()) {
-                batch.is_closed = true;
                 break;
             }
             left -= count;
             parts.push((sequence, count));
         }
-        if !parts.is_empty() {
+        let has_none = parts.is_empty();
+        if !has_none {
             score_positions(model, batch.cache()?, &mut parts)?;
-        } else if batch.sources.is_empty() {
+        }
+        batch.is_closed = has_none && !self.active.is_empty();
+        if batch.is_closed && batch.sources.is_empty() {
             // Only after the device had less memory than was promised.
             let why = "the device has not the memory to score these tokens";
             self.active.pop_front().into_iter().for_each(|(job, _)| fail(job, why));
@@ -76,6 +77,7 @@ impl TokenScores {
             let scores = release(batch, sequence);
             (job.done)(Ok(scores));
         }
+        batch.is_closed &= !self.active.is_empty();
         Ok(())
     }
 

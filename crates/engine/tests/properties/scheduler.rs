@@ -345,39 +345,45 @@ fn tokens_are_told_one_by_one_and_in_their_order() {
 }
 
 /// Many prompts to be scored do not keep a request, nor a few prompts of another, from being done
-/// before them.
+/// before them; nor where they do not fit the memory together.
 #[test]
 fn tokens_are_scored_in_parts_and_in_turn() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);
-    let scheduler = Scheduler::start(pair.unrewarded_engine(), ROOM);
-    let (sender, receiver) = channel();
-    let score = |name: &'static str| {
-        let sender = sender.clone();
-        let done = move |scores: Result<Vec<_>, EngineError>| {
-            sender.send((name, scores.unwrap().len())).unwrap();
-        };
-        Submission::score((0..40).map(|i| i % 50).collect(), CancelToken::default(), done)
-    };
+    let engine = pair.unrewarded_engine();
     let params = short_params(&pair.reasoner, 4, thought_dropout(0.2));
     let request = questions()[0].request(params);
-    let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
-    let events = sender.clone();
-    let generate = Submission::generate(prompt, request, move |event| {
-        if let Event::Done(reply) = event {
-            reply.unwrap();
-            events.send(("request", 0)).unwrap();
-        }
-    });
-    let mut many: Vec<Submission> = (0..1000).map(|_| score("many")).collect();
-    many.push(generate);
-    scheduler.submit_all(many).unwrap();
-    scheduler.submit_all((0..3).map(|_| score("few")).collect()).unwrap();
-    let order: Vec<&str> = (0..1004).map(|_| receiver.recv().unwrap().0).collect();
-    let last = |name| order.iter().rposition(|of| *of == name).unwrap();
-    assert_eq!(last("many"), 1003);
-    assert!(last("request") < 500, "after {} prompts", last("request"));
-    assert!(last("few") < 500, "after {} prompts", last("few"));
-    assert_empty(&scheduler);
+    let alone = engine.solve(&request).unwrap();
+    let least = smallest_memory(&engine, std::slice::from_ref(&request));
+    for memory in [engine.memory(), 2 * least, least] {
+        let scheduler = Scheduler::start(engine.clone().with_memory(memory), ROOM);
+        let (sender, receiver) = channel();
+        let score = |name: &'static str| {
+            let sender = sender.clone();
+            let done = move |scores: Result<Vec<_>, EngineError>| {
+                assert_eq!(scores.unwrap().len(), 30);
+                sender.send(name).unwrap();
+            };
+            Submission::score((0..30).collect(), CancelToken::default(), done)
+        };
+        let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
+        let (events, expected) = (sender.clone(), alone.clone());
+        let generate = Submission::generate(prompt, request.clone(), move |event| {
+            if let Event::Done(reply) = event {
+                assert_same(&reply.unwrap(), &expected, "beside tokens");
+                events.send("request").unwrap();
+            }
+        });
+        let mut many: Vec<Submission> = (0..1000).map(|_| score("many")).collect();
+        many.push(generate);
+        scheduler.submit_all(many).unwrap();
+        scheduler.submit_all((0..3).map(|_| score("few")).collect()).unwrap();
+        let order: Vec<&str> = (0..1004).map(|_| receiver.recv().unwrap()).collect();
+        let last = |name| order.iter().rposition(|of| *of == name).unwrap();
+        assert_eq!(last("many"), 1003);
+        assert!(last("request") < 700, "{memory} bytes: after {} prompts", last("request"));
+        assert!(last("few") < 500, "{memory} bytes: after {} prompts", last("few"));
+        assert_empty(&scheduler);
+    }
 }
 
 /// A prompt that begins as another did is not computed again up to there, and its trajectories are
