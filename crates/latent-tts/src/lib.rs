@@ -45,9 +45,12 @@ pub mod grade;
 mod loglikelihood;
 pub mod manifest;
 mod model;
+mod rescore;
 mod sampling;
+mod scorer;
 mod source;
 pub mod sweep;
+mod too_long;
 
 pub use ::model::hub;
 pub use ablation::Ablator;
@@ -72,15 +75,18 @@ pub use model::{
 };
 pub use record::{self, Ablation, AblationKind};
 pub use report;
+pub use rescore::rescore;
 pub use sampling::evaluation_params;
 pub use schema::{
     self, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind, SamplingError, SamplingOptions,
     Weight,
 };
+pub use scorer::Scorer;
 pub use source::{EMBEDDED, data_file};
 #[cfg(feature = "hub")]
 pub use source::{fetch_bases, fetch_data, fetch_model};
 pub use tensor::{self, Device};
+pub use too_long::fitting_questions;
 pub use train;
 
 /// The README's Rust code, compiled.

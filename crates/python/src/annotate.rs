@@ -23,6 +23,9 @@ use crate::waiting::{ProgressEvent, wait_for};
 pub struct PyAnnotation {
     data: DataSource,
     questions: Vec<Question>,
+    /// Ids of the questions that are too long and left out.
+    #[pyo3(get)]
+    skipped: Vec<u32>,
     sampling: SamplingOptions,
     labels: ThoughtLabels,
     per_shard: usize,
@@ -40,6 +43,8 @@ pub struct AnnotateArguments {
     /// Whether the questions are read: a worker is sent its own.
     read: bool,
     limit: Option<usize>,
+    /// Whether questions that do not fit the model are left out.
+    skip_too_long: bool,
     default_count: usize,
     /// 0 labels thoughts by their trajectory's own outcome.
     rollouts: usize,
@@ -52,14 +57,20 @@ pub struct AnnotateArguments {
 #[pymethods]
 impl PyAnnotation {
     #[new]
-    fn new(py: Python<'_>, arguments: AnnotateArguments, sampling: Sampling) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        engine: &PyEngine,
+        arguments: AnnotateArguments,
+        sampling: Sampling,
+    ) -> PyResult<Self> {
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
         let data = DataSource::parse(&arguments.data).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
-        Ok(Self {
+        let mut annotation = Self {
             data,
-            questions,
+            questions: Vec::new(),
+            skipped: Vec::new(),
             sampling: sampling.0,
             labels: match positive("rollouts", arguments.rollouts) {
                 Ok(count) => ThoughtLabels::Rollouts(count),
@@ -74,7 +85,12 @@ impl PyAnnotation {
             out: arguments.out,
             on_existing: options::on_existing(&arguments.on_existing)?,
             store: Mutex::default(),
-        })
+        };
+        (annotation.questions, annotation.skipped) = match arguments.skip_too_long {
+            true => py.detach(|| annotation.fitting(engine, questions)).map_err(raise)?,
+            false => (questions, Vec::new()),
+        };
+        Ok(annotation)
     }
 
     /// Makes all shards that are missing, in this process, and gives the directory.
@@ -156,6 +172,17 @@ impl PyAnnotation {
 }
 
 impl PyAnnotation {
+    /// The questions that fit the model, and the ids of the others.
+    fn fitting(
+        &self,
+        engine: &PyEngine,
+        questions: Vec<Question>,
+    ) -> Result<(Vec<Question>, Vec<u32>), library::Error> {
+        let annotator = self.annotator(engine)?;
+        let check = |question: &Question| annotator.check(std::slice::from_ref(question));
+        library::fitting_questions(questions, check)
+    }
+
     fn annotator<'a>(&self, engine: &'a PyEngine) -> Result<Annotator<'a>, library::Error> {
         let reasoner = engine.engine.reasoner();
         Ok(Annotator {

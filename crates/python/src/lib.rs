@@ -6,6 +6,9 @@
 //! annotate   a directory of annotations, likewise
 //! sweep      the search over strengths; each point is a call of Python
 //! records    run directories and annotations as columns and figures
+//! trajectory trajectories and replies as objects
+//! rules      voting rules that are callables
+//! scorer     scorers that are callables
 //! options    keyword arguments -> options of the library
 //! waiting    long calls: without the GIL, with Ctrl-C and progress
 //! errors     the library's errors as exceptions
@@ -25,7 +28,10 @@ mod errors;
 mod evaluate;
 mod options;
 mod records;
+mod rules;
+mod scorer;
 mod sweep;
+mod trajectory;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -39,7 +45,7 @@ mod _core {
     #[pymodule_export]
     use crate::download::fetch;
     #[pymodule_export]
-    use crate::engine::{PyEngine, PyReply, PyTrajectory, check_reward_model, read_questions};
+    use crate::engine::{PyEngine, check_reward_model, parse_questions, read_questions};
     #[pymodule_export]
     use crate::errors::{
         DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError,
@@ -50,8 +56,13 @@ mod _core {
     use crate::options::sampling_fields;
     #[pymodule_export]
     use crate::records::{
-        annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,
+        annotation_columns, rescore_run, run_columns, run_figures, run_json, run_table,
+        training_figures, write_report,
     };
     #[pymodule_export]
+    use crate::rules::{PyCandidate, register_rule};
+    #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
+    #[pymodule_export]
+    use crate::trajectory::{PyReply, PyTrajectory};
 }

@@ -22,9 +22,9 @@ pub struct SweepArguments {
     out: Option<PathBuf>,
     resume: bool,
     /// Grids as text: values, a range, or an interval.
-    p: Option<String>,
-    sigma: Option<String>,
-    tau: Option<String>,
+    dropout_p: Option<String>,
+    noise_std: Option<String>,
+    gumbel_tau: Option<String>,
     sites: Vec<String>,
     scope: Vec<String>,
     mask: Vec<String>,
@@ -45,9 +45,9 @@ impl SweepArguments {
             return Err(invalid(format!("tolerance={width} must be larger than 0")));
         }
         Ok(SweepSpec {
-            p: grid("p", &self.p, SweepGrid::shares)?,
-            sigma: grid("sigma", &self.sigma, SweepGrid::deviations)?,
-            tau: grid("tau", &self.tau, SweepGrid::temperatures)?,
+            p: grid("dropout_p", &self.dropout_p, SweepGrid::shares)?,
+            sigma: grid("noise_std", &self.noise_std, SweepGrid::deviations)?,
+            tau: grid("gumbel_tau", &self.gumbel_tau, SweepGrid::temperatures)?,
             sites: self.sites.iter().map(|s| options::sites(s)).collect::<PyResult<_>>()?,
             scopes: self.scope.iter().map(|s| options::scope(s)).collect::<PyResult<_>>()?,
             masks: self.mask.iter().map(|s| options::mask(s)).collect::<PyResult<_>>()?,
