@@ -4,16 +4,25 @@ FOLDER holds report.html and the run directories it was made from (crates/report
 counts is counted again here from samples.jsonl. With SCREENSHOTS, pictures for people are written there.
 """
 
+import csv
+import io
+import itertools
 import json
 import pathlib
 import sys
 import xml.etree.ElementTree
 
+from colours import contrast, distance
 from chromium import Browser, check, choose, complaints, picture
 
 
 def right(trajectory):
     return bool(trajectory and trajectory["correct"])
+
+
+def rewards_of(trajectory):
+    """Process rewards; format version 1 calls them scores."""
+    return trajectory.get("process_rewards", trajectory.get("scores"))
 
 
 def majority(trajectories):
@@ -46,7 +55,7 @@ COUNT = "Number(document.getElementById('count').textContent.split(' ')[0])"
 
 def learning_curves(browser, folder, shots):
     """The page of trainings: one row each, every panel drawn, the kept model marked."""
-    browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+    browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
     browser.navigate((folder / "report.html").as_uri())
     trainings = list(folder.glob("*/training/log.jsonl"))
     check("trainings in the summary", browser.value("document.querySelectorAll('#summary tbody tr').length"), len(trainings))
@@ -57,14 +66,112 @@ def learning_curves(browser, folder, shots):
     browser.value("document.querySelector('.panel [data-tip]').dispatchEvent("
                   "new PointerEvent('pointermove', {bubbles: true, clientX: 9, clientY: 9}))")
     check("a step when pointed at", browser.value("tip.style.display + ' ' + tip.textContent.includes('steps')"), "block true")
-    picture(browser, shots, "trainings", 1300, 900, whole=True)
+    picture(browser, shots, "trainings-1280", 1280, 900, whole=True)
+
+
+VARIABLES = ("card", "paper", "soft", "ink", "muted", "right", "wrong", "accent")
+
+
+def colours(browser, theme):
+    """Text has a contrast of 4.5 to what is behind it; right and wrong, and the series of a figure, are told apart by everyone."""
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    read = "(name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
+    value = {name: browser.value(f"({read})({name!r})") for name in VARIABLES}
+    pairs = itertools.product(("ink", "muted", "right", "wrong", "accent"), ("card", "paper", "soft"))
+    low = [(a, b) for a, b in pairs if contrast(value[a], value[b]) < 4.5]
+    check(f"text that is hard to read, {theme}", low, [])
+    check(f"right and wrong are told apart, {theme}", distance(value["right"], value["wrong"]) > 0.08, True)
+    lines = "[...document.querySelectorAll('#accuracy .legend polyline')].map((e) => e.getAttribute('stroke'))"
+    series = sorted(set(browser.value(lines)))
+    check(f"series that are hard to see, {theme}", [c for c in series if contrast(c, value["card"]) < 3], [])
+    alike = [(a, b) for a, b in itertools.combinations(series, 2) if distance(a, b) < 0.08]
+    check(f"series that look alike, {theme}", alike, [])
+    browser.call("Emulation.setEmulatedMedia", features=[])
+
+
+def headline(browser, samples):
+    """Big numbers first, then a sentence and figures."""
+    greedy = sum(right(s["greedy"]) for s in samples) / len(samples)
+    check("the first tile", browser.value("document.querySelector('.tile .value').textContent"), f"{100 * greedy:.1f}%")
+    check("a verdict", browser.value("/^Majority voting over \\d+ trajectories answers [\\d.]+% of/.test(document.querySelector('.lead').textContent)"), True)
+    order = "['.tiles', '.lead', '.figure', '#summary', '#browser'].map((s) => document.querySelector(s).getBoundingClientRect().top)"
+    tops = browser.value(order)
+    check("numbers, verdict, figures, runs, questions", tops == sorted(tops), True)
+
+
+def exports(browser, folder):
+    """The values of every figure, as table, CSV, SVG and PNG, are those of the files."""
+    for path in sorted(folder.glob("figures/*.csv")):
+        name = path.stem
+        expected = list(csv.reader(path.open()))
+        found = list(csv.reader(io.StringIO(browser.value(f"csvOf(figureData.find((f) => f.name === '{name}'))"))))
+        same = lambda a, b: a == b or (a and b and float(a) == float(b))
+        equal = len(found) == len(expected) and all(a[:2] == b[:2] and all(map(same, a[2:], b[2:])) for a, b in zip(found[1:], expected[1:]))
+        check(f"values of {name} as CSV", equal, True)
+        browser.value(f"document.querySelector('#{name} .tools button').click()")
+        check(f"values of {name} as a table", browser.value(f"document.querySelectorAll('#{name} .values tbody tr').length"), len(expected) - 1)
+        browser.value(f"document.querySelector('#{name} .tools button').click()")
+        svg = xml.etree.ElementTree.fromstring(browser.value(f"svgOf($('{name}'))"))
+        check(f"panels of {name} in its SVG", len(svg.findall("{http://www.w3.org/2000/svg}svg/{http://www.w3.org/2000/svg}title")) >= 1, True)
+        kind = browser.value(f"pngOf(svgOf($('{name}'))).then((blob) => [blob.type, blob.size > 5000].join())")
+        check(f"{name} as PNG", kind, "image/png,true")
+    check("tables are closed again", browser.value("document.querySelectorAll('.values').length"), 0)
+
+
+def runs_table(browser):
+    """A click on a heading sorts the runs, another one the other way round."""
+    heads = "[...document.querySelectorAll('#summary thead th')]"
+    column = browser.value(f"{heads}.findIndex((th) => th.textContent === 'coverage')")
+    values = f"[...document.querySelectorAll('#summary tbody tr')].map((tr) => Number(tr.cells[{column}].firstChild.textContent))"
+    for order, down in (("descending", True), ("ascending", False)):
+        browser.value(f"{heads}[{column}].querySelector('button').click()")
+        found = browser.value(values)
+        check(f"runs by coverage, {order}", found == sorted(found, reverse=down), True)
+
+
+def rows(browser, sample):
+    """Trajectories are rows that can be sorted and compared."""
+    means = [sum(rewards_of(t)) / len(rewards_of(t)) for t in sample["trajectories"]]
+    browser.value("document.querySelector('.trajectories [data-sort=reward]').click()")
+    shown = browser.value("[...document.querySelectorAll('.rows tbody tr')].map((tr) => Number(tr.dataset.k))")
+    check("rows by mean reward", [round(means[k], 4) for k in shown], [round(x, 4) for x in sorted(means, reverse=True)])
+    for k in (2, 5):
+        browser.value(f"document.querySelector('[aria-label=\"compare trajectory {k}\"]').click()")
+    check("two are compared", browser.value("document.querySelector('.comparison h3').textContent"), "Trajectories 2, 5 compared")
+    check("with all their thoughts", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), len(rewards_of(sample["trajectories"][2])))
+    check("and marked in the heat map", browser.value("document.querySelectorAll('.strip .frame').length"), 2)
+    check("and on the map", browser.value("document.querySelectorAll('.map polyline.picked').length"), 2)
+    browser.value("document.querySelector('.rows tbody tr').click()")
+    check("a row shows one", browser.value("document.querySelector('.comparison h3').textContent"), f"Trajectory {shown[0]}")
+
+
+def axes(browser, sample):
+    """The heat map and the map say what their places and colours mean."""
+    thoughts = len(rewards_of(sample["trajectories"][0]))
+    labels = browser.value("[...document.querySelectorAll('.row-labels span')].map((e) => e.textContent)")
+    check("rows of the heat map", labels, ["thought 1", *map(str, range(2, thoughts + 1)), "answer"])
+    rewards = [x for t in sample["trajectories"] for x in rewards_of(t)]
+    ends = browser.value("[...document.querySelectorAll('.rewards .legend-bar .end')].map((e) => e.textContent)")
+    check("legend of the heat map", ends[:2], [f"{min(rewards):.2f}", f"{max(rewards):.2f}"])
+    check("axes of the map", browser.value("[...document.querySelectorAll('.map .axis-name')].map((e) => e.textContent).join()"), "principal component 1,principal component 2")
+    check("steps of the map", browser.value("document.querySelectorAll('.map-block > svg .step').length"), len(rewards))
+    check("starts and ends", browser.value("['start', 'end'].map((c) => document.querySelectorAll('.map-block > svg .' + c).length).join()"), f"{len(sample['trajectories'])},{len(sample['trajectories'])}")
+
+
+def widths(browser, *sizes):
+    """Nothing is wider than the window, and no row of figures has a hole."""
+    for width in sizes:
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+        check(f"no sideways scrolling at {width}", browser.value(f"document.documentElement.scrollWidth <= {width}"), True)
+        ends = "[...document.querySelectorAll('.figures > section')].reduce((rows, s) => { const { top, right } = s.getBoundingClientRect(); rows[Math.round(top)] = Math.max(rows[Math.round(top)] || 0, Math.round(right)); return rows; }, {})"
+        check(f"rows of figures end at one edge at {width}", len(set(browser.value(ends).values())), 1)
 
 
 def main(chromium, folder, shots=None):
     folder, shots = pathlib.Path(folder).resolve(), pathlib.Path(shots) if shots else None
     run = folder / "dropout-0.05"
     samples = [json.loads(line) for line in (run / "samples.jsonl").open()]
-    count, thoughts = len(samples[0]["trajectories"]), samples[0]["trajectories"][0]["thoughts"]
+    count, thoughts = len(samples[0]["trajectories"]), samples[0]["trajectories"][0]["latent_steps"]
     for figure in [*folder.glob("figures/*.svg"), *folder.glob("trainings/figures/*.svg")]:
         xml.etree.ElementTree.parse(figure)
     browser = Browser(chromium)
@@ -72,6 +179,7 @@ def main(chromium, folder, shots=None):
         browser.open_tab()
         browser.navigate((folder / "report.html").as_uri())
         check("ready", browser.value("document.documentElement.dataset.ready"), "true")
+        browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
         milliseconds = browser.value("Math.round(performance.getEntriesByType('navigation')[0].loadEventEnd)")
         print(f"   {(folder / 'report.html').stat().st_size / 1e6:.1f} MB, loaded in {milliseconds} ms")
 
@@ -83,6 +191,12 @@ def main(chromium, folder, shots=None):
 
         check("rows of the ablations", browser.value("document.querySelectorAll('#ablation tbody tr').length"),
               2 * len(list(folder.glob("*/ablation.json"))))
+
+        headline(browser, samples)
+        exports(browser, folder)
+        runs_table(browser)
+        colours(browser, "light")
+        colours(browser, "dark")
 
         for name, number in expected_counts(samples).items():
             choose(browser, "filter", name)
@@ -107,9 +221,13 @@ def main(chromium, folder, shots=None):
         check("thoughts in tokens", browser.value("document.querySelectorAll('.lens tr').length"), thoughts)
         check("tokens are not markup", browser.value("document.querySelector('.lens td + td').textContent"), "<b>")
         check("map", browser.value("document.querySelectorAll('.map polyline').length"), count + 1)
-        browser.value("document.querySelector('.panel [data-tip]').dispatchEvent("
-                      "new PointerEvent('pointermove', {bubbles: true, clientX: 9, clientY: 9}))")
-        check("a value when pointed at", browser.value("tip.style.display + ' ' + tip.textContent.includes('coverage')"), "block true")
+        axes(browser, samples[5])
+        rows(browser, samples[5])
+        browser.value("document.querySelector('.panel [data-tip]').scrollIntoView({ block: 'center' })")
+        near = ("(() => { const e = document.querySelector('#coverage .panel [data-tip]'), b = e.getBoundingClientRect();"
+                " e.closest('svg').dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: b.right + 8, clientY: b.top - 8})); })()")
+        browser.value(near)
+        check("a value when pointed near", browser.value("tip.style.display + ' ' + tip.textContent.includes('coverage')"), "block true")
         choose(browser, "run", "1")
         check("another run", browser.value(COUNT), len(samples))
         noise = "[...document.getElementById('run').options].find((option) => option.text.includes('noise')).value"
@@ -117,17 +235,14 @@ def main(chromium, folder, shots=None):
         browser.value("document.querySelector('#list button[data-id=\"5\"]').click()")
         check("outcome rewards in the heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 2))
 
-        picture(browser, shots, "wide", 1300, 900, whole=True)
-        browser.call("Emulation.setDeviceMetricsOverride", width=1700, height=900, deviceScaleFactor=1, mobile=False)
-        tops = "[...document.querySelectorAll('section.figure')].map(s => Math.round(s.getBoundingClientRect().top))"
-        check("figures side by side on a wide screen", browser.value(f"new Set({tops}).size < {tops}.length"), True)
-        picture(browser, shots, "very-wide", 1700, 900, whole=True)
+        widths(browser, 1280, 1920, 390)
+        for width in (1280, 1920):
+            picture(browser, shots, f"report-{width}", width, 900, whole=True)
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
-        check("no sideways scrolling on a phone", browser.value("document.documentElement.scrollWidth <= 390"), True)
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
         dark = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(x => x < 40)"
         check("dark mode", browser.value(dark), True)
-        picture(browser, shots, "phone-dark", 390, 844, mobile=True, whole=True)
+        picture(browser, shots, "report-390-dark", 390, 844, mobile=True, whole=True)
 
         learning_curves(browser, folder / "trainings", shots)
         check("complaints", list(complaints(browser.events)), [])

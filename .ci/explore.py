@@ -75,24 +75,65 @@ def ask(browser, binary):
     check("it is shown", browser.value(shown), expected["answer"])
 
 
+SHOWN = "document.querySelector('.comparison h3').textContent"
+
+
+def start_page(browser):
+    """Before anything is asked: no name on the only settings, examples instead of results."""
+    check("names of settings", browser.value("document.querySelectorAll('#settings legend').length"), 0)
+    check("examples where results will be", browser.value("document.querySelectorAll('#results .examples button').length") > 1, True)
+
+
 def figures(browser):
-    thoughts = browser.value(f"{PANEL}.trajectories[0].thoughts")
+    thoughts = browser.value(f"{PANEL}.trajectories[0].latent_steps")
     check("bars of the vote", browser.value("document.querySelectorAll('.votes .length').length") > 0, True)
     check("heat map", browser.value("document.querySelectorAll('.strip rect').length"), SAMPLES * (thoughts + 2))
+    labels = browser.value("[...document.querySelectorAll('.row-labels span')].map((e) => e.textContent)")
+    check("rows of the heat map", labels, ["thought 1", *map(str, range(2, thoughts + 1)), "outcome", "answer"])
     check("map", browser.value("document.querySelectorAll('.map polyline').length"), SAMPLES)
+    check("thoughts on the map", browser.value("document.querySelectorAll('.map-block > svg .step').length"), SAMPLES * thoughts)
     right = browser.value(f"{PANEL}.trajectories.filter((t) => t.correct).length")
-    green = "[...document.querySelectorAll('.map polyline')].filter((e) => e.getAttribute('style').includes('--right')).length"
-    check("right paths are green", browser.value(green), right)
-    check("tokens of each thought", browser.value("document.querySelectorAll('.lens tr').length"), thoughts)
+    check("right ends", browser.value("document.querySelectorAll('.map-block > svg .end.right').length"), right)
+    votes = browser.value(f"{PANEL}.trajectories.filter((t) => t.answer === {PANEL}.final.answer).length")
+    check("votes for the answer", browser.value("document.querySelector('.tile .below').textContent"), f"{votes} of {SAMPLES}")
+    reading = browser.value(f"{PANEL}.trajectories.find((t) => t.number === {PANEL}.final.chosen).lens.map((tokens) => tokens[0][0]).join('')")
+    check("thoughts in one line", browser.value("document.querySelector('.reading').textContent"), reading)
+    check("tokens of each thought", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), thoughts)
     browser.value("document.querySelector('.map polyline[data-k=\"7\"]').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    check("a click shows a trajectory's tokens", browser.value("document.querySelector('.pick').value"), "7")
-    browser.value("(() => { const e = document.querySelector('.pick'); e.focus(); e.value = '3'; e.dispatchEvent(new Event('change')); })()")
-    check("so does the choice", browser.value(f"{PANEL}.picked + document.activeElement.className"), "3pick")
-    browser.value("document.querySelector('details.trajectories summary').click()")
-    wait_for(browser, "all trajectories are listed", f"document.querySelectorAll('.trajectories tr').length === {SAMPLES + 1}")
+    check("a click on the map shows a trajectory", browser.value(SHOWN), "Trajectory 7")
+    browser.value("document.querySelector('.strip rect[data-k=\"3\"]').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    check("so does one on the heat map", browser.value(SHOWN), "Trajectory 3")
+    table(browser)
     check("every control has a name", browser.value(UNNAMED), 0)
-    images = "[...document.querySelectorAll('svg.strip, svg.map')].every((e) => e.getAttribute('aria-label'))"
+    images = "[...document.querySelectorAll('svg.strip, .map-block > svg')].every((e) => e.getAttribute('aria-label'))"
     check("figures have labels", browser.value(images), True)
+
+
+def table(browser):
+    """Trajectories are rows that can be sorted and compared, also from the keyboard."""
+    check("all trajectories are rows", browser.value("document.querySelectorAll('.rows tbody tr').length"), SAMPLES)
+    browser.value("(() => { const e = document.querySelector('.rows [data-sort=outcome]'); e.focus(); e.click(); })()")
+    rewards = browser.value(f"[...document.querySelectorAll('.rows tbody tr')].map((tr) => {PANEL}.trajectories[tr.dataset.k].outcome_reward)")
+    check("rows by outcome reward", rewards == sorted(rewards, reverse=True), True)
+    check("the heading keeps the focus", browser.value("document.activeElement.dataset.sort"), "outcome")
+    for k in (4, 9):
+        browser.value(f"document.querySelector('[aria-label=\"compare trajectory {k}\"]').click()")
+    check("rows are compared", browser.value(SHOWN), "Trajectories 3, 4, 9 compared")
+    check("side by side", browser.value("document.querySelectorAll('.compare thead th').length"), 4)
+
+
+def maps(browser):
+    """t-SNE says its perplexity; few thoughts are projected instead."""
+    note = "document.querySelector('.map-block .note').textContent"
+    choose(browser, "map", "tsne")
+    browser.value(ASK)
+    check("perplexity as used", browser.value(f"{note}.includes('t-SNE of {SAMPLES * 6} thoughts with perplexity 20,')"), True)
+    set_panel(browser, 0, n=4)
+    browser.value(ASK)
+    check("no t-SNE of few thoughts", browser.value(f"{note}.includes('24 thoughts on the two principal components')"), True)
+    choose(browser, "map", "pca")
+    set_panel(browser, 0, n=SAMPLES)
+    browser.value(ASK)
 
 
 def links(browser, url):
@@ -109,6 +150,8 @@ def links(browser, url):
 
 def compare(browser):
     browser.value("$('compare').click()")
+    check("the second settings differ from the first", browser.value("state.panels.map((p) => p.settings().sampler).join()"), "dropout,noise")
+    check("both have a name", browser.value("[...document.querySelectorAll('#settings legend')].map((e) => e.textContent).join()"), "A,B")
     set_panel(browser, 1, n=8, sampler="noise", rule="majority")
     browser.value(ASK)
     check("no failure", browser.value("$('status').className"), "")
@@ -158,16 +201,28 @@ def looks(browser, url, link, shots):
     browser.navigate(link)
     wait_for(browser, "the answer", f"typeof state === 'object' && {PANEL}?.final && !state.abort")
     time.sleep(0.2)
-    picture(browser, shots, "explore", 1300, 900, whole=True)
-    picture(browser, shots, "explore-wide", 1700, 1000, whole=True)
-    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
-    check("no sideways scrolling on a phone", browser.value("document.documentElement.scrollWidth <= 390"), True)
-    picture(browser, shots, "explore-phone", 390, 844, mobile=True, whole=True)
+    for width in (1280, 1920):
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        check(f"no sideways scrolling at {width}", browser.value(f"document.documentElement.scrollWidth <= {width}"), True)
+        picture(browser, shots, f"compare-{width}", width, 900, whole=True)
+    phone(browser, shots)
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     dark = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(x => x < 40)"
     check("dark mode", browser.value(dark), True)
-    picture(browser, shots, "explore-phone-dark", 390, 844, mobile=True, whole=True)
-    picture(browser, shots, "explore-dark", 1300, 900, whole=True)
+    picture(browser, shots, "explore-390-dark", 390, 844, mobile=True, whole=True)
+    picture(browser, shots, "explore-1280-dark", 1280, 900, whole=True)
+
+
+def phone(browser, shots):
+    """The answer is brought into view, and nothing is wider than the screen."""
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    browser.value("if ($('compare').checked) $('compare').click(); scrollTo(0, 0);")
+    browser.value(ASK)
+    wait_for(browser, "the answer comes into view", "(() => { const r = document.querySelector('.answer-line').getBoundingClientRect(); return r.top > 0 && r.bottom < innerHeight; })()", 5)
+    check("no sideways scrolling on a phone", browser.value("document.documentElement.scrollWidth <= 390"), True)
+    picture(browser, shots, "explore-390", 390, 844, mobile=True, whole=True)
+    for width in (1280, 1920):
+        picture(browser, shots, f"explore-{width}", width, 900, whole=True)
 
 
 def api_key(browser, binary, folder, shots):
@@ -188,7 +243,7 @@ def api_key(browser, binary, folder, shots):
         check("no key in the link", browser.value("location.href.includes('secret')"), False)
         browser.value("document.querySelector('#runs-list a').click()")
         wait_for(browser, "a run is opened", "$('status').textContent.includes('is open below')")
-        picture(browser, shots, "explore-key", 1300, 900)
+        picture(browser, shots, "explore-key", 1280, 900)
         check("complaints", list(complaints(browser.events, (url + "/", "data:", "about:"))), [])
     finally:
         server.terminate()
@@ -201,11 +256,13 @@ def main(chromium, binary, folder, shots=None):
     browser = Browser(chromium)
     try:
         browser.open_tab()
-        browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+        browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
         browser.navigate(url)
         wait_for(browser, "the page is ready", "document.documentElement.dataset.ready === 'true'")
+        start_page(browser)
         ask(browser, binary)
         figures(browser)
+        maps(browser)
         links(browser, url)
         compare(browser)
         link = browser.value("location.href")
@@ -215,7 +272,7 @@ def main(chromium, binary, folder, shots=None):
         allowed = (url + "/", "data:", "about:")
         check("complaints", list(complaints(browser.events, allowed)), [])
         browser.call("Emulation.setEmulatedMedia", features=[])
-        browser.call("Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False)
+        browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
         api_key(browser, binary, folder, shots)
         check("a request to another host is refused", browser.value("fetch('https://example.com/').then(() => 'sent', () => 'refused')"), "refused")
     finally:

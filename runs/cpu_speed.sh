@@ -40,7 +40,7 @@ for round in $(seq "$rounds"); do
   line "4x64 pytorch packed" "$python" runs/pytorch_peer.py --mode same --questions 4 --samples 64 --repeat 2 --linear packed --json
   line "1x64 ours" $ours bench --device cpu --questions 1 --samples 64 --repeat 3 --json
   line "1x64 reference" "$python" runs/pytorch_peer.py --mode reference --questions 1 --samples 64 --repeat 1 --json
-  line "1x1 ours" $ours bench --device cpu --questions 1 --samples 1 --p 0 --repeat 9 --json
+  line "1x1 ours" $ours bench --device cpu --questions 1 --samples 1 --dropout-p 0 --repeat 9 --json
   line "1x1 pytorch" "$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear addmm --json
   line "1x1 pytorch packed" "$python" runs/pytorch_peer.py --mode latency --repeat 9 --linear packed --json
 done

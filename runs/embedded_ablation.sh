@@ -12,7 +12,7 @@ for split in test hard ood; do "$bin" corpus --split $split --offset 2000 --coun
 "$bin" corpus --split valid --count 3000 --out "$work/valid.json" 2>/dev/null
 "$bin" corpus --split train --seed 11 --count 70000 --out "$work/train.json" 2>/dev/null
 label() { # NAME DATA flags...
-    "$bin" annotate --model "$reasoner" --data "$work/$2.json" --trajectories 8 --max-new-tokens 12 --p 0.1 --thoughts-dtype bf16 --memory 8GiB \
+    "$bin" annotate --model "$reasoner" --data "$work/$2.json" --trajectories 8 --max-new-tokens 12 --dropout-p 0.1 --thoughts-dtype bf16 --memory 8GiB \
         --out "$work/$1" -q "${@:3}" 2>&1 | head -1
 }
 label rollouts train --rollouts 4 &
@@ -22,11 +22,11 @@ wait
 learn() { # NAME flags...
     local name=$1
     shift
-    "$bin" train reward --model "$reasoner" --held-out "$work/valid" --out "$work/rm-$name" --head linear --digits 0 --steps "$steps" \
-        --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1 --save-dtype bf16 "$@" 2>&1 | grep -E "after|error" | sed "s/^/$name: /"
+    "$bin" train reward --model "$reasoner" --held-out "$work/valid" --out "$work/rm-$name" --head linear --digit-loss-weight 0 --steps "$steps" \
+        --batch 128 --lr 5e-4 --warmup 100 --min-lr-ratio 0.02 --dropout 0.1 --save-dtype bf16 "$@" 2>&1 | grep -E "after|error" | sed "s/^/$name: /"
     for split in test hard ood; do
         "$bin" eval --model "$reasoner" --reward-model "$work/rm-$name" --data "$work/$split.json" --out "$work/$name-$split" --max-new-tokens 12 \
-            --samples 64 --seeds 3 --p 0.1 --memory 8GiB --aggregate majority,weighted,normalized,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||
+            --samples 64 --seeds 3 --dropout-p 0.1 --memory 8GiB --aggregate majority,weighted,normalized,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||
             echo "$name $split: $(tail -1 "$work/$name-$split.txt")"
         cp "$work/$name-$split/results.json" "$out/$name-$split.json"
     done

@@ -14,9 +14,9 @@ measure() { # NAME SPLIT flags...
     cp "$work/$name-$split/results.json" "$out/$name-$split.json"
 }
 for split in test hard ood; do
-    measure main $split --samples 64 --p 0.1 &
-    measure noise $split --samples 64 --sigma 0.5 --aggregate majority,weighted,normalized,best_of &
-    for n in 4 16; do measure beam$n $split --samples $n --p 0.1 --aggregate majority,beam & done
+    measure main $split --samples 64 --dropout-p 0.1 &
+    measure noise $split --samples 64 --noise-std 0.5 --aggregate majority,weighted,normalized,best_of &
+    for n in 4 16; do measure beam$n $split --samples $n --dropout-p 0.1 --aggregate majority,beam & done
     wait
 done
 rm -rf "$work"

@@ -22,16 +22,16 @@ embedded)
     problems=${PROBLEMS:-1000} seeds=${SEEDS:-3}
     common=(--batch 512 --keep last --held-out-count 1000 --save-dtype bf16)
     cot=(--steps 3300 --lr 1.5e-3 --warmup 300)
-    latent_sft=(--steps 4500 --lr 1e-3 --warmup 200 --floor 0.02 --dropout 0.1 --compression 2 --thoughts 64)
-    rot=(--steps 4500 --lr 1e-3 --warmup 200 --floor 0.02 --dropout 0.1 --compression 3 --thoughts 32 --latent-head 512)
+    latent_sft=(--steps 4500 --lr 1e-3 --warmup 200 --min-lr-ratio 0.02 --dropout 0.1 --compression 2 --thoughts 64)
+    rot=(--steps 4500 --lr 1e-3 --warmup 200 --min-lr-ratio 0.02 --dropout 0.1 --compression 3 --thoughts 32 --latent-head 512)
     ;;
 tiny)
     splits=(test)
     problems=${PROBLEMS:-6000} seeds=${SEEDS:-1}
     common=(--batch 32 --keep last --held-out-count 100 --save-every 50)
     cot=(--width 64 --layers 3 --heads 4 --context 192 --steps 800 --lr 4e-3 --warmup 60 --dropout 0)
-    latent_sft=(--steps 350 --lr 3e-3 --warmup 30 --floor 0.02 --compression 2 --thoughts 24)
-    rot=(--steps 350 --lr 3e-3 --warmup 30 --floor 0.02 --compression 2 --thoughts 16 --latent-head 64)
+    latent_sft=(--steps 350 --lr 3e-3 --warmup 30 --min-lr-ratio 0.02 --compression 2 --thoughts 24)
+    rot=(--steps 350 --lr 3e-3 --warmup 30 --min-lr-ratio 0.02 --compression 2 --thoughts 16 --latent-head 64)
     ;;
 *) echo "SIZE is embedded or tiny, not $size" >&2 && exit 2 ;;
 esac
@@ -101,15 +101,15 @@ for part in $parts; do
     strengths)
         data valid 0 "$problems"
         for name in latent-sft rot; do
-            strength "$name" dropout --p "$p"
-            strength "$name" noise --sigma "$sigma"
+            strength "$name" dropout --dropout-p "$p"
+            strength "$name" noise --noise-std "$sigma"
         done
         ;;
     measure)
         for split in "${splits[@]}"; do data "$split" 2000 "$problems"; done
         for name in latent-sft rot; do
-            run "$name" dropout --p
-            run "$name" noise --sigma
+            run "$name" dropout --dropout-p
+            run "$name" noise --noise-std
         done
         ;;
     *) echo "no part $part" >&2 && exit 2 ;;

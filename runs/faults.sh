@@ -171,8 +171,8 @@ fixtures() {
     tts corpus --split train --count 4 --out data.json
     tts corpus --split test --count 4 --out other.json
     tts train reasoner --init tiny --lora 2 --data data.json --out adapter --steps 1 --batch 2 --threads 1 --quiet
-    tts annotate "${label[@]}" --p 0.4 --out labels
-    tts annotate "${label[@]}" --p 0.5 --out others
+    tts annotate "${label[@]}" --dropout-p 0.4 --out labels
+    tts annotate "${label[@]}" --dropout-p 0.5 --out others
     tts eval --model tiny --data data.json "${small[@]}" --latents --out run
     tts eval --model tiny --data other.json "${small[@]}" --latents --out foreign
     edit llama tiny llama
@@ -243,7 +243,7 @@ walk() {
     echo "= killed at each of $((at - 1)) operations and resumed: $lost end without latents.safetensors and exit 0, $strays with strays"
 }
 try 1 'eval --latents, killed anywhere, resumed' ' 0 end without' 'walk eval --model tiny --data data.json "${small[@]}" --latents'
-try 1 'sweep --latents, killed anywhere, resumed' ' 0 end without' 'walk sweep --model tiny --data data.json "${small[@]}" --p 0.2 --latents'
+try 1 'sweep --latents, killed anywhere, resumed' ' 0 end without' 'walk sweep --model tiny --data data.json "${small[@]}" --dropout-p 0.2 --latents'
 try 1 'latents.safetensors deleted' 'exit 2 .*latents.safetensors' 'rm run/latents.safetensors; tts eval --model tiny --data data.json "${small[@]}" --latents --out run --resume'
 
 # 2. Sizes.
@@ -265,11 +265,11 @@ little() {
 try 2 'little address space' '= exit codes[^=]*: ((0|2|127) ?)+$' 'little 2>&1 | grep "^= "'
 
 # 3. Numbers that are not finite.
-try 3 'train reward --lr nan' 'exit 2 .*invalid value' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 4 --threads 1 --quiet --lr nan; edit finite new/model.safetensors'
-for flag in '--clip nan' '--floor 2' '--floor 1e30' '--weight-decay nan' '--beta2 1' '--beta2 5' '--beta2 nan' '--digits nan'; do
+try 3 'train reward --lr nan' 'exit 2 .*--lr must be' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 4 --threads 1 --quiet --lr nan; edit finite new/model.safetensors'
+for flag in '--clip nan' '--min-lr-ratio 2' '--min-lr-ratio 1e30' '--weight-decay nan' '--beta2 1' '--beta2 5' '--beta2 nan' '--digit-loss-weight nan'; do
     try 3 "train reasoner $flag" "exit 2 .*${flag% *}" 'tts train reasoner --out new --steps 1 "${few[@]}" '"$flag"
 done
-try 3 'train reward --late nan' 'exit 2 .*--late' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 2 --threads 1 --quiet --late nan'
+try 3 'train reward --last-step-weight nan' 'exit 2 .*--last-step-weight' 'tts train reward --model "$reasoner" --annotations labels --out new --steps 1 --batch 2 --threads 1 --quiet --last-step-weight nan'
 
 # 4. Hangs.
 try 4 '--threads 2000' 'exit 2 .*threads' 'tts eval --model tiny --data data.json --samples 2 --max-new-tokens 4 --no-report --quiet --threads 2000'
@@ -291,7 +291,7 @@ try 6 'latents of another run' 'exit 2 .*latents.safetensors' "cp foreign/latent
 try 6 'report on latents of another run' 'exit 2 .*latents.safetensors' 'cp foreign/latents.safetensors run; tts report run --quiet'
 
 # 7. Damage called done.
-labelled='tts annotate "${label[@]}" --p 0.4 --out labels --resume'
+labelled='tts annotate "${label[@]}" --dropout-p 0.4 --out labels --resume'
 first=00000-of-00003.safetensors second=00001-of-00003.safetensors
 try 7 'annotate --resume, a truncated shard' "exit 2 .*$first" "edit cut labels/$first; $labelled"
 try 7 'annotate --resume, a shard of another annotation' "exit 2 .*$first" "cp others/$first labels; $labelled"
@@ -322,7 +322,7 @@ beside() {
     wait $first 2>/dev/null
 }
 try 8 'two trainings in one directory' 'exit 2 .*another process' 'beside train reasoner --out shared --steps 400 --batch 2 --width 16 --layers 1 --heads 2 --eval-every 100'
-try 8 'two annotations in one directory' 'exit 2 .*another process' 'beside annotate --out shared --limit 400 --per-shard 50 --labels final --p 0.4'
+try 8 'two annotations in one directory' 'exit 2 .*another process' 'beside annotate --out shared --limit 400 --per-shard 50 --labels final --dropout-p 0.4'
 
 # 9. inspect refuses what eval refuses.
 try 9 'inspect, a NaN weight' 'exit 2 .*element 0' 'edit element tiny/model.safetensors - nan; tts inspect tiny'

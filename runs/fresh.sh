@@ -51,7 +51,7 @@ best() { python3 -c 'import json, sys; s = json.load(open(sys.argv[1])); print(n
 
 reference_p() { # the reference reasoner's best p for the vote, on valid
     if [[ ! -e $out/reference-valid.json ]]; then
-        "$binary" sweep --model "$work/reference" --reward-model none --data "$work/valid.json" --samples "$samples" --p 0.02,0.05,0.1,0.2 \
+        "$binary" sweep --model "$work/reference" --reward-model none --data "$work/valid.json" --samples "$samples" --dropout-p 0.02,0.05,0.1,0.2 \
             --metric majority --max-new-tokens 12 --no-report -q --out "$work/reference-valid" >/dev/null
         cp "$work/reference-valid/sweep.json" "$out/reference-valid.json"
     fi
@@ -62,21 +62,21 @@ tables() {
     local p split job jobs=()
     p=$(reference_p)
     for split in "${splits[@]}"; do
-        measure judged "$split" reasoner "$work/reward" --p 0.1 & jobs+=($!)
-        measure reference "$split" reference none --p "$p" & jobs+=($!)
+        measure judged "$split" reasoner "$work/reward" --dropout-p 0.1 & jobs+=($!)
+        measure reference "$split" reference none --dropout-p "$p" & jobs+=($!)
     done
     for job in "${jobs[@]}"; do wait "$job"; done
 }
 
 # A judge of a reasoner that thinks with that reasoner: labels of its own samples, then training.
 judge() { # REASONER P
-    "$binary" annotate --model "$work/$1" --data "$work/train.json" --labels final --trajectories 8 --max-new-tokens 12 --p "$2" \
+    "$binary" annotate --model "$work/$1" --data "$work/train.json" --labels final --trajectories 8 --max-new-tokens 12 --dropout-p "$2" \
         --thoughts-dtype bf16 --memory 10GiB --out "$work/labels-$1" -q
-    "$binary" annotate --model "$work/$1" --data "$work/valid.json" --labels final --trajectories 8 --max-new-tokens 12 --p "$2" \
+    "$binary" annotate --model "$work/$1" --data "$work/valid.json" --labels final --trajectories 8 --max-new-tokens 12 --dropout-p "$2" \
         --thoughts-dtype bf16 --memory 10GiB --out "$work/labels-$1-valid" -q
-    "$binary" train reward --model "$work/$1" --init "$work/$1" --reference reasoner --reads-answers --objective pairwise --digits 0.9 \
+    "$binary" train reward --model "$work/$1" --init "$work/$1" --reference reasoner --reads-answers --objective pairwise --digit-loss-weight 0.9 \
         --annotations "$work/labels-$1" --held-out "$work/labels-$1-valid" --out "$work/judge-$1" --steps "$steps" --batch 128 --lr 5e-4 \
-        --warmup 100 --floor 0.02 --dropout 0.1 --keep last --save-dtype bf16 2>&1 | sed "s/^/$1: /"
+        --warmup 100 --min-lr-ratio 0.02 --dropout 0.1 --keep last --save-dtype bf16 2>&1 | sed "s/^/$1: /"
 }
 
 judges() {
@@ -88,8 +88,8 @@ judges() {
     for job in "${jobs[@]}"; do wait "$job"; done
     jobs=()
     for split in "${splits[@]}"; do
-        measure self-judged "$split" reasoner "$work/judge-reasoner" --p 0.1 & jobs+=($!)
-        measure reference-judged "$split" reference "$work/judge-reference" --p "$p" & jobs+=($!)
+        measure self-judged "$split" reasoner "$work/judge-reasoner" --dropout-p 0.1 & jobs+=($!)
+        measure reference-judged "$split" reference "$work/judge-reference" --dropout-p "$p" & jobs+=($!)
     done
     for job in "${jobs[@]}"; do wait "$job"; done
 }
@@ -111,7 +111,7 @@ sweep() {
     local split job jobs=()
     for split in valid "${splits[@]}"; do
         "$binary" sweep --model "$work/reasoner" --reward-model none --data "$work/$split.json" --limit "$((problems / 2))" --samples "$samples" \
-            --p 0.02,0.1,0.2,0.3,0.4,0.6 --sigma 0.1,0.3,0.5,0.7,1,2 --max-new-tokens 12 --memory 8GiB --no-report -q \
+            --dropout-p 0.02,0.1,0.2,0.3,0.4,0.6 --noise-std 0.1,0.3,0.5,0.7,1,2 --max-new-tokens 12 --memory 8GiB --no-report -q \
             --out "$work/sweep-$split" >"$out/sweep-$split.txt" & jobs+=($!)
     done
     for job in "${jobs[@]}"; do wait "$job"; done
@@ -122,7 +122,7 @@ sweep() {
 beams() {
     local n job jobs=()
     for n in 4 9 16 25 36 49 64; do
-        samples=$n measure "beam$n" test reasoner "$work/reward" --p 0.1 --aggregate majority,best_of,beam & jobs+=($!)
+        samples=$n measure "beam$n" test reasoner "$work/reward" --dropout-p 0.1 --aggregate majority,best_of,beam & jobs+=($!)
     done
     for job in "${jobs[@]}"; do wait "$job"; done
 }
@@ -130,7 +130,7 @@ beams() {
 lengths() {
     local split job jobs=()
     for split in "${splits[@]}"; do
-        samples=16 measure lengths "$split" reasoner "$work/reward" --p 0.1 --thoughts 4-6 --aggregate majority,best_of,best_of_mean \
+        samples=16 measure lengths "$split" reasoner "$work/reward" --dropout-p 0.1 --thoughts 4-6 --aggregate majority,best_of,best_of_mean \
             --k 1,4,8,16 & jobs+=($!)
     done
     for job in "${jobs[@]}"; do wait "$job"; done

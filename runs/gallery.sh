@@ -13,7 +13,7 @@ mkdir -p "$out"
 
 # Strengths of both samplers, thoughts kept: coverage, diversity and the map of thoughts.
 tts sweep --model embedded --reward-model none --data "embedded:test:0..$sweep" --samples 64 --latents --resume \
-    --p 0.02,0.1,0.2,0.4,0.6 --sigma 0.1,0.3,0.5,1,2 --no-report --out "$out/sweep" | tee "$out/sweep.txt"
+    --dropout-p 0.02,0.1,0.2,0.4,0.6 --noise-std 0.1,0.3,0.5,1,2 --no-report --out "$out/sweep" | tee "$out/sweep.txt"
 # Every rule on every split, with the embedded judge.
 for name in test hard ood; do
     tts eval --model embedded --data "embedded:$name:0..$split" --samples 64 --resume --no-report --out "$out/$name"

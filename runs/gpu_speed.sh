@@ -22,7 +22,7 @@ for round in $(seq "$rounds"); do
   pytorch "1x32 pytorch copied" --mode same --questions 1 --samples 32 --repeat 10 --cache copied
   pytorch "1x32 pytorch graph" --mode same --questions 1 --samples 32 --repeat 10 --cache copied --graph
   ours "1x32 ours, rewards" --questions 1 --samples 32 --repeat 10 --reward
-  ours "1x1 ours" --questions 1 --samples 1 --p 0 --repeat 10
+  ours "1x1 ours" --questions 1 --samples 1 --dropout-p 0 --repeat 10
   ours "1x64 ours" --questions 1 --samples 64 --repeat 10
   if [ -n "$data" ]; then ours "data set x64 ours" --data "$data" --tokenizer "$tokenizer" --samples 64 --repeat 5; fi
   ours "256x64 ours" --questions 256 --samples 64 --repeat 5

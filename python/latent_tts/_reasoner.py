@@ -155,7 +155,8 @@ class Reasoner:
         '7'
         """
         options = {"samples": 16, "greedy": True, **_options.current(sampling)}
-        (reply,) = self._engine.sample([(question, None, answer_kind)], options, None, None)
+        asked = [(_options.text("question", question), None, answer_kind)]
+        (reply,) = self._engine.sample(asked, options, None, None)
         return Solution(
             question=question,
             answer=reply.answer,

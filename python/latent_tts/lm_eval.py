@@ -5,8 +5,8 @@ to find a model outside of it. This package's tasks are found without ``--includ
 
 .. code-block:: sh
 
-    python -m latent_tts.lm_eval --model latent_tts \\
-        --model_args pretrained=embedded,samples=64,rule=weighted --tasks gsm8k_bare
+    python -m latent_tts.lm_eval run --model latent_tts \\
+        --model_args pretrained=embedded,samples=16,rule=weighted --tasks embedded_bare --limit 24
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ except ImportError as error:
 
 TASKS = Path(__file__).parent / "tasks"
 """The directory of this package's tasks."""
+
+DEFAULT_DEVICE = "cuda:0"
+"""The device that the harness passes where its flag ``--device`` is not given."""
 
 
 @register_model("latent_tts")
@@ -67,6 +70,8 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
     ) -> LatentTTS:
         """Arguments of ``--model_args`` go before flags such as ``--device``."""
         flags = {name: value for name, value in (additional_config or {}).items() if value}
+        if flags.get("device") == DEFAULT_DEVICE and not _has_device_flag(sys.argv):
+            flags["device"] = "auto"
         return cls(**{**flags, **arg_dict})
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -105,6 +110,10 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
     def loglikelihood_of(self, context: str, texts: Iterable[str]) -> list[tuple[float, bool]]:
         """Log-likelihoods of texts after one context."""
         return self.reasoner.loglikelihood([(context, text) for text in texts])
+
+
+def _has_device_flag(argv: list[str]) -> bool:
+    return any(argument.split("=")[0] == "--device" for argument in argv)
 
 
 def _cut(text: str, until: str | Iterable[str]) -> str:

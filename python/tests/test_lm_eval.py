@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,40 @@ def test_the_harness_reports_evals_accuracy(reasoner: Reasoner, tmp_path: Path) 
     assert 0 < run.metric("weighted", N)
 
 
+def documented_command() -> list[str]:
+    """The command of docs/python.md, word by word."""
+    page = Path(__file__).parents[2] / "docs" / "python.md"
+    section = page.read_text().split("## lm-evaluation-harness")[1]
+    block = section.split("```bash\n")[1].split("```")[0]
+    (line,) = [
+        line for line in block.replace("\\\n", " ").splitlines() if line.startswith("python ")
+    ]
+    return shlex.split(line)
+
+
+def test_the_documented_command_runs(tmp_path: Path) -> None:
+    python, *arguments = documented_command()
+    assert python == "python" and "--device" not in arguments
+    command = [sys.executable, *arguments, "--output_path", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = (tmp_path / "out").rglob("results*.json")
+    results = json.loads(found.read_text())["results"]["embedded_bare"]
+    assert results["exact_match,last-number"] > 0
+
+
+def test_a_device_that_is_given_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from latent_tts.lm_eval import LatentTTS
+
+    from latent_tts import LatentTTSError
+
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "run"])
+    LatentTTS.create_from_arg_obj({}, {"device": "cuda:0"})
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "run", "--device", "cuda:7"])
+    with pytest.raises((LatentTTSError, ValueError)):
+        LatentTTS.create_from_arg_obj({}, {"device": "cuda:7"})
+
+
 def test_loglikelihood_is_a_plain_language_models(reasoner: Reasoner) -> None:
     from lm_eval.api.instance import Instance
 
@@ -67,4 +102,4 @@ def test_published_tasks_are_found() -> None:
     from latent_tts.lm_eval import TASKS
 
     known = TaskManager(include_path=str(TASKS), include_defaults=False).all_tasks
-    assert {"gsm8k_bare", "gsm_hard_bare", "multiarith_bare"} <= set(known)
+    assert {"embedded_bare", "gsm8k_bare", "gsm_hard_bare", "multiarith_bare"} <= set(known)

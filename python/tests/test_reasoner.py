@@ -94,6 +94,28 @@ def test_errors_have_the_librarys_messages(tmp_path: Path, reasoner: Reasoner) -
     assert issubclass(latent_tts.DeviceError, latent_tts.LatentTTSError)
 
 
+def test_wrong_types_and_counts_are_refused_by_name(reasoner: Reasoner) -> None:
+    text = "Tom has 3 pens."
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"n": 0}, ValueError, "n must be at least 1, not 0"),
+        ({"n": "4"}, TypeError, "n must be an int, not str: '4'"),
+        ({"n": True}, TypeError, "n must be an int, not bool"),
+        ({"n": 1, "seed": 0.5}, TypeError, "seed must be an int, not float"),
+        ({"n": 1, "p": "high"}, TypeError, "p must be a float, not str: 'high'"),
+        ({"n": 1, "sampler": 3}, TypeError, "sampler must be a str, not int"),
+        ({"n": 1, "thoughts": 2.5}, TypeError, "thoughts must be an int or a str, not float"),
+    ]
+    for options, error, message in wrong:
+        with pytest.raises(error, match=message):
+            reasoner.solve(text, **options)
+    with pytest.raises(TypeError, match="question must be a str, not int: 5"):
+        reasoner.solve(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"questions\[1\] must be a str, not NoneType"):
+        reasoner.sample([text, None])  # type: ignore[list-item]
+    # numpy's numbers are numbers.
+    assert len(reasoner.solve(text, n=np.int64(2), p=np.float32(0.1)).trajectories) == 2
+
+
 def test_loading_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="latent_tts"):
         Reasoner.from_pretrained("embedded", reward_model=None, device="cpu")

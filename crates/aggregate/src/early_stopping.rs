@@ -89,6 +89,8 @@ pub enum StopReason {
     Certain,
     /// The leader is ahead with the required [`Confidence`].
     Confident,
+    /// The deadline of the request has passed.
+    Deadline,
 }
 
 /// Whether the majority of `candidates` is settled with `left` more to sample.

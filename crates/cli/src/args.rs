@@ -32,16 +32,13 @@ pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, StoredDtypeKind,
     TooLongKind,
 };
+pub(crate) use layers::command_of;
 pub use layers::{parse, variable_of};
-pub use preset::PresetKind;
 pub use report::ReportArgs;
 #[cfg(feature = "serve")]
-pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
-pub use sweep::SweepArgs;
-pub use train::{
-    KeepKind, MethodKind, ObjectiveKind, ReasonerArgs, ReasonerMode, RemovalKind, RewardArgs,
-    ScoreHeadKind, TrainCommand, TrainingArgs,
-};
+pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
+pub use sweep::{SweepArgs, SweepSamplerKind};
+pub use train::{ReasonerArgs, RewardArgs, TrainCommand};
 
 /// Precedence of flag sources, printed below every command's help.
 const LAYERS: &str = "\
@@ -85,12 +82,12 @@ Examples:
   latent-tts eval --data embedded:hard --limit 1000 --seeds 3
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 \
-    --sampler noise --sigma 0.5
+    --sampler noise --noise-std 0.5
   latent-tts eval --model ./coconut-gpt2 --data test.json --limit 100 --seeds 3 \
     --out runs/mine --json
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate majority,beam \
     --beam-width 4
-  latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --confidence 0.99
+  latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --target-confidence 0.99
   latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
@@ -135,10 +132,10 @@ Examples:
     /// page compare them and name the best.
     #[command(after_help = format!("\
 Examples:
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0:0.9    (search)
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.05:0.5:0.05 \
-    --sigma 0.1,0.3,0.5 --limit 200
-  latent-tts sweep --model ./coconut-gpt2 --data test.json --p 0.1,0.2 --sites both,mlp \
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0:0.9    (search)
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0.05:0.5:0.05 \
+    --noise-std 0.1,0.3,0.5 --limit 200
+  latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0.1,0.2 --sites both,mlp \
     --scope thoughts,all --out runs/sites
 
 {LAYERS}"))]
@@ -153,7 +150,7 @@ Examples:
 Examples:
   latent-tts report runs/mine
   latent-tts report runs/dropout runs/noise --out docs/report
-  latent-tts report runs/sweep-coconut-test
+  latent-tts report runs/sweep-coconut-test-1a2b3c4d
 
 {LAYERS}"))]
     Report(ReportArgs),
@@ -483,7 +480,8 @@ pub struct CorpusArgs {
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// The file to write, replaced if it exists [default: standard output]
+    /// The file to write, replaced if it exists: an array, or one problem a line if its name ends
+    /// in .jsonl [default: an array on standard output]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -604,7 +602,13 @@ pub struct BenchArgs {
     pub answer: NonZeroUsize,
 
     /// The dropout probability; 0 for none [default: 0.2, or 0 with --train]
-    #[arg(long, value_name = "P", value_parser = values::share, allow_negative_numbers = true)]
+    #[arg(
+        long = "dropout-p",
+        alias = "p",
+        value_name = "P",
+        value_parser = values::share,
+        allow_negative_numbers = true
+    )]
     pub p: Option<f32>,
 
     /// Repetitions; the fastest and the median are reported

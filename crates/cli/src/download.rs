@@ -2,6 +2,7 @@
 //! progress; the library then finds it in the cache.
 
 use anyhow::Result;
+use latent_tts::training::WeightedData;
 use latent_tts::{fetch_bases, fetch_data, fetch_model};
 use model::hub::HubEvent;
 
@@ -61,14 +62,18 @@ fn names(command: &Command) -> Option<Names<'_>> {
             output: &args.output,
         },
         Command::Train(TrainCommand::Reasoner(args)) => Names {
-            models: vec![args.init.as_ref()],
-            base: args.lora.base.as_ref(),
-            data: args.data.iter().filter_map(|data| data.file()).map(path_name).collect(),
+            models: vec![args.options.init.as_ref()],
+            base: args.options.lora.base.as_ref(),
+            data: args.options.data.iter().filter_map(WeightedData::file).map(path_name).collect(),
             output: &args.output,
         },
         Command::Train(TrainCommand::Reward(args)) => Names {
-            models: vec![Some(&args.model), args.init.as_ref(), args.reference.as_ref()],
-            base: args.lora.base.as_ref(),
+            models: vec![
+                Some(&args.options.model),
+                args.options.init.as_ref(),
+                args.options.reference.as_ref(),
+            ],
+            base: args.options.lora.base.as_ref(),
             data: Vec::new(),
             output: &args.output,
         },

@@ -15,9 +15,33 @@ use latent_tts::train::annotate::AnnotationError;
 use latent_tts::{EngineError, Error};
 use model::ModelError;
 
-/// The hint for the first error in the chain that has one.
-pub fn flags(error: &anyhow::Error) -> Option<&'static str> {
-    error.chain().find_map(of_error)
+/// The hint for the first error in the chain that has one, with the flags that the command of this
+/// process has.
+pub fn flags(error: &anyhow::Error) -> Option<String> {
+    let hint = error.chain().find_map(of_error)?;
+    let argv: Vec<String> =
+        std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    fitting(hint, &crate::args::command_of(&argv))
+}
+
+/// The alternatives of a hint whose flags a command has; `None` if there are none. A hint with
+/// another command's line is left as it is.
+fn fitting(hint: &str, command: &clap::Command) -> Option<String> {
+    let has = |word: &str| {
+        let flag = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+        command.get_arguments().any(|arg| arg.get_long() == Some(flag))
+    };
+    let fits = |part: &&str| part.split(' ').filter(|word| word.starts_with("--")).all(has);
+    if hint.contains('`') {
+        return Some(hint.to_owned());
+    }
+    let hint = hint.replace(", or ", ", ").replace(" or ", ", ");
+    let parts: Vec<&str> = hint.split(", ").filter(fits).collect();
+    match &parts[..] {
+        [] => None,
+        [only] => Some((*only).to_owned()),
+        [first @ .., last] => Some(format!("{} or {last}", first.join(", "))),
+    }
 }
 
 fn of_error(error: &(dyn StdError + 'static)) -> Option<&'static str> {
@@ -44,6 +68,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::Record(error) | Error::InputsChanged(error) => of_record(error),
         Error::Annotations(error) | Error::AnnotatedInputsChanged(error) => of_annotations(error),
         Error::Report(error) => of_report(error),
+        Error::Train(error) => of_training(error),
         Error::Corpus { .. } => Some("--data"),
         Error::Dataset(error) => of_dataset(error),
         Error::NotEmbedded => Some("--model, --reward-model"),
@@ -111,13 +136,17 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
 fn of_record(error: &RecordError) -> Option<&'static str> {
     match error {
         RecordError::Exists { .. } => Some("--resume, --overwrite or --out"),
-        RecordError::Write { .. } => Some("--resume where the command has it, or --out"),
+        RecordError::TrainingExists { .. } => Some("--resume, --overwrite or --out"),
+        RecordError::ModelExists { .. } => Some("--overwrite or --out"),
         RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
         RecordError::LatentsKept { .. } => Some("--latents"),
         RecordError::NotARun { path } if holds_runs(path) => {
             Some("there are runs in it; name them, as with DIR/*")
         }
-        RecordError::Locked { .. }
+        RecordError::Write { .. }
+        | RecordError::OutputIsInput { .. }
+        | RecordError::WeightsInDirectory { .. }
+        | RecordError::Locked { .. }
         | RecordError::NotADirectory { .. }
         | RecordError::Version { .. }
         | RecordError::Json { .. }
@@ -185,5 +214,30 @@ fn of_device(error: &DeviceError) -> Option<&'static str> {
         DeviceError::UnsupportedPrecision { precision: Precision::Fp8, .. }
         | DeviceError::Cuda(CudaError::NoFp8 { .. }) => Some("leave --dtype out"),
         _ => Some("--device cpu"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_name_flags_that_the_command_has() {
+        let fitting = |line: &[&str], hint| {
+            let line: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
+            fitting(hint, &crate::args::command_of(&line))
+        };
+        let existing = "--resume, --overwrite or --out";
+        assert_eq!(fitting(&["eval"], existing).as_deref(), Some(existing));
+        assert_eq!(fitting(&["sweep", "--p", "1"], existing).as_deref(), Some("--resume or --out"));
+        assert_eq!(fitting(&["train", "reward"], existing).as_deref(), Some(existing));
+        assert_eq!(fitting(&["corpus"], existing).as_deref(), Some("--out"));
+        assert_eq!(fitting(&["doctor"], existing), None);
+        assert_eq!(fitting(&["doctor"], "`eval --resume`").as_deref(), Some("`eval --resume`"));
+        let sampler = "--sampler tokens, or --sampler dropout --scope all";
+        assert_eq!(
+            fitting(&["solve", "text"], sampler).as_deref(),
+            Some("--sampler tokens or --sampler dropout --scope all")
+        );
     }
 }

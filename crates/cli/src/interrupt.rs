@@ -4,7 +4,7 @@
 //! awaited: the first signal ends the process with exit code 3 as soon as no record is being
 //! written. If that write hangs (a dead network disk), a second signal, a second later or more,
 //! ends the process at once. Commands that can be resumed [`listen`] from their first moment on; a
-//! training then has its flag set instead, and saves its state. SIGHUP stays ignored under `nohup`.
+//! training is then cancelled instead, and saves its state. SIGHUP stays ignored under `nohup`.
 //! SIGXFSZ (a limit of file sizes) is an error of the write that exceeds it, and ends the process
 //! as a signal does.
 
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use latent_tts::CancelToken;
 
 /// Exit code of an interrupted run, which `--resume` continues.
 pub const INTERRUPTED: u8 = 3;
@@ -33,8 +34,8 @@ pub struct InterruptGuard(Arc<Mutex<()>>);
 enum OnSignal {
     /// Prints the message and ends the process.
     Exit(String),
-    /// Sets the flag of work that saves its state before it ends.
-    SetFlag(Arc<AtomicBool>),
+    /// Cancels work that saves its state before it ends.
+    Cancel(CancelToken),
 }
 
 /// The one listener of the process.
@@ -42,15 +43,21 @@ enum OnSignal {
 struct SignalListener {
     guard: InterruptGuard,
     on_signal: Mutex<OnSignal>,
-    /// Set when a file has reached the limit of file sizes.
-    file_limit: Arc<AtomicBool>,
 }
+
+/// Set when a file has reached the limit of file sizes.
+static FILE_LIMIT: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 static LISTENER: OnceLock<SignalListener> = OnceLock::new();
 
 /// Begins to listen for signals; the first one ends the process with the command that resumes it.
 pub fn listen() -> Result<()> {
     listener().map(drop)
+}
+
+/// Whether the command can be resumed, and therefore listens for signals.
+pub fn is_listening() -> bool {
+    LISTENER.get().is_some()
 }
 
 fn listener() -> Result<&'static SignalListener> {
@@ -60,7 +67,6 @@ fn listener() -> Result<&'static SignalListener> {
     let listener = LISTENER.get_or_init(|| SignalListener {
         guard: InterruptGuard(Arc::default()),
         on_signal: Mutex::new(OnSignal::Exit(message("interrupted"))),
-        file_limit: Arc::default(),
     });
     listener.start()?;
     Ok(listener)
@@ -73,20 +79,38 @@ pub fn message(what: &str) -> String {
 
 /// Whether a write has failed because of a limit of file sizes.
 pub fn file_limit_reached() -> bool {
-    LISTENER.get().is_some_and(|listener| listener.file_limit.load(Ordering::Relaxed))
+    FILE_LIMIT.get().is_some_and(|reached| reached.load(Ordering::Relaxed))
+}
+
+/// Makes a write beyond the limit of file sizes an error, which is reported and leaves no temporary
+/// file, in place of a signal that ends the process.
+#[cfg(unix)]
+pub fn report_file_limit() -> Result<()> {
+    use anyhow::Context;
+    use signal_hook::consts::SIGXFSZ;
+
+    // Where it is ignored, the write that exceeds the limit is an error like any other.
+    if !is_ignored(SIGXFSZ) {
+        let reached = FILE_LIMIT.get_or_init(Arc::default);
+        signal_hook::flag::register(SIGXFSZ, Arc::clone(reached))
+            .context("cannot listen for signals")?;
+    }
+    Ok(())
+}
+
+/// Other systems have no such limit.
+#[cfg(not(unix))]
+pub fn report_file_limit() -> Result<()> {
+    Ok(())
 }
 
 impl SignalListener {
     #[cfg(unix)]
     fn start(&'static self) -> Result<()> {
         use anyhow::Context;
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
         let failed = "cannot listen for Ctrl-C";
-        // Where it is ignored, the write that exceeds the limit is an error like any other.
-        if !is_ignored(SIGXFSZ) {
-            signal_hook::flag::register(SIGXFSZ, Arc::clone(&self.file_limit)).context(failed)?;
-        }
         let mut handled = vec![SIGINT, SIGTERM];
         if !is_ignored(SIGHUP) {
             handled.push(SIGHUP);
@@ -119,15 +143,20 @@ impl SignalListener {
     fn handle(&self) {
         let on_signal = self.on_signal.lock().unwrap_or_else(PoisonError::into_inner);
         match &*on_signal {
-            OnSignal::SetFlag(flag) => {
-                flag.store(true, Ordering::Relaxed);
+            OnSignal::Cancel(token) => {
+                token.cancel();
                 crate::printer::stderr_line(
                     "interrupted; the state is saved after this step; a second signal ends at once",
                 );
             }
             OnSignal::Exit(message) => {
                 let (guard, message) = (self.guard.clone(), message.clone());
-                std::thread::spawn(move || guard.uninterrupted(|| exit_interrupted(&message)));
+                let exit = move || guard.uninterrupted(|| exit_interrupted(&message));
+                if std::thread::Builder::new().spawn(exit).is_err() {
+                    // Without a thread that waits for the end of a record, a record may be cut;
+                    // a resumed run drops it.
+                    std::process::exit(i32::from(INTERRUPTED));
+                }
             }
         }
     }
@@ -178,10 +207,10 @@ fn is_ignored(signal: i32) -> bool {
     mask.is_none_or(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Makes a signal set `flag`, for work that saves its state before it ends; a second signal ends
-/// the process.
-pub fn set_flag_on_signal(flag: &Arc<AtomicBool>) -> Result<()> {
-    listener()?.set(OnSignal::SetFlag(Arc::clone(flag)));
+/// Makes a signal cancel work that saves its state before it ends; a second signal ends the
+/// process.
+pub fn cancel_on_signal(token: &CancelToken) -> Result<()> {
+    listener()?.set(OnSignal::Cancel(token.clone()));
     Ok(())
 }
 

@@ -15,7 +15,6 @@ mod interrupt;
 mod load;
 mod memory;
 mod printer;
-mod range;
 mod settings;
 #[cfg(feature = "testkit")]
 pub mod testkit;
@@ -43,6 +42,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         cli.command,
         Command::Eval(_) | Command::Sweep(_) | Command::Annotate(_) | Command::Train(_)
     );
+    interrupt::report_file_limit()?;
     if resumable {
         interrupt::listen()?;
     }
@@ -70,19 +70,27 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// How the standard library refuses 0 where a flag counts something.
+const ZERO_COUNT: &str = "number would be zero for non-zero type";
+
 /// Prints the error and returns the exit code.
 fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
         // clap reports --help and --version as errors too, with exit code 0. A failure to print
         // cannot be reported anywhere.
-        let _ = usage.print();
+        let text = usage.render().to_string();
+        if text.contains(ZERO_COUNT) {
+            printer::stderr_line(text.replace(ZERO_COUNT, "must be at least 1").trim_end());
+        } else {
+            let _ = usage.print();
+        }
         if let Some(variable) = args::variable_of(usage) {
             printer::stderr_line(&format!("the value is that of the variable {variable}"));
         }
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
     }
     printer::print_error(error);
-    if interrupt::file_limit_reached() {
+    if interrupt::file_limit_reached() && interrupt::is_listening() {
         printer::stderr_line(&interrupt::message("a file has reached the limit of file sizes"));
         return ExitCode::from(interrupt::INTERRUPTED);
     }

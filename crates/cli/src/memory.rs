@@ -7,7 +7,17 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(feature = "serve")]
+use serve::metering::{charge, refund};
+
 use crate::BAD_INPUT;
+
+/// Without a server no thread has a budget.
+#[cfg(not(feature = "serve"))]
+fn charge(_: usize) {}
+
+#[cfg(not(feature = "serve"))]
+fn refund(_: usize) {}
 
 /// The system's allocator, which ends the process where there is no memory.
 pub struct CheckedAllocator;
@@ -16,21 +26,26 @@ pub struct CheckedAllocator;
 // that are not null are returned.
 unsafe impl GlobalAlloc for CheckedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size());
         // SAFETY: the caller's promises are those of `System::alloc`.
         checked(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        charge(layout.size());
         // SAFETY: as above.
         checked(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        charge(size);
+        refund(layout.size());
         // SAFETY: as above.
         checked(unsafe { System.realloc(pointer, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        refund(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }

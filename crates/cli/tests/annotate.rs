@@ -20,7 +20,9 @@ fn sandbox_with_mixed_outcomes(spec: &CheckpointSpec) -> CliSandbox {
     let sandbox = CliSandbox::new();
     sandbox.model("model", spec);
     sandbox.questions("data.jsonl", QUESTIONS);
-    sandbox.eval(&["--samples", "8", "--p", "0.5", "--max-new-tokens", "16", "--out", "run"]).ok();
+    sandbox
+        .eval(&["--samples", "8", "--dropout-p", "0.5", "--max-new-tokens", "16", "--out", "run"])
+        .ok();
     let line = |(i, sample): (usize, Value)| {
         let answers: Vec<&Value> =
             sample["trajectories"].as_array().unwrap().iter().map(|t| &t["answer"]).collect();
@@ -44,7 +46,7 @@ fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let base = [
         ["--model", "model"],
         ["--data", "data.jsonl"],
-        ["--p", "0.5"],
+        ["--dropout-p", "0.5"],
         ["--max-new-tokens", "16"],
         ["--threads", "1"],
     ];

@@ -139,6 +139,46 @@ fn missing_tensors_are_rejected() {
 }
 
 #[test]
+fn inspect_lists_every_missing_tensor_of_decoder_and_heads() {
+    let sandbox = CliSandbox::new();
+    let spec = CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() };
+    sandbox.model("model", &spec);
+    let removed = [
+        "transformer.h.0.ln_1.weight",
+        "projector.3.weight",
+        "projector.4.weight",
+        "projector.4.bias",
+    ];
+    let bytes = sandbox.read("model/model.safetensors");
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    for name in removed {
+        let entries = header.as_object_mut().unwrap();
+        let full = entries.keys().find(|key| key.ends_with(name)).unwrap().clone();
+        let info = entries.remove(&full).unwrap();
+        entries.insert(format!("{full}.unused"), info);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let prefix = (header.len() as u64).to_le_bytes();
+    let whole = [&prefix, &header[..], &bytes[8 + length..]].concat();
+    sandbox.write("model/model.safetensors", whole);
+    let done = sandbox.run(&["inspect", "model", "--json"]);
+    assert_eq!(done.code, Some(2), "{}", done.err);
+    assert!(
+        done.err.contains("4 tensors are missing"),
+        "{} {}",
+        done.err,
+        done.json()["tensors"]["missing"]
+    );
+    let listed = done.json()["tensors"]["missing"].clone();
+    let names: Vec<&str> =
+        listed.as_array().unwrap().iter().filter_map(|entry| entry["name"].as_str()).collect();
+    let expected =
+        ["h.0.ln_1.weight", "projector.3.weight", "projector.4.bias", "projector.4.weight"];
+    assert_eq!(names, expected);
+}
+
+#[test]
 fn nan_weights_are_rejected() {
     let guarded = GuardedRun::new();
     let (header, mut data) = guarded.weights();

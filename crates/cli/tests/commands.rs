@@ -149,7 +149,7 @@ fn aggregators_can_be_selected() {
         "--resume",
         "--vote-temperature",
         "0.5",
-        "--caution",
+        "--lcb-coefficient",
         "2",
         "--json",
     ];
@@ -164,8 +164,8 @@ fn aggregators_can_be_selected() {
     sandbox.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
     sandbox.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
     sandbox.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
-    sandbox.eval(&["--confidence", "0.9"]).refused(&["--confidence", "--adaptive"]);
-    sandbox.eval(&["--adaptive", "--confidence", "0.3"]).refused(&["above 0.5"]);
+    sandbox.eval(&["--target-confidence", "0.9"]).refused(&["--target-confidence", "--adaptive"]);
+    sandbox.eval(&["--adaptive", "--target-confidence", "0.3"]).refused(&["above 0.5"]);
 }
 
 #[test]
@@ -208,8 +208,16 @@ fn majority_ties_go_to_the_lowest_trajectory() {
         "codi",
         &CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() },
     );
-    let flags =
-        ["--model", "codi", "--p", "0.5", "--max-new-tokens", "16", "--aggregate", "majority"];
+    let flags = [
+        "--model",
+        "codi",
+        "--dropout-p",
+        "0.5",
+        "--max-new-tokens",
+        "16",
+        "--aggregate",
+        "majority",
+    ];
     sandbox.eval(&[&flags[..], &["--out", "first"]].concat()).ok();
     // With the expected winners as gold answers, majority voting is right wherever there is one.
     let (mut data, mut winners, mut ties) = (String::new(), 0, 0);
@@ -309,11 +317,13 @@ fn samplers_and_lengths_reach_the_manifest() {
         sandbox.eval(&[more, &["--limit", "1", "--out", out]].concat()).ok();
         sandbox.json(&format!("{out}/manifest.json"))["settings"].clone()
     };
-    let noise = sampler(&["--sigma", "0.3", "--thoughts", "2-4"], "a");
+    let noise = sampler(&["--noise-std", "0.3", "--thoughts", "2-4"], "a");
     assert_eq!(noise["sampler"], serde_json::json!({ "kind": "noise", "sigma": 0.3 }));
     assert_eq!(noise["thoughts"], "2-4");
-    let dropout =
-        sampler(&["--p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"], "b");
+    let dropout = sampler(
+        &["--dropout-p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"],
+        "b",
+    );
     assert_eq!(
         dropout["sampler"],
         serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" })
@@ -321,7 +331,7 @@ fn samplers_and_lengths_reach_the_manifest() {
     let latent_sft =
         CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("mixing", &latent_sft);
-    let mixing = ["--model", "mixing", "--method", "latent-sft", "--tau", "0.5"];
+    let mixing = ["--model", "mixing", "--method", "latent-sft", "--gumbel-tau", "0.5"];
     let gumbel = sampler(&mixing, "gumbel");
     assert_eq!(gumbel["sampler"], serde_json::json!({ "kind": "gumbel", "tau": 0.5 }));
     let unmixed = sandbox.eval(&["--sampler", "gumbel", "--out", "unmixed"]);
@@ -366,10 +376,10 @@ fn cot_models_sample_tokens() {
         .run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"])
         .ok();
     sandbox
-        .eval(&["--method", "cot", "--p", "0.2"])
+        .eval(&["--method", "cot", "--dropout-p", "0.2"])
         .refused(&["no thoughts to perturb", "--sampler tokens"]);
     sandbox
-        .eval(&["--top-p", "0.9", "--sigma", "0.3"])
+        .eval(&["--top-p", "0.9", "--noise-std", "0.3"])
         .refused(&["--sampler noise", "--sampler tokens"]);
     sandbox.eval(&["--temperature", "0"]).refused(&["--temperature", "above 0"]);
 }

@@ -261,9 +261,17 @@ fn embedded_models_can_be_inspected_and_benchmarked() {
 #[test]
 fn sweep_and_annotate_run_on_the_embedded_models() {
     let sandbox = CliSandbox::new();
-    sandbox.run(&["sweep", "--p", "0.1,0.2", "--limit", "2", "--samples", "2", "--no-report"]).ok();
-    assert!(sandbox.path("runs/sweep-embedded-test/sweep.json").is_file());
-    let point = sandbox.json("runs/sweep-embedded-test/dropout-0.1/manifest.json");
+    sandbox
+        .run(&["sweep", "--dropout-p", "0.1,0.2", "--limit", "2", "--samples", "2", "--no-report"])
+        .ok();
+    let sweeps = || -> Vec<String> {
+        let entries = std::fs::read_dir(sandbox.path("runs")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    };
+    let [sweep] = &sweeps()[..] else { panic!("{:?}", sweeps()) };
+    assert!(sweep.starts_with("sweep-embedded-test-"), "{sweep}");
+    assert!(sandbox.path(&format!("runs/{sweep}/sweep.json")).is_file());
+    let point = sandbox.json(&format!("runs/{sweep}/dropout-0.1/manifest.json"));
     assert_eq!(
         (&point["host"]["reward_model"], &point["settings"]["rewards"]),
         (&Value::Null, &json!(false))

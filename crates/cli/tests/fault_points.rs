@@ -154,7 +154,7 @@ fn eval() {
 #[test]
 fn sweep() {
     let sandbox = sandbox(1);
-    let more = ["--samples", "2", "--p", "0.1,0.3", "--no-report"];
+    let more = ["--samples", "2", "--dropout-p", "0.1,0.3", "--no-report"];
     walk(&sandbox, &[&["sweep"][..], &SMALL, &more].concat());
 }
 
@@ -164,7 +164,9 @@ fn with_mixed_answers() -> CliSandbox {
     let family = CheckpointFamily::CodiGpt2;
     sandbox.model("model", &CheckpointSpec { family, ..CheckpointSpec::default() });
     sandbox.questions("data.jsonl", 12);
-    sandbox.eval(&["--samples", "8", "--p", "0.5", "--max-new-tokens", "16", "--out", "run"]).ok();
+    sandbox
+        .eval(&["--samples", "8", "--dropout-p", "0.5", "--max-new-tokens", "16", "--out", "run"])
+        .ok();
     let mut lines = String::new();
     for sample in sandbox.samples("run") {
         let answers: Vec<&Value> =
@@ -187,7 +189,7 @@ const LABELS: [&str; 14] = [
     "data.jsonl",
     "--threads",
     "1",
-    "--p",
+    "--dropout-p",
     "0.5",
     "--max-new-tokens",
     "16",

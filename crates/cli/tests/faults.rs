@@ -17,11 +17,37 @@ fn values_of(file: &[u8]) -> &[u8] {
     &file[8 + header as usize..]
 }
 
+/// The part file of a finished one: the values, and a CRC-32 after those of each sample.
+fn part_of(file: &[u8]) -> Vec<u8> {
+    let values = values_of(file);
+    let header: Value = serde_json::from_slice(&file[8..file.len() - values.len()]).unwrap();
+    let tensors = header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__");
+    let mut ends: Vec<(&str, usize)> = Vec::new();
+    for (name, tensor) in tensors {
+        let end = tensor["data_offsets"][1].as_u64().unwrap() as usize;
+        let sample = name.trim_end_matches(".greedy");
+        match ends.last_mut() {
+            Some((last, last_end)) if *last == sample => *last_end = end,
+            _ => ends.push((sample, end)),
+        }
+    }
+    let mut start = 0;
+    let mut part = Vec::new();
+    for (_, end) in ends {
+        let mut checksum = record::files::Checksum::new();
+        checksum.update(&values[start..end]);
+        part.extend(&values[start..end]);
+        part.extend(checksum.finalize().to_le_bytes());
+        start = end;
+    }
+    part
+}
+
 #[test]
 fn latents_are_finished_from_what_is_there_or_refused() {
     let sandbox = CliSandbox::new();
     let (base, p) =
-        (["--model", "model", "--data", "data.jsonl", "--threads", "1"], ["--p", "0.2"]);
+        (["--model", "model", "--data", "data.jsonl", "--threads", "1"], ["--dropout-p", "0.2"]);
     let sizes = ["--samples", "2", "--max-new-tokens", "4", "--quiet"];
     let eval = [&["eval"][..], &base, &sizes, &["--out", "run"]].concat();
     let sweep = [&["sweep"][..], &base, &sizes, &p, &["--out", "swept"]].concat();
@@ -31,7 +57,7 @@ fn latents_are_finished_from_what_is_there_or_refused() {
         let (done, part) = (format!("{run}/latents.safetensors"), format!("{run}/latents.part"));
         let whole = sandbox.read(&done);
         // The process ended after the last sample and before the file had its name.
-        sandbox.write(&part, values_of(&whole));
+        sandbox.write(&part, part_of(&whole));
         fs::remove_file(sandbox.path(&done)).unwrap();
         with(&["--resume"]).refused(&["latents.part", "keeps its thoughts", "--latents"]);
         with(&["--latents", "--resume"]).ok();
@@ -124,19 +150,19 @@ fn numbers_that_are_not_finite_are_refused_before_a_training() {
     let both = [
         ("--lr", &["nan", "inf", "0", "-1", "1e39"][..]),
         ("--clip", &["nan", "inf", "-1"]),
-        ("--floor", &["nan", "2", "1e30", "-0.1"]),
+        ("--min-lr-ratio", &["nan", "2", "1e30", "-0.1"]),
         ("--weight-decay", &["nan", "inf", "-1"]),
         ("--beta2", &["nan", "1", "5", "-0.1"]),
-        ("--digits", &["nan", "inf", "-1"]),
+        ("--digit-loss-weight", &["nan", "inf", "-1"]),
         ("--max-loss-ratio", &["nan", "inf", "-1"]),
     ];
-    let late = ("--late", &["nan", "inf", "-1"][..]);
+    let late = ("--last-step-weight", &["nan", "inf", "-1"][..]);
     for (flag, values) in both.into_iter().chain([late]) {
         for value in values {
             let flag_value = format!("{flag}={value}");
-            sandbox.run(&[&reward[..], &[&flag_value]].concat()).refused(&[flag, value]);
-            if flag != "--late" {
-                sandbox.run(&[&reasoner[..], &[&flag_value]].concat()).refused(&[flag, value]);
+            sandbox.run(&[&reward[..], &[&flag_value]].concat()).refused(&[flag, "must be"]);
+            if flag != "--last-step-weight" {
+                sandbox.run(&[&reasoner[..], &[&flag_value]].concat()).refused(&[flag, "must be"]);
             }
         }
     }
@@ -204,7 +230,7 @@ fn records_of_another_run_are_not_this_runs() {
     let questions = sandbox.read("data.jsonl");
     let run = ["--latents", "--quiet", "--out", "run"];
     sandbox.eval(&run).ok();
-    sandbox.eval(&["--latents", "--p", "0.4", "--out", "stronger"]).ok();
+    sandbox.eval(&["--latents", "--dropout-p", "0.4", "--out", "stronger"]).ok();
     let other = String::from_utf8(questions).unwrap().replace("plus", "and");
     sandbox.write("other.jsonl", other);
     sandbox.eval(&["--latents", "--data", "other.jsonl", "--out", "other"]).ok();
@@ -231,6 +257,18 @@ fn records_of_another_run_are_not_this_runs() {
         sandbox.write("run/latents.safetensors", sandbox.read(&format!("{foreign}/{latents}")));
         resumed().refused(&["latents.safetensors", "--overwrite"]);
         sandbox.run(&["report", "run"]).refused(&["latents.safetensors", "another run"]);
+    }
+    let header = own_latents.len() - values_of(&own_latents).len();
+    let mut flipped = own_latents.clone();
+    flipped[header + 7] ^= 1;
+    let mut infinite = own_latents.clone();
+    infinite[header..header + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    let mut huge = own_latents.clone();
+    huge[header..header + 4].copy_from_slice(&3.4e38_f32.to_le_bytes());
+    for damaged in [flipped, infinite, huge] {
+        sandbox.write("run/latents.safetensors", damaged);
+        resumed().refused(&["latents.safetensors", "tensor 0.0", "--overwrite"]);
+        sandbox.run(&["report", "run"]).refused(&["latents.safetensors", "tensor 0.0"]);
     }
     sandbox.write("run/latents.safetensors", &own_latents);
     resumed().ok();

@@ -81,7 +81,7 @@ fn written() -> (CliSandbox, Vec<(&'static str, &'static str)>) {
     // The embedded reward model reads answers.
     sandbox.run(&["eval", "--limit", "2", "--samples", "2", "--no-report", "--out", "read"]).ok();
     let flags = ["sweep", "--model", "model", "--reward-model", "reward", "--data", "data.jsonl"];
-    let more = ["--p", "0.1,0.2", "--samples", "2", "--no-report", "--out", "sweep"];
+    let more = ["--dropout-p", "0.1,0.2", "--samples", "2", "--no-report", "--out", "sweep"];
     sandbox.run(&[&flags[..], &more].concat()).ok();
     let flags = ["train", "reasoner", "--out", "model-2", "--steps", "2", "--batch", "2"];
     let more = ["--width", "16", "--layers", "1", "--heads", "2", "--held-out-count", "2"];

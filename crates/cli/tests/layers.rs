@@ -40,7 +40,8 @@ fn command_line_overrides_environment_overrides_config_overrides_model() {
     );
     let env = [("LATENT_TTS_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
     let file = ["--config", "all.toml"];
-    let layered = settings(&sandbox, &[&file[..], &["--p", "0.3", "--out", "a"]].concat(), &env);
+    let layered =
+        settings(&sandbox, &[&file[..], &["--dropout-p", "0.3", "--out", "a"]].concat(), &env);
     assert_eq!(layered["samples"], 2, "from the file");
     assert_eq!(layered["thoughts"], "<=3", "from the file");
     assert_eq!(layered["sampler"]["sites"], "mlp", "from the environment");
@@ -121,23 +122,23 @@ fn config_errors_name_file_and_key() {
 fn conflicting_flags_are_both_named() {
     let sandbox = CliSandbox::new();
     let cases: &[(&[&str], &[&str])] = &[
-        (&["--p", "0.1", "--sampler", "noise"], &["--p", "--sampler noise"]),
-        (&["--sigma", "0.1", "--sampler", "dropout"], &["--sigma", "--sampler dropout"]),
+        (&["--dropout-p", "0.1", "--sampler", "noise"], &["--dropout-p", "--sampler noise"]),
+        (&["--noise-std", "0.1", "--sampler", "dropout"], &["--noise-std", "--sampler dropout"]),
         (&["--sites", "mlp", "--sampler", "noise"], &["--sites", "--sampler noise"]),
-        (&["--tau", "1", "--sampler", "noise"], &["--tau", "--sampler noise"]),
+        (&["--gumbel-tau", "1", "--sampler", "noise"], &["--gumbel-tau", "--sampler noise"]),
         (&["--mask", "step", "--sampler", "noise"], &["--mask", "--sampler noise"]),
         (&["--scope", "all", "--sampler", "none"], &["--scope", "--sampler none"]),
-        (&["--sigma", "0.1", "--p", "0.1"], &["--sigma", "--p"]),
+        (&["--noise-std", "0.1", "--dropout-p", "0.1"], &["--noise-std", "--dropout-p"]),
         (&["--resume", "--overwrite"], &["--resume", "--overwrite"]),
         (&["--k", "1,8", "--samples", "4"], &["--k 8", "--samples 4"]),
         (&["--seed", "18446744073709551615", "--seeds", "2"], &["--seed", "--seeds"]),
         (&["--thoughts", "6-4"], &["--thoughts", "6-4"]),
-        (&["--p", "1"], &["--p", "below 1"]),
-        (&["--p", "-0.1"], &["--p", "below 1"]),
-        (&["--p", "NaN"], &["--p", "below 1"]),
-        (&["--sigma", "NaN"], &["--sigma", "finite"]),
-        (&["--sigma", "-1"], &["--sigma", "finite"]),
-        (&["--samples", "0"], &["--samples"]),
+        (&["--dropout-p", "1"], &["--dropout-p", "below 1"]),
+        (&["--dropout-p", "-0.1"], &["--dropout-p", "below 1"]),
+        (&["--dropout-p", "NaN"], &["--dropout-p", "below 1"]),
+        (&["--noise-std", "NaN"], &["--noise-std", "finite"]),
+        (&["--noise-std", "-1"], &["--noise-std", "finite"]),
+        (&["--samples", "0"], &["--samples", "must be at least 1"]),
         (&["--limit", "0"], &["--limit"]),
         (&["--k", "0"], &["--k"]),
         (&["--threads", "0"], &["--threads"]),

@@ -60,7 +60,7 @@ fn answers(sandbox: &CliSandbox, model: &str) -> String {
 fn every_method_trains_and_answers() {
     let sandbox = sandbox();
     let methods: [(&str, &[&str], &[&str], &str); 7] = [
-        ("coconut", &["--digits", "0.1"], &["loss", "digits"], "coconut"),
+        ("coconut", &["--digit-loss-weight", "0.1"], &["loss", "digits"], "coconut"),
         ("codi", &["--method", "codi"], &["loss", "teacher", "distill"], "codi"),
         (
             "simcot",
@@ -70,7 +70,7 @@ fn every_method_trains_and_answers() {
         ),
         (
             "simcot-coconut",
-            &["--step-decoder", "1", "--digits", "0", "--rise", "0"],
+            &["--step-decoder", "1", "--digit-loss-weight", "0", "--curriculum-end", "0"],
             &["loss", "steps"],
             "coconut",
         ),

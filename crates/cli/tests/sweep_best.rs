@@ -17,7 +17,7 @@ fn sweep(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
 fn ties_are_told_and_decided_alike_everywhere() {
     let sandbox = CliSandbox::new();
     // No trajectory of a random model is right: all values tie.
-    let done = sweep(&sandbox, &["--p", "0.1,0.4", "--out", "s"]).ok();
+    let done = sweep(&sandbox, &["--dropout-p", "0.1,0.4", "--out", "s"]).ok();
     let summary = sandbox.json("s/sweep.json");
     assert_eq!(
         (&summary["best"], &summary["ties"][0]),
@@ -38,7 +38,7 @@ fn ties_are_told_and_decided_alike_everywhere() {
 fn a_sweep_maximizes_the_metric_that_was_asked_for() {
     let sandbox = CliSandbox::new();
     sandbox.reward_model("reward");
-    let flags = ["--p", "0.1,0.4", "--no-report"];
+    let flags = ["--dropout-p", "0.1,0.4", "--no-report"];
     for (metric, head) in [("majority", "majority@4"), ("best_of", "best of N@4")] {
         let more = ["--reward-model", "reward", "--metric", metric, "--out", metric];
         let done = sweep(&sandbox, &[&flags[..], &more].concat()).ok();
@@ -55,16 +55,19 @@ fn a_sweep_maximizes_the_metric_that_was_asked_for() {
 #[test]
 fn a_sweep_is_resumed_with_its_own_settings_only() {
     let sandbox = CliSandbox::new();
-    let flags = ["--p", "0.1,0.4", "--out", "s", "--no-report"];
+    let flags = ["--dropout-p", "0.1,0.4", "--out", "s", "--no-report"];
     sweep(&sandbox, &flags).ok();
     let before = sandbox.snapshot("s");
     let other: [(&[&str], &str); 3] = [
-        (&["--p", "0.3", "--out", "s", "--resume"], "settings.p = \"0.1,0.4\", now it is \"0.3\""),
         (
-            &["--p", "0.1,0.4", "--samples", "8", "--out", "s", "--resume"],
+            &["--dropout-p", "0.3", "--out", "s", "--resume"],
+            "settings.p = \"0.1,0.4\", now it is \"0.3\"",
+        ),
+        (
+            &["--dropout-p", "0.1,0.4", "--samples", "8", "--out", "s", "--resume"],
             "settings.samples = 4, now it is 8",
         ),
-        (&["--p", "0.3", "--out", "s"], "already holds a sweep"),
+        (&["--dropout-p", "0.3", "--out", "s"], "already holds a sweep"),
     ];
     for (flags, words) in other {
         sweep(&sandbox, flags).refused(&[words, "--out"]);

@@ -44,7 +44,7 @@ fn a_single_run_reports_into_its_directory() {
     for word in [
         "<!doctype html>",
         "model on data",
-        "Summary",
+        "Question by question",
         "What is 3 plus 4?",
         "data-tip=",
         "Content-Security-Policy",
@@ -53,7 +53,8 @@ fn a_single_run_reports_into_its_directory() {
     }
     for figure in written["figures"].as_array().unwrap() {
         let bytes = sandbox.read(figure.as_str().unwrap());
-        assert!(bytes.starts_with(b"<svg") || bytes.starts_with(b"\x89PNG"), "{figure}");
+        let starts: [&[u8]; 3] = [b"<svg", b"\x89PNG", b"panel,series,"];
+        assert!(starts.iter().any(|start| bytes.starts_with(start)), "{figure}");
     }
     let names: Vec<&str> =
         written["figures"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -68,8 +69,8 @@ fn a_single_run_reports_into_its_directory() {
 #[test]
 fn several_runs_are_compared() {
     let sandbox = CliSandbox::new();
-    sandbox.eval(&["--p", "0.1", "--out", "runs/a"]).ok();
-    sandbox.eval(&["--sigma", "0.5", "--out", "runs/b"]).ok();
+    sandbox.eval(&["--dropout-p", "0.1", "--out", "runs/a"]).ok();
+    sandbox.eval(&["--noise-std", "0.5", "--out", "runs/b"]).ok();
     let done = sandbox.run(&["report", "runs/a", "runs/b", "--page-only"]).ok();
     assert!(done.out.trim_end().ends_with("\nruns/report/report.html"), "{}", done.out);
     let page = String::from_utf8(sandbox.read("runs/report/report.html")).unwrap();
@@ -141,7 +142,8 @@ fn a_sweep_goes_over_the_temperature_of_mixtures() {
     let mixing =
         CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("model", &mixing);
-    let flags = ["--method", "latent-sft", "--tau", "0.5,2", "--thoughts", "3", "--out", "s"];
+    let flags =
+        ["--method", "latent-sft", "--gumbel-tau", "0.5,2", "--thoughts", "3", "--out", "s"];
     let done = sweep(&sandbox, &flags).ok();
     assert!(done.out.contains("gumbel tau=0.5"), "{}", done.out);
     assert!(done.out.contains("the paper gives no band"), "{}", done.out);
@@ -153,9 +155,36 @@ fn a_sweep_goes_over_the_temperature_of_mixtures() {
 }
 
 #[test]
+fn a_sweep_goes_over_the_named_sampler() {
+    let sandbox = CliSandbox::new();
+    let flags = ["--sampler", "noise", "--evaluations", "2", "--no-report"];
+    let done = sweep(&sandbox, &flags).ok();
+    assert!(done.err.contains("searching sigma in 0.01 to 1.5"), "{}", done.err);
+    // Other settings have another directory, the same ones the same, which is refused.
+    let named = ["--sampler", "dropout", "--dropout-p", "0.1,0.4"];
+    sweep(&sandbox, &named).ok();
+    sweep(&sandbox, &["--dropout-p", "0.1,0.4"]).refused(&["already holds a sweep", "--resume"]);
+    let mut dirs: Vec<_> = std::fs::read_dir(sandbox.path("runs")).unwrap().flatten().collect();
+    dirs.sort_by_key(|dir| dir.path().join("report.html").exists());
+    assert_eq!(dirs.len(), 2);
+    let page = std::fs::read_to_string(dirs[1].path().join("report.html")).unwrap();
+    assert!(page.contains("dropout probability p"), "a figure has the strength on its x axis");
+    let csv = std::fs::read_to_string(dirs[1].path().join("figures/strength.csv")).unwrap();
+    assert!(csv.starts_with("panel,series,x,y,low,high\n") && csv.contains(",0.4,"), "{csv}");
+    for (flags, word) in [
+        (["noise", "--dropout-p", "0.1"], "--dropout-p"),
+        (["dropout", "--gumbel-tau", "1"], "--gumbel-tau"),
+    ] {
+        let words = [word, "has no meaning with --sampler", flags[0]];
+        sweep(&sandbox, &[&["--sampler"], &flags[..]].concat()).refused(&words);
+    }
+    sweep(&sandbox, &["--sampler", "tokens"]).refused(&["tokens", "dropout, noise, gumbel"]);
+}
+
+#[test]
 fn a_sweep_compares_fresh_and_kept_masks() {
     let sandbox = CliSandbox::new();
-    let flags = ["--p", "0.3", "--mask", "step,trajectory", "--out", "s", "--no-report"];
+    let flags = ["--dropout-p", "0.3", "--mask", "step,trajectory", "--out", "s", "--no-report"];
     let done = sweep(&sandbox, &flags).ok();
     let table_line = "dropout p=0.3 both thoughts trajectory";
     assert!(done.out.contains(table_line), "{}", done.out);
@@ -170,7 +199,17 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
     let sandbox = CliSandbox::new();
     let done = sweep(
         &sandbox,
-        &["--p", "0.1,0.4", "--sigma", "0.2", "--sites", "both,mlp", "--out", "s", "--json"],
+        &[
+            "--dropout-p",
+            "0.1,0.4",
+            "--noise-std",
+            "0.2",
+            "--sites",
+            "both,mlp",
+            "--out",
+            "s",
+            "--json",
+        ],
     )
     .ok();
     let summary = done.json();
@@ -223,8 +262,8 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
 #[test]
 fn a_sweep_point_equals_the_eval_at_its_setting() {
     let sandbox = CliSandbox::new();
-    sweep(&sandbox, &["--p", "0.3", "--out", "s", "--no-report"]).ok();
-    sandbox.eval(&["--p", "0.3", "--out", "e"]).ok();
+    sweep(&sandbox, &["--dropout-p", "0.3", "--out", "s", "--no-report"]).ok();
+    sandbox.eval(&["--dropout-p", "0.3", "--out", "e"]).ok();
     assert_eq!(sandbox.read("s/dropout-0.3/samples.jsonl"), sandbox.read("e/samples.jsonl"));
     assert!(!sandbox.path("s/report.html").exists());
 }
@@ -232,7 +271,7 @@ fn a_sweep_point_equals_the_eval_at_its_setting() {
 #[test]
 fn a_search_takes_the_stated_number_of_evaluations_and_resumes() {
     let sandbox = CliSandbox::new();
-    let flags = ["--p", "0:0.8", "--evaluations", "4", "--out", "s"];
+    let flags = ["--dropout-p", "0:0.8", "--evaluations", "4", "--out", "s"];
     let done = sweep(&sandbox, &flags).ok();
     assert!(done.err.contains("4 evaluations to a tolerance of"), "{}", done.err);
     assert!(
@@ -256,22 +295,20 @@ fn a_search_takes_the_stated_number_of_evaluations_and_resumes() {
 fn invalid_sweeps_are_rejected_before_anything_is_written() {
     let sandbox = CliSandbox::new();
     for (flags, words) in [
-        (&["--p", "1.5"][..], &["--p", "below 1"][..]),
-        (&["--p", "0.4:0.1"], &["empty"]),
-        (&["--sigma", "a"], &["--sigma", "not a number"]),
-        (&["--p", "0.1", "--k", "9"], &["--k 9", "--samples 4"]),
-        (&["--p", "0.1", "--tolerance", "0"], &["--tolerance"]),
+        (&["--dropout-p", "1.5"][..], &["--dropout-p", "below 1"][..]),
+        (&["--dropout-p", "0.4:0.1"], &["empty"]),
+        (&["--noise-std", "a"], &["--noise-std", "not a number"]),
+        (&["--dropout-p", "0.1", "--k", "9"], &["--k 9", "--samples 4"]),
+        (&["--dropout-p", "0.1", "--tolerance", "0"], &["--tolerance"]),
     ] {
         sweep(&sandbox, &[flags, &["--out", "s"]].concat()).refused(words);
     }
     sandbox
-        .run(&["sweep", "--model", "model", "--p", "0.1", "--data", "embedded:nope"])
+        .run(&["sweep", "--model", "model", "--dropout-p", "0.1", "--data", "embedded:nope"])
         .refused(&["embedded:nope", "(--data)"]);
-    sandbox.run(&["sweep", "--model", "model", "--p", "0.1", "--data", "nope.json"]).refused(&[
-        "nope.json: there is no such file",
-        "(--data takes a file",
-        "embedded:test",
-    ]);
+    sandbox
+        .run(&["sweep", "--model", "model", "--dropout-p", "0.1", "--data", "nope.json"])
+        .refused(&["nope.json: there is no such file", "(--data takes a file", "embedded:test"]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
     sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 1"]);

@@ -76,7 +76,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "models/latent",
         "--steps",
         "150",
-        "--rise",
+        "--curriculum-end",
         "0.2",
         "--held-out",
         "train.json",
@@ -91,7 +91,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         "models/latent",
         "--data",
         "train.json",
-        "--p",
+        "--dropout-p",
         "0.5",
         "--scope",
         "all",
@@ -129,7 +129,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
     let outcome_flags = [
         "--out",
         "models/outcome-rm",
-        "--mind",
+        "--reference",
         "models/latent",
         "--reads-answers",
         "--objective",
@@ -284,7 +284,7 @@ fn a_training_is_told_as_it_goes_and_reported_afterwards() {
     for (out, keep) in [("models/a", "best"), ("models/b", "last")] {
         let more = [&evals[..], &["--out", out, "--keep", keep]].concat();
         let told = reasoner(&sandbox, &more).ok().err;
-        for part in ["parameters", "activations about", "loss", "digits", "norm", "tokens/s"] {
+        for part in ["parameters", "activations about", "loss", "digits", "grad_norm", "tokens/s"] {
             assert!(told.contains(part), "no {part} in {told}");
         }
         let text = String::from_utf8(sandbox.read(&format!("{out}/training/evals.jsonl"))).unwrap();
@@ -410,7 +410,7 @@ fn a_reward_model_of_the_embedded_reasoner_is_trained() {
     let flags = ["--model", "embedded", "--annotations", "labels", "--out", "rm", "--steps", "1"];
     let done = train(&sandbox, "reward", &[&flags[..], &["--batch", "2"]].concat()).ok();
     assert!(done.out.contains("next: latent-tts eval --model embedded --reward-model rm"));
-    assert!(done.err.contains("--held-out DIR"), "{}", done.err);
+    assert!(done.err.contains("pass --held-out"), "{}", done.err);
     let eval = ["eval", "--reward-model", "rm", "--limit", "1", "--samples", "2", "--no-report"];
     sandbox.run(&eval).ok();
     let reference = ["--reference", "reasoner", "--out", "rm-2"];
@@ -464,4 +464,43 @@ fn a_training_has_one_writer() {
     sandbox.write("file", "");
     let refused = reasoner(&sandbox, &["--out", "file"]).refused(&["file is a file", "--out"]);
     assert!(!refused.err.contains("os error"), "{}", refused.err);
+}
+
+/// The flags of earlier versions are hidden names of the new ones.
+#[test]
+fn earlier_flags_are_accepted() {
+    let sandbox = with_corpus();
+    let names = [
+        ("--removal", "--curriculum", "stages"),
+        ("--rise", "--curriculum-end", "0.5"),
+        ("--ahead", "--no-cot-fraction", "0.2"),
+        ("--mixed", "--uniform-stage-prob", "0.3"),
+        ("--digits", "--digit-loss-weight", "0.1"),
+        ("--floor", "--min-lr-ratio", "0.2"),
+    ];
+    let flags = |earlier: bool| -> Vec<&str> {
+        let flag = |(old, new, value)| [if earlier { old } else { new }, value];
+        names.into_iter().flat_map(flag).collect()
+    };
+    reasoner(&sandbox, &[&["--out", "old"], &flags(true)[..]].concat()).ok();
+    reasoner(&sandbox, &[&["--out", "new"], &flags(false)[..]].concat()).ok();
+    let settings = |out: &str| sandbox.json(&format!("{out}/training/settings.json"));
+    assert_eq!(settings("old"), settings("new"));
+    assert_eq!(settings("new")["min_lr_ratio"], 0.2);
+    let help = sandbox.run(&["train", "reasoner", "--help"]).ok().out;
+    assert!(help.contains("--curriculum-end") && !help.contains("--rise"), "{help}");
+}
+
+/// The default batch of 512 problems would repeat a few annotated problems many times.
+#[test]
+fn a_batch_has_no_more_problems_than_there_are() {
+    let sandbox = CliSandbox::new();
+    let labels = ["annotate", "--data", "embedded:train:5..37", "--labels", "final", "-n", "4"];
+    let annotated = sandbox.run(&[&labels[..], &["--out", "labels", "--json"]].concat()).ok();
+    let problems = annotated.json()["kept"].as_u64().unwrap();
+    let flags = ["--model", "embedded", "--annotations", "labels", "--out", "rm", "--steps", "1"];
+    let done = train(&sandbox, "reward", &[&flags[..], &["--batch", "512"]].concat()).ok();
+    let told = format!("there are {problems} annotated problems: --batch is {problems}");
+    assert!(done.err.contains(&told), "{}", done.err);
+    assert_eq!(log(&sandbox, "rm")[0]["n_examples"], problems);
 }

@@ -32,23 +32,19 @@
 use std::cmp::Ordering;
 
 use model::{Cache, SlotGranularity};
-use tensor::{Device, DeviceError, Tensor, ops};
+use tensor::{Device, DeviceError};
 
 use crate::batch::BatchContext;
 use crate::cost::CostModel;
-use crate::decode::{AnswerTokens, decode};
+use crate::executor::{AnswerTokens, Executor, Gather, NextInput, SequenceSpec, SequenceState};
 use crate::first_expansion::SearchStart;
-use crate::method::LatentLength;
-use crate::perturb::Perturbation;
-use crate::prefill::{RowSpec, prefill_short, step};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
 use crate::reply::ComputeCost;
-use crate::sampler::{PassStage, RowId, Sampler};
+use crate::sampler::{RowId, Sampler};
 use crate::sampling_params::{BeamSize, SamplingParams};
 use crate::score::{AnswerBatch, Rewards, ScoredPath, ScorerState};
-use crate::think::{Row, ThoughtBatch};
 
 /// The best path of a question, and its answer.
 #[derive(Debug, PartialEq)]
@@ -69,11 +65,9 @@ pub(crate) struct BeamSearch<'a> {
     pub(crate) sampler: Sampler<'a>,
 }
 
-/// A path in progress.
+/// A path in progress, without its sequence while the executor has that.
 #[derive(Clone)]
 struct BeamPath {
-    row: Row,
-    max_thoughts: usize,
     process_rewards: Vec<f32>,
     /// What the reward model has read of it.
     scored: ScoredPath,
@@ -82,8 +76,9 @@ struct BeamPath {
 }
 
 impl BeamPath {
-    fn question(&self) -> usize {
-        self.row.spec.item
+    /// A path without rewards.
+    fn new(scored: ScoredPath) -> Self {
+        Self { process_rewards: Vec::new(), scored, owns_scored: false }
     }
 
     /// The sum of its rewards; negative infinity where one is not finite.
@@ -101,52 +96,60 @@ impl BeamPath {
     }
 }
 
-/// Extensions, and the hidden state that each one's next thought is made of.
-struct Expansion {
-    paths: Vec<BeamPath>,
-    /// The distinct hidden states: (states, width).
-    hidden: Tensor,
-    /// Each path's row of them.
-    hidden_row: Vec<usize>,
+/// A path with its sequence.
+struct SearchPath {
+    sequence: SequenceState,
+    path: BeamPath,
 }
 
-impl Expansion {
-    /// Keeps the paths of which `keep` says so.
-    fn retain(&mut self, mut keep: impl FnMut(&BeamPath) -> bool) {
-        let rows = std::mem::take(&mut self.hidden_row);
-        let paths = std::mem::take(&mut self.paths);
-        let kept = paths.into_iter().zip(rows).filter(|(path, _)| keep(path));
-        (self.paths, self.hidden_row) = kept.unzip();
+impl SearchPath {
+    fn question(&self) -> usize {
+        self.sequence.spec.item
     }
 }
 
 /// The state of a search.
-struct BeamState<'c> {
+struct BeamState<'c, 'm> {
     cache: &'c mut Cache,
     reward_cache: &'c mut Cache,
+    executor: Executor<'m>,
+    /// Of the executor's sequences, in their order.
+    paths: Vec<BeamPath>,
     scorer: ScorerState,
     /// Finished paths by question, the largest mean first; as many as may yet be chosen.
-    finished: Vec<Vec<BeamPath>>,
-    /// All thoughts that were made, step after step, and how many they are.
-    steps: Vec<Tensor>,
-    num_thoughts: usize,
+    finished: Vec<Vec<SearchPath>>,
     /// By question.
     costs: Vec<ComputeCost>,
 }
 
-/// Paths with the thoughts that were made for them.
-#[derive(Default)]
-struct Attempt {
-    paths: Vec<BeamPath>,
-    /// One each: (paths, width).
-    thoughts: Tensor,
-    /// Their process rewards.
-    rewards: Vec<f32>,
+impl BeamState<'_, '_> {
+    /// One step of the executor. The paths of cancelled questions leave.
+    fn step(&mut self, sampler: Sampler<'_>) -> Result<(), DeviceError> {
+        let cancelled = sampler.cancelled_items();
+        if cancelled.contains(&true) {
+            let leaves = |sequence: &SequenceState| cancelled[sequence.spec.item];
+            let mut stays = self.executor.sequences.iter().map(|sequence| !leaves(sequence));
+            self.paths.retain(|_| stays.next().unwrap_or_default());
+            self.executor.remove(leaves);
+        }
+        self.executor.step(self.cache, sampler)
+    }
+
+    /// Takes the paths out of the executor.
+    fn take(&mut self) -> impl Iterator<Item = SearchPath> + use<> {
+        let sequences = std::mem::take(&mut self.executor.sequences).into_iter();
+        let paths = std::mem::take(&mut self.paths);
+        sequences.zip(paths).map(|(sequence, path)| SearchPath { sequence, path })
+    }
+
+    fn push(&mut self, sequence: SequenceState, path: BeamPath) {
+        self.executor.sequences.push(sequence);
+        self.paths.push(path);
+    }
 }
 
 impl<'a> BeamSearch<'a> {
-    /// Searches for the best path of every item, whose prompts and reference traces are given. The
-    /// caches must be empty. `None` for an item whose request was cancelled.
+    /// Searches for the best path of every item. `None` for one that was cancelled.
     pub(crate) fn run(
         &self,
         prompts: &[&Prompt],
@@ -154,15 +157,15 @@ impl<'a> BeamSearch<'a> {
         cache: &mut Cache,
         reward_cache: &mut Cache,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        let start = prefill_short(self.context.model, cache, &self.row_specs(), self.sampler)?;
-        let (scorer, prefixes) =
+        let (scorer, scored) =
             ScorerState::prefill(self.reward_model, reward_cache, prompts, trace)?;
         let mut state = self.state(scorer, cache, reward_cache);
-        let path = |row: Row| self.empty_path(prefixes[row.spec.item].fork(), row);
-        let paths: Vec<BeamPath> = start.rows.into_iter().map(path).collect();
-        let hidden_row = (0..paths.len()).collect();
-        let open = Expansion { paths, hidden: start.hidden, hidden_row };
-        let first = self.attempt(open, &mut state)?;
+        for spec in self.specs() {
+            let path = BeamPath::new(scored[spec.item].fork());
+            state.push(SequenceState::new(spec), path);
+        }
+        state.step(self.sampler)?;
+        let first = self.score(&mut state)?;
         self.search(first, state)
     }
 
@@ -174,27 +177,27 @@ impl<'a> BeamSearch<'a> {
         reward_cache: &mut Cache,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
         let mut state = self.state(start.scorer, cache, reward_cache);
-        let (mut first, mut places) = (Attempt::default(), Vec::new());
-        let extensions = start.extensions.into_iter().zip(start.scored).zip(self.row_specs());
-        let mut thoughts = 0..start.thoughts.rows();
+        let mut first = Vec::new();
+        let cancelled = self.sampler.cancelled_items();
+        let extensions = start.extensions.into_iter().zip(start.scored).zip(self.specs());
         for ((extension, scored), spec) in extensions {
-            let row = Row::with_sequence(spec, extension.sequence.fork());
-            let path = self.empty_path(scored, row);
-            let place = extension.thought.and_then(|thought| thoughts.next().zip(Some(thought)));
-            if self.sampler.is_cancelled(&path.row) {
+            let mut sequence = SequenceState::new(spec);
+            sequence.kv = extension.kv.fork();
+            sequence.limit = Some(self.sampler.max_thoughts(&sequence));
+            let mut path = BeamPath::new(scored);
+            if cancelled[spec.item] {
                 continue;
             }
-            match place {
-                None => self.finish(path, &mut state),
-                Some((place, thought)) => {
-                    places.push(place);
-                    first.rewards.push(thought.reward);
-                    first.paths.push(path);
-                }
-            }
+            let Some(thought) = extension.thought.clone() else {
+                sequence.next = NextInput::End;
+                self.finish(SearchPath { sequence, path }, &mut state);
+                continue;
+            };
+            sequence.push_thought(thought.thought);
+            path.process_rewards.push(thought.reward);
+            self.count_thought(&sequence, &mut state);
+            first.push(SearchPath { sequence, path });
         }
-        first.thoughts = ops::select(self.device(), [&start.thoughts], &places)?;
-        self.count_thoughts(&mut first.paths, &mut state);
         self.search(first, state)
     }
 
@@ -204,64 +207,70 @@ impl<'a> BeamSearch<'a> {
         scorer: ScorerState,
         cache: &'c mut Cache,
         reward_cache: &'c mut Cache,
-    ) -> BeamState<'c> {
-        cache.set_slot_granularity(SlotGranularity::Single);
+    ) -> BeamState<'c, 'a> {
+        // A path mostly lives for one position. Prompts are in chunks all the same, so that
+        // attention takes them apart from the rest as it does in other batches.
         reward_cache.set_slot_granularity(SlotGranularity::Single);
+        let mut executor = Executor::aligned(self.context.model, &[]);
+        executor.granularity = SlotGranularity::Single;
         let (items, extensions) = (self.sampler.items.len(), self.size.extensions());
         BeamState {
             cache,
             reward_cache,
+            executor,
+            paths: Vec::new(),
             scorer,
-            finished: vec![Vec::new(); items],
-            steps: Vec::new(),
-            num_thoughts: 0,
+            finished: (0..items).map(|_| Vec::new()).collect(),
             costs: (0..items).map(|i| self.cost_model(i).search_prompt(extensions)).collect(),
         }
     }
 
-    /// A path without rewards.
-    fn empty_path(&self, scored: ScoredPath, row: Row) -> BeamPath {
-        let (max_thoughts, process_rewards) = (self.sampler.max_thoughts(&row), Vec::new());
-        BeamPath { row, max_thoughts, process_rewards, scored, owns_scored: false }
-    }
-
-    /// Goes on from the first extensions until no path is left to extend.
+    /// Goes on from scored extensions until no path is left to extend.
     fn search(
         &self,
-        mut tried: Attempt,
-        mut state: BeamState<'_>,
+        mut extensions: Vec<SearchPath>,
+        mut state: BeamState<'_, 'a>,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        while !tried.paths.is_empty() {
-            let kept = self.select(tried.paths, tried.rewards, &mut state);
-            let open = self.extend(kept, &tried.thoughts, &mut state)?;
-            state.steps.push(tried.thoughts);
-            tried = self.attempt(open, &mut state)?;
+        while !extensions.is_empty() {
+            let beams = self.select(extensions, &mut state);
+            self.extend(&beams, &mut state);
+            extensions = if beams.is_empty() {
+                Vec::new()
+            } else {
+                state.step(self.sampler)?;
+                self.score(&mut state)?
+            };
         }
         self.answer(state)
     }
 
-    /// Makes and scores the next thought of every path. Paths that end without one leave.
-    fn attempt(
-        &self,
-        mut open: Expansion,
-        state: &mut BeamState<'_>,
-    ) -> Result<Attempt, DeviceError> {
-        open.retain(|path| !self.sampler.is_cancelled(&path.row));
-        if open.paths.is_empty() {
-            return Ok(Attempt::default());
+    /// Scores the thoughts that a step has made. Paths that ended without one leave.
+    fn score(&self, state: &mut BeamState<'_, 'a>) -> Result<Vec<SearchPath>, DeviceError> {
+        let mut extensions = Vec::new();
+        for extension in state.take() {
+            // The thought of a path that goes on is the only one that it has not fed.
+            let has_new = extension.sequence.thoughts.len() > extension.path.process_rewards.len();
+            match has_new {
+                true => extensions.push(extension),
+                false => self.finish(extension, state),
+            }
         }
-        let thoughts = self.think(&mut open, state)?;
-        let mut paths = open.paths;
-        if paths.is_empty() {
-            return Ok(Attempt::default());
+        if extensions.is_empty() {
+            return Ok(extensions);
         }
+        let last = extensions.iter().filter_map(|extension| extension.sequence.thoughts.last());
+        let thoughts = Gather::of_thoughts(last).select(self.device())?;
         let rewards = state.scorer.score_thoughts(
             self.reward_model,
             state.reward_cache,
-            paths.iter_mut().map(|path| &mut path.scored),
+            extensions.iter_mut().map(|extension| &mut extension.path.scored),
             &thoughts,
         )?;
-        Ok(Attempt { paths, thoughts, rewards })
+        for (extension, reward) in extensions.iter_mut().zip(rewards) {
+            extension.path.process_rewards.push(reward);
+            self.count_thought(&extension.sequence, state);
+        }
+        Ok(extensions)
     }
 
     fn device(&self) -> &'a Device {
@@ -278,10 +287,10 @@ impl<'a> BeamSearch<'a> {
     }
 
     /// The extensions of the empty paths, which are named as samples are.
-    fn row_specs(&self) -> Vec<RowSpec> {
+    fn specs(&self) -> Vec<SequenceSpec> {
         let specs = |item: usize| {
             let question = self.sampler.items[item].prompt.id;
-            (0..self.size.extensions() as u32).map(move |trajectory| RowSpec {
+            (0..self.size.extensions() as u32).map(move |trajectory| SequenceSpec {
                 item,
                 id: RowId { question, trajectory },
                 perturbed: true,
@@ -290,134 +299,59 @@ impl<'a> BeamSearch<'a> {
         (0..self.sampler.items.len()).flat_map(specs).collect()
     }
 
-    /// The next thought of every path: (paths, width). Paths that end without one leave.
-    fn think(
-        &self,
-        open: &mut Expansion,
-        state: &mut BeamState<'_>,
-    ) -> Result<Tensor, DeviceError> {
-        let (model, device) = (self.context.model, self.device());
-        if matches!(self.params().perturbation, Perturbation::Gumbel { .. }) {
-            // Extensions of one hidden state have mixtures of their own.
-            open.hidden = ops::select(device, [&open.hidden], &open.hidden_row)?;
-            open.hidden_row = (0..open.paths.len()).collect();
-        }
-        let noise = self.sampler.mixture_noise(device, open.paths.iter().map(|path| &path.row))?;
-        let made = model.head.forward_perturbed(&model.decoder, &open.hidden, noise.as_ref())?;
-        if matches!(self.params().length, LatentLength::AtMost(_)) {
-            let argmax = || ops::argmax(device, &open.hidden, model.decoder.lm_head());
-            let argmax = made.argmax.map_or_else(argmax, Ok)?;
-            let rows = std::mem::take(&mut open.hidden_row);
-            for (path, row) in std::mem::take(&mut open.paths).into_iter().zip(rows) {
-                if argmax[row] == model.method.end_latent[0] {
-                    self.finish(path, state);
-                } else {
-                    open.paths.push(path);
-                    open.hidden_row.push(row);
-                }
-            }
-        }
-        let mut thoughts = ops::select(device, [&made.thoughts], &open.hidden_row)?;
-        let rows = open.paths.iter().map(|path| &path.row);
-        self.sampler.add_noise(device, rows, state.steps.len(), &mut thoughts)?;
-        self.count_thoughts(&mut open.paths, state);
-        Ok(thoughts)
+    /// Counts a new thought and its reward.
+    fn count_thought(&self, sequence: &SequenceState, state: &mut BeamState<'_, 'a>) {
+        let item = sequence.spec.item;
+        state.costs[item] += self.cost_model(item).thought();
+        state.costs[item] += self.cost_model(item).process_reward(sequence.kv.len());
     }
 
-    /// Numbers the new thoughts of paths, one each.
-    fn count_thoughts(&self, paths: &mut [BeamPath], state: &mut BeamState<'_>) {
-        for path in paths {
-            path.row.thoughts.push(state.num_thoughts);
-            state.num_thoughts += 1;
-            state.costs[path.question()] += self.cost_model(path.question()).thought();
-        }
-    }
-
-    /// Adds the new thoughts' rewards, ends paths that are long enough, and keeps the best of the
-    /// rest: question by question, by rank.
+    /// Ends extensions that are long enough, and keeps the best of the rest: question by question,
+    /// by rank.
     fn select(
         &self,
-        mut paths: Vec<BeamPath>,
-        rewards: Vec<f32>,
-        state: &mut BeamState<'_>,
-    ) -> Vec<BeamPath> {
-        for (path, reward) in paths.iter_mut().zip(rewards) {
-            let cost = self.cost_model(path.question()).process_reward(path.row.sequence.len());
-            state.costs[path.question()] += cost;
-            path.owns_scored = true;
-            path.row.pending = path.row.thoughts.len() == path.max_thoughts;
-            path.process_rewards.push(reward);
-        }
-        let (finished, mut open): (Vec<BeamPath>, Vec<BeamPath>) =
-            paths.into_iter().partition(|path| path.row.pending);
-        finished.into_iter().for_each(|path| self.finish(path, state));
+        mut extensions: Vec<SearchPath>,
+        state: &mut BeamState<'_, 'a>,
+    ) -> Vec<SearchPath> {
+        extensions.iter_mut().for_each(|extension| extension.path.owns_scored = true);
+        let (finished, mut open): (Vec<SearchPath>, Vec<SearchPath>) =
+            extensions.into_iter().partition(|extension| extension.sequence.pending);
+        finished.into_iter().for_each(|extension| self.finish(extension, state));
         open.sort_by(by_rank); // stable: equals stay in the order of their numbers
         let mut taken = vec![0; state.finished.len()];
-        let (mut kept, mut dropped) = (Vec::new(), Vec::new());
-        for path in open {
-            let taken = &mut taken[path.question()];
+        let (mut beams, mut dropped) = (Vec::new(), Vec::new());
+        for extension in open {
+            let taken = &mut taken[extension.question()];
             *taken += 1;
-            if *taken <= self.size.width.get() { kept.push(path) } else { dropped.push(path) }
+            let is_beam = *taken <= self.size.width.get();
+            if is_beam { beams.push(extension) } else { dropped.push(extension) }
         }
-        dropped.into_iter().for_each(|path| self.discard(path, state));
-        kept
+        dropped.into_iter().for_each(|extension| self.discard(extension, state));
+        beams
     }
 
-    /// Passes the last thought of every beam and makes K paths of each.
-    fn extend(
-        &self,
-        kept: Vec<BeamPath>,
-        thoughts: &Tensor,
-        state: &mut BeamState<'_>,
-    ) -> Result<Expansion, DeviceError> {
-        let (model, device) = (self.context.model, self.device());
-        let mut paths = self.fork_beams(&kept);
-        if paths.is_empty() {
-            return Ok(Expansion { paths, hidden: Tensor::default(), hidden_row: Vec::new() });
-        }
-        // Where one pass serves all paths of a beam, the first makes it and the others fork it.
-        let served = if self.extensions_differ() { 1 } else { self.size.candidates.get() };
-        let hidden_row = (0..paths.len()).map(|i| i / served).collect();
-        let mut rows: Vec<&mut Row> =
-            paths.iter_mut().step_by(served).map(|path| &mut path.row).collect();
-        for row in &rows {
-            let item = row.spec.item;
-            state.costs[item] += self.cost_model(item).pass(row.sequence.len());
-        }
-        let earlier = state.num_thoughts - thoughts.rows(); // thoughts of earlier steps
-        let last: Vec<usize> = rows
-            .iter()
-            .filter_map(|row| row.thoughts.last())
-            .map(|thought| thought - earlier)
-            .collect();
-        let x = ops::select(device, [thoughts], &last)?;
-        let stage = PassStage::Thought(state.steps.len() + 1);
-        let hidden = step(model, state.cache, &mut rows, x, self.sampler, stage)?;
-        for siblings in paths.chunks_mut(served) {
-            if let [first, others @ ..] = siblings {
-                let fork = |path: &mut BeamPath| path.row.sequence = first.row.sequence.fork();
-                others.iter_mut().for_each(fork);
+    /// Makes K sequences of each beam, numbered within their question, that feed its last thought.
+    fn extend(&self, beams: &[SearchPath], state: &mut BeamState<'_, 'a>) {
+        let mut numbers = vec![0; state.finished.len()];
+        for beam in beams {
+            let item = beam.question();
+            let first = state.paths.len();
+            for k in 0..self.size.candidates.get() {
+                let mut sequence = beam.sequence.clone();
+                sequence.kv = beam.sequence.kv.fork();
+                sequence.spec.id.trajectory = numbers[item];
+                numbers[item] += 1;
+                // Where one pass serves all extensions of a beam, the first makes it.
+                if k > 0 && !self.extensions_differ() {
+                    sequence.next = NextInput::Fork(first);
+                } else {
+                    state.costs[item] += self.cost_model(item).pass(sequence.kv.len());
+                }
+                let scored = beam.path.scored.fork();
+                let path = BeamPath { scored, owns_scored: false, ..beam.path.clone() };
+                state.push(sequence, path);
             }
         }
-        Ok(Expansion { paths, hidden, hidden_row })
-    }
-
-    /// K forks of every beam, numbered within their question.
-    fn fork_beams(&self, kept: &[BeamPath]) -> Vec<BeamPath> {
-        let questions = kept.iter().map(|path| path.question() + 1).max().unwrap_or(0);
-        let mut numbers = vec![0; questions];
-        let mut paths = Vec::with_capacity(kept.len() * self.size.candidates.get());
-        for beam in kept {
-            for _ in 0..self.size.candidates.get() {
-                let mut path = beam.clone();
-                path.row.sequence = beam.row.sequence.fork();
-                (path.scored, path.owns_scored) = (beam.scored.fork(), false);
-                path.row.spec.id.trajectory = numbers[beam.question()];
-                numbers[beam.question()] += 1;
-                paths.push(path);
-            }
-        }
-        paths
     }
 
     /// Whether extensions of one beam differ in the pass over its last thought.
@@ -426,22 +360,22 @@ impl<'a> BeamSearch<'a> {
     }
 
     /// Adds a path to the finished ones of its question, of which only the best are kept.
-    fn finish(&self, path: BeamPath, state: &mut BeamState<'_>) {
-        let finished = &mut state.finished[path.question()];
-        let place = finished.partition_point(|other| other.mean() >= path.mean());
-        finished.insert(place, path);
+    fn finish(&self, candidate: SearchPath, state: &mut BeamState<'_, 'a>) {
+        let finished = &mut state.finished[candidate.question()];
+        let index = finished.partition_point(|other| other.path.mean() >= candidate.path.mean());
+        finished.insert(index, candidate);
         let is_full = finished.len() > self.num_finalists();
         let worst = if is_full { finished.pop() } else { None };
-        worst.into_iter().for_each(|path| self.discard(path, state));
+        worst.into_iter().for_each(|candidate| self.discard(candidate, state));
     }
 
     /// Releases the last positions of a path that is not continued, where they are its own.
-    fn discard(&self, path: BeamPath, state: &mut BeamState<'_>) {
-        if path.owns_scored {
-            state.reward_cache.release_last(path.scored.sequence);
+    fn discard(&self, candidate: SearchPath, state: &mut BeamState<'_, 'a>) {
+        if candidate.path.owns_scored {
+            state.reward_cache.release_last(candidate.path.scored.sequence);
         }
         if self.extensions_differ() {
-            state.cache.release_last(path.row.sequence);
+            state.cache.release_last(candidate.sequence.kv);
         }
     }
 
@@ -450,53 +384,64 @@ impl<'a> BeamSearch<'a> {
     }
 
     /// Decodes the finalists of every question and chooses among them.
-    fn answer(&self, state: BeamState<'_>) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    fn answer(&self, mut state: BeamState<'_, 'a>) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
         let model = self.context.model;
-        state.cache.set_slot_granularity(SlotGranularity::Chunk);
+        state.executor.granularity = SlotGranularity::Chunk;
         state.reward_cache.set_slot_granularity(SlotGranularity::Chunk);
-        let mut found: Vec<Option<BeamOutput>> = state.finished.iter().map(|_| None).collect();
-        let (mut rows, mut scored, mut process_rewards) = (Vec::new(), Vec::new(), Vec::new());
-        let finalists = state.finished.into_iter().flatten();
-        for mut path in finalists.filter(|path| !self.sampler.is_cancelled(&path.row)) {
-            path.row.sequence = path.row.sequence.fork();
-            rows.push(path.row);
-            scored.push(path.scored);
-            process_rewards.push(path.process_rewards);
+        let mut outputs: Vec<Option<BeamOutput>> = state.finished.iter().map(|_| None).collect();
+        let cancelled = self.sampler.cancelled_items();
+        for SearchPath { mut sequence, path } in
+            std::mem::take(&mut state.finished).into_iter().flatten()
+        {
+            if !cancelled[sequence.spec.item] {
+                sequence.kv = sequence.kv.fork();
+                state.push(sequence, path);
+            }
         }
-        if rows.is_empty() {
-            return Ok(found);
+        let is_done = |sequence: &SequenceState| sequence.next == NextInput::Done;
+        while !state.executor.sequences.iter().all(is_done) {
+            state.step(self.sampler)?;
         }
-        let fed: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
-        let mut thoughts = ThoughtBatch { rows, steps: state.steps, ..ThoughtBatch::default() };
-        let answers = decode(model, state.cache, &mut thoughts, self.sampler)?;
-        let read = AnswerBatch { end_latent: &model.method.end_latent, answers: &answers.tokens };
+        let mut finalists: Vec<SearchPath> = state.take().collect();
+        if finalists.is_empty() {
+            return Ok(outputs);
+        }
+        let answers: Vec<AnswerTokens> =
+            finalists.iter().map(|finalist| finalist.sequence.tokens.clone()).collect();
+        let mut scored: Vec<ScoredPath> =
+            finalists.iter().map(|finalist| finalist.path.scored.fork()).collect();
+        let read = AnswerBatch { end_latent: &model.method.end_latent, answers: &answers };
         let outcomes =
             state.scorer.score_answers(self.reward_model, state.reward_cache, &mut scored, read)?;
         let mut outcomes = outcomes.into_iter();
         let mut costs = state.costs;
-        let rows = thoughts.rows.iter().zip(process_rewards).zip(answers.tokens);
-        for (((row, process), tokens), fed) in rows.zip(fed) {
-            let item = row.spec.item;
-            let (cost_model, best) = (self.cost_model(item), &mut found[item]);
-            costs[item] += cost_model.answer(fed..row.sequence.len(), tokens.len());
-            let (thoughts, outcome) = (row.thoughts.len(), outcomes.next());
+        for SearchPath { sequence, path } in finalists.drain(..) {
+            let item = sequence.spec.item;
+            let (cost_model, best) = (self.cost_model(item), &mut outputs[item]);
+            let (thoughts, tokens) = (sequence.thoughts.len(), sequence.tokens);
+            let start = self.sampler.items[item].prompt_len() + thoughts;
+            let fed = start - usize::from(sequence.limit == Some(thoughts));
+            // The last token is decoded, not fed.
+            let end = start + model.method.end_latent.len() + tokens.len() - 1;
+            costs[item] += cost_model.answer(fed..end, tokens.len());
+            let outcome = outcomes.next();
             if outcome.is_some() {
                 costs[item] += cost_model.outcome_reward(thoughts, tokens.len());
             }
             if best.as_ref().is_none_or(|best| outcome > best.rewards.outcome) {
-                let rewards = Rewards { process, outcome };
+                let rewards = Rewards { process: path.process_rewards, outcome };
                 *best = Some(BeamOutput { thoughts, tokens, rewards, cost: costs[item] });
             }
         }
-        for (output, cost) in found.iter_mut().zip(costs) {
+        for (output, cost) in outputs.iter_mut().zip(costs) {
             output.iter_mut().for_each(|output| output.cost = cost);
         }
-        Ok(found)
+        Ok(outputs)
     }
 }
 
 /// Question by question, the largest cumulative reward first.
-fn by_rank(a: &BeamPath, b: &BeamPath) -> Ordering {
-    let by_reward = || b.cumulative().total_cmp(&a.cumulative());
+fn by_rank(a: &SearchPath, b: &SearchPath) -> Ordering {
+    let by_reward = || b.path.cumulative().total_cmp(&a.path.cumulative());
     a.question().cmp(&b.question()).then_with(by_reward)
 }

@@ -8,13 +8,14 @@ use crate::batch_plan::{BatchPlan, RowRange};
 use crate::cost::CostModel;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
+use crate::question::FinishedSequence;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::reply::{ComputeCost, StageSeconds};
 use crate::request::CancelToken;
 use crate::rollout::{Grade, RolloutCost, RolloutRunner, RolloutState, ThoughtLabels};
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
-use crate::wave::{FinishedRow, WaveCaches};
+use crate::wave::WaveCaches;
 
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,7 +77,7 @@ impl<'a> EngineBench<'a> {
                 let mut cost: ComputeCost = first;
                 // Mostly all rows are alike, and the time of counting them is part of what is
                 // measured.
-                let lengths = |row: &FinishedRow| (row.thoughts, row.tokens.len());
+                let lengths = |row: &FinishedSequence| (row.thoughts, row.tokens.len());
                 for alike in rows.chunk_by(|a, b| lengths(a) == lengths(b)) {
                     let (thoughts, tokens) = lengths(&alike[0]);
                     cost.flops += alike.len() as f64 * costs.row(thoughts, tokens).flops;

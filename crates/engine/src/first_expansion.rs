@@ -7,18 +7,16 @@
 use std::ops::Range;
 
 use model::{Cache, CacheMark, Sequence};
-use tensor::{Device, DeviceError, Tensor, ops};
+use tensor::{Device, DeviceError};
 
+use crate::executor::{SequenceState, ThoughtRef};
 use crate::score::{ScoreOutput, ScoredPath, ScorerState};
-use crate::think::{Row, ThoughtBatch};
 
 /// The first extensions of some questions.
 pub(crate) struct FirstExpansion {
     /// Each question, as an index of the plan's items, and its extensions.
     questions: Vec<(usize, Range<usize>)>,
     extensions: Vec<FirstExtension>,
-    /// The first thoughts of the extensions that have one: (thoughts, width).
-    thoughts: Tensor,
     scorer: ScorerState,
     cache: CacheMark,
     reward_cache: CacheMark,
@@ -26,15 +24,16 @@ pub(crate) struct FirstExpansion {
 
 /// A trajectory up to its first thought, which has not been fed.
 pub(crate) struct FirstExtension {
-    pub(crate) sequence: Sequence,
+    pub(crate) kv: Sequence,
+    /// Without one it has ended.
     pub(crate) thought: Option<FirstThought>,
     scored: ScoredPath,
 }
 
-/// The first thought of an extension; without one it has ended.
-#[derive(Clone, Copy)]
+/// The first thought of an extension.
+#[derive(Clone)]
 pub(crate) struct FirstThought {
-    row: usize, // of `FirstExpansion::thoughts`
+    pub(crate) thought: ThoughtRef,
     pub(crate) reward: f32,
 }
 
@@ -45,22 +44,20 @@ pub(crate) struct SearchStart<'a> {
     /// What the reward model has read of each.
     pub(crate) scored: Vec<ScoredPath>,
     pub(crate) scorer: ScorerState,
-    /// The thoughts of those that have one: (thoughts, width).
-    pub(crate) thoughts: Tensor,
 }
 
-/// A question whose first extensions are among the rows of a wave.
+/// A question whose first extensions are among the sequences of a wave.
 pub(crate) struct SearchedQuestion {
     /// Its index among the plan's items.
     pub(crate) question: usize,
     pub(crate) prompt_len: usize,
-    /// Its extensions, as rows of the wave.
+    /// Its extensions, as sequences of the wave.
     pub(crate) rows: Range<usize>,
 }
 
 /// A wave that is done.
 pub(crate) struct FinishedWave<'a> {
-    pub(crate) thoughts: &'a ThoughtBatch,
+    pub(crate) sequences: &'a [SequenceState],
     pub(crate) scores: &'a ScoreOutput,
     pub(crate) cache: &'a Cache,
     pub(crate) reward_cache: &'a Cache,
@@ -80,26 +77,23 @@ impl FinishedWave<'_> {
         let rows = questions.iter().flat_map(|of| of.rows.clone());
         let at_first: Vec<ScoredPath> = rows.map(|row| self.scores.at_first_thought(row)).collect();
         let (scorer, scored) = self.scores.state.select(device, at_first.iter())?;
-        let (mut extensions, mut thoughts, mut ranges) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut extensions, mut ranges) = (Vec::new(), Vec::new());
         let mut scored = scored.into_iter();
         for SearchedQuestion { question, prompt_len, rows } in questions {
             let start = extensions.len();
             for (row, scored) in rows.clone().zip(scored.by_ref()) {
-                let Row { sequence, thoughts: own, .. } = &self.thoughts.rows[row];
+                let SequenceState { kv, thoughts, .. } = &self.sequences[row];
                 let reward = self.scores.rewards[row].process.first();
-                let thought = own.first().zip(reward).map(|(&thought, &reward)| {
-                    thoughts.push(thought);
-                    FirstThought { row: thoughts.len() - 1, reward }
-                });
-                let sequence = sequence.fork_at(*prompt_len);
-                extensions.push(FirstExtension { sequence, thought, scored });
+                let thought = thoughts.first().zip(reward);
+                let thought = thought
+                    .map(|(thought, &reward)| FirstThought { thought: thought.clone(), reward });
+                extensions.push(FirstExtension { kv: kv.fork_at(*prompt_len), thought, scored });
             }
             ranges.push((*question, start..extensions.len()));
         }
         Ok(Some(FirstExpansion {
             questions: ranges,
             extensions,
-            thoughts: ops::select(device, &self.thoughts.steps, &thoughts)?,
             scorer,
             cache: self.cache.mark(),
             reward_cache: self.reward_cache.mark(),
@@ -114,8 +108,8 @@ impl FirstExpansion {
     }
 
     fn extensions_of(&self, question: usize) -> Option<&[FirstExtension]> {
-        let place = self.questions.iter().find(|(of, _)| *of == question)?;
-        Some(&self.extensions[place.1.clone()])
+        let (_, range) = self.questions.iter().find(|(of, _)| *of == question)?;
+        Some(&self.extensions[range.clone()])
     }
 
     /// The start of a search for these questions. The slots of an earlier one are freed.
@@ -130,11 +124,8 @@ impl FirstExpansion {
         reward_cache.rewind(self.reward_cache);
         let of = |&question: &usize| self.extensions_of(question).unwrap_or_default();
         let extensions: Vec<&FirstExtension> = questions.iter().flat_map(of).collect();
-        let thoughts = extensions.iter().filter_map(|extension| extension.thought);
-        let thoughts: Vec<usize> = thoughts.map(|thought| thought.row).collect();
-        let thoughts = ops::select(device, [&self.thoughts], &thoughts)?;
         let paths = extensions.iter().map(|extension| &extension.scored);
         let (scorer, scored) = self.scorer.select(device, paths)?;
-        Ok(SearchStart { extensions, scored, scorer, thoughts })
+        Ok(SearchStart { extensions, scored, scorer })
     }
 }

@@ -13,15 +13,45 @@ use tensor::ops::TokenLogprob;
 use crate::batch::BatchItem;
 use crate::beam_search::BeamOutput;
 use crate::cost::CostModel;
-use crate::decode::AnswerTokens;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::executor::{AnswerTokens, SequenceState};
 use crate::perturb::Perturbation;
 use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
 use crate::sampler::RowId;
 use crate::sampling_params::{AdaptiveSampling, SamplingParams};
 use crate::score::Rewards;
-use crate::wave::FinishedRow;
+
+/// A sequence with its answer.
+pub(crate) struct FinishedSequence {
+    pub(crate) id: RowId,
+    pub(crate) perturbed: bool,
+    /// Number of thoughts.
+    pub(crate) thoughts: usize,
+    /// (thoughts, width), if latents are returned.
+    pub(crate) latents: Option<Tensor>,
+    /// See [`SequenceState::lens`].
+    pub(crate) lens: Vec<Vec<TokenLogprob>>,
+    pub(crate) tokens: AnswerTokens,
+    pub(crate) logprob: f32,
+    pub(crate) rewards: Option<Rewards>,
+}
+
+impl FinishedSequence {
+    /// A sequence that is done, without latents, lens and rewards.
+    pub(crate) fn new(sequence: &SequenceState) -> Self {
+        Self {
+            id: sequence.spec.id,
+            perturbed: sequence.spec.perturbed,
+            thoughts: sequence.thoughts.len(),
+            latents: None,
+            lens: Vec::new(),
+            tokens: sequence.tokens.clone(),
+            logprob: sequence.logprob,
+            rewards: None,
+        }
+    }
+}
 
 /// What a question's rows are read with.
 #[derive(Clone, Copy)]
@@ -112,7 +142,7 @@ impl QuestionState {
         &mut self,
         of: QuestionContext<'_>,
         range: &Range<usize>,
-        rows: Vec<FinishedRow>,
+        rows: Vec<FinishedSequence>,
     ) -> Result<(), EngineError> {
         if self.cancelled || rows.len() < range.len() {
             (self.cancelled, self.done) = (true, true);
@@ -128,7 +158,11 @@ impl QuestionState {
         Ok(())
     }
 
-    fn add_row(&mut self, of: QuestionContext<'_>, row: FinishedRow) -> Result<(), EngineError> {
+    fn add_row(
+        &mut self,
+        of: QuestionContext<'_>,
+        row: FinishedSequence,
+    ) -> Result<(), EngineError> {
         self.reply.cost += of.costs().row(row.thoughts, row.tokens.len());
         let latents = row.latents.unwrap_or_default();
         if row.perturbed {

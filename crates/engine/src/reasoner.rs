@@ -52,6 +52,11 @@ impl LatentModel {
         ops::select(device, [&vectors.to_device(device)?], &places)
     }
 
+    /// The input vectors of some tokens; `None` without any.
+    pub(crate) fn embed_some(&self, tokens: &[u32]) -> Result<Option<Tensor>, DeviceError> {
+        if tokens.is_empty() { Ok(None) } else { self.embed(tokens).map(Some) }
+    }
+
     /// The input vectors of tokens that are still on the device; `None` where some tokens'
     /// embeddings are not in the table.
     pub(crate) fn embed_pending(

@@ -2,24 +2,25 @@
 //! noise, its thoughts.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use model::{Cache, Pass, Sequence, head};
 use tensor::{DeviceError, Tensor};
 
 use crate::batch::BatchItem;
 use crate::batch_plan::row_positions;
-use crate::decode::{AnswerTokens, decode};
+use crate::executor::{
+    AnswerTokens, Executor, MadeThoughts, SequenceSpec, SequenceState, StepObserver, ThoughtRef,
+};
 use crate::method::LatentLength;
 use crate::perturb::Perturbation;
-use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::reference_trace::ReferenceTracer;
 use crate::request::CancelToken;
 use crate::sampler::{RecordedNoise, RowId, Sampler};
 use crate::sampling_params::SamplingParams;
-use crate::score::{AnswerBatch, Rewards, ScoreBatch, score};
-use crate::think::{Row, ThinkParams, ThoughtBatch, think};
+use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScoredSequence, score};
 
 /// Where a comparison's random numbers come from.
 #[derive(Clone, Copy, Debug)]
@@ -97,32 +98,49 @@ pub fn run_rows(
     let cancel = CancelToken::default();
     let items = [BatchItem::new(prompt, &params, &cancel)];
     let sampler = Sampler { items: &items, recorded };
-    let specs: Vec<RowSpec> = (0..run.rows).map(|r| row_spec(prompt, r)).collect();
-    let mut computed = vec![Tensor::zeros(0, model.decoder.config().width); run.rows];
-    let mut hook = |row: &Row, thought: &mut [f32]| {
-        let (r, t) = (row.spec.id.trajectory as usize, row.thoughts.len());
-        computed[r].push(thought);
-        let forced = run.forced_thoughts.map(|rows| &rows[r]);
+    let specs: Vec<SequenceSpec> = (0..run.rows).map(|r| row_spec(prompt, r)).collect();
+    let mut observed = Observed {
+        computed: vec![Tensor::zeros(0, model.decoder.config().width); run.rows],
+        forced: run.forced_thoughts,
+        first_hidden: Tensor::default(),
+    };
+    let mut executor = Executor::aligned(model, &specs);
+    executor.observer = Some(&mut observed);
+    model.decoder.device().run(|| executor.run(&mut cache, sampler))?;
+    let sequences = std::mem::take(&mut executor.sequences);
+    let logits = || head::logits(&model.decoder, &observed.first_hidden)?.to_host();
+    let logits = model.decoder.device().run(logits)?;
+    let row = |(r, (sequence, thoughts)): (usize, (SequenceState, Tensor))| ReferenceRow {
+        thoughts,
+        tokens: sequence.tokens,
+        logprob: sequence.logprob,
+        first_logits: logits.row(r).to_vec(),
+    };
+    Ok(sequences.into_iter().zip(observed.computed).enumerate().map(row).collect())
+}
+
+/// What a comparison reads between the steps.
+struct Observed<'a> {
+    /// The thoughts of each row as they were computed.
+    computed: Vec<Tensor>,
+    forced: Option<&'a [Tensor]>,
+    first_hidden: Tensor,
+}
+
+impl StepObserver for Observed<'_> {
+    fn thought(&mut self, sequence: &SequenceState, thought: &mut [f32]) {
+        let r = sequence.spec.id.trajectory as usize;
+        self.computed[r].push(thought);
+        let forced = self.forced.map(|rows| &rows[r]);
+        let t = sequence.thoughts.len();
         if let Some(forced) = forced.filter(|forced| t < forced.rows()) {
             thought.copy_from_slice(forced.row(t));
         }
-    };
-    let params = ThinkParams { hook: Some(&mut hook), ..ThinkParams::new(sampler) };
-    let (answers, logits) = model.decoder.device().run(|| {
-        let start = prefill(model, &mut cache, &specs, sampler)?;
-        let mut thoughts = think(model, &mut cache, start, params)?;
-        let answers = decode(model, &mut cache, &mut thoughts, sampler)?;
-        let logits = head::logits(&model.decoder, &answers.first_hidden)?.to_host()?;
-        Ok::<_, DeviceError>((answers, logits))
-    })?;
-    let decoded = answers.tokens.into_iter().zip(answers.logprobs);
-    let row = |(r, (thoughts, (tokens, logprob)))| ReferenceRow {
-        thoughts,
-        tokens,
-        logprob,
-        first_logits: logits.row(r).to_vec(),
-    };
-    Ok(computed.into_iter().zip(decoded).enumerate().map(row).collect())
+    }
+
+    fn first_hidden(&mut self, hidden: &Tensor) {
+        self.first_hidden = hidden.clone();
+    }
 }
 
 /// Process rewards of given thoughts, row by row.
@@ -143,12 +161,6 @@ pub fn rewards_with_answers(
     answers: Option<AnswerBatch<'_>>,
 ) -> Result<Vec<Rewards>, DeviceError> {
     let decoder = &reward_model.decoder;
-    let (mut all, mut rows) = (Tensor::zeros(0, decoder.config().width), Vec::new());
-    for (r, own) in thoughts.iter().enumerate() {
-        let places = all.rows()..all.rows() + own.rows();
-        rows.push(Row { thoughts: places.collect(), ..Row::new(row_spec(prompt, r)) });
-        all.extend(own);
-    }
     let longest = answers.map_or(0, |batch| {
         let longest = batch.answers.iter().map(|answer| answer.len()).max().unwrap_or(0);
         batch.end_latent.len() + longest
@@ -156,17 +168,28 @@ pub fn rewards_with_answers(
     let own: usize = thoughts.iter().map(|t| Cache::slots_for(t.rows() + longest)).sum();
     let slots = own + Cache::slots_for(prompt.tokens.len() + reward_model.reference_thoughts());
     let mut cache = Cache::new(decoder.device(), decoder.config(), slots)?;
-    let steps = vec![all.to_device(decoder.device())?];
-    let thoughts = &ThoughtBatch { rows, steps, ..ThoughtBatch::default() };
+    let refs = |own: &Tensor| -> Result<Vec<ThoughtRef>, DeviceError> {
+        let fed = own.clone().to_device(decoder.device())?;
+        let made = Arc::new(MadeThoughts { fed, noiseless: None });
+        Ok((0..own.rows()).map(|row| ThoughtRef { made: Arc::clone(&made), row }).collect())
+    };
+    let thoughts = thoughts.iter().map(refs).collect::<Result<Vec<_>, _>>()?;
+    let sequences: Vec<ScoredSequence<'_>> =
+        thoughts.iter().map(|thoughts| ScoredSequence { item: 0, thoughts }).collect();
     decoder.device().run(|| {
         let trace = |model| ReferenceTracer::default().trace(model, &[prompt]);
         let trace = reward_model.reference.as_ref().map(trace).transpose()?;
-        let batch = ScoreBatch { prompts: &[prompt], trace: trace.as_ref(), thoughts, answers };
+        let batch = ScoreBatch {
+            prompts: &[prompt],
+            trace: trace.as_ref(),
+            sequences: &sequences,
+            answers,
+        };
         Ok(score(reward_model, &mut cache, batch)?.rewards)
     })
 }
 
-fn row_spec(prompt: &Prompt, row: usize) -> RowSpec {
+fn row_spec(prompt: &Prompt, row: usize) -> SequenceSpec {
     let id = RowId { question: prompt.id, trajectory: row as u32 };
-    RowSpec { item: 0, id, perturbed: true }
+    SequenceSpec { item: 0, id, perturbed: true }
 }

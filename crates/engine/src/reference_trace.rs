@@ -8,14 +8,13 @@ use model::Cache;
 use tensor::{Device, DeviceError, Tensor, ops};
 
 use crate::batch::BatchItem;
+use crate::executor::{Executor, Gather, SequenceSpec};
 use crate::perturb::Perturbation;
-use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
 use crate::request::CancelToken;
 use crate::sampler::{RowId, Sampler};
 use crate::sampling_params::SamplingParams;
-use crate::think::{ThinkParams, think};
 use crate::wave::ensure_slots;
 
 /// A reference reasoner's thoughts about some prompts.
@@ -65,16 +64,17 @@ impl ReferenceTracer {
             prompts.iter().map(|&prompt| BatchItem::new(prompt, &params, &cancel)).collect();
         let spec = |(item, of): (usize, &&Prompt)| {
             let id = RowId { question: of.id, trajectory: 0 };
-            RowSpec { item, id, perturbed: false }
+            SequenceSpec { item, id, perturbed: false }
         };
-        let specs: Vec<RowSpec> = prompts.iter().enumerate().map(spec).collect();
-        let sampler = Sampler::new(&items);
-        let start = prefill(model, cache, &specs, sampler)?;
-        let batch = think(model, cache, start, ThinkParams::new(sampler))?;
-        let order: Vec<usize> = batch.rows.iter().flat_map(|row| &row.thoughts).copied().collect();
+        let specs: Vec<SequenceSpec> = prompts.iter().enumerate().map(spec).collect();
+        let mut executor = Executor::aligned(model, &specs);
+        executor.sequences.iter_mut().for_each(|sequence| sequence.without_answer = true);
+        executor.run(cache, Sampler::new(&items))?;
+        let sequences = &executor.sequences;
+        let thoughts = sequences.iter().flat_map(|sequence| &sequence.thoughts);
         Ok(ReferenceTrace {
-            thoughts: ops::select(model.decoder.device(), &batch.steps, &order)?,
-            lengths: batch.rows.iter().map(|row| row.thoughts.len()).collect(),
+            thoughts: Gather::of_thoughts(thoughts).select(model.decoder.device())?,
+            lengths: sequences.iter().map(|sequence| sequence.thoughts.len()).collect(),
         })
     }
 

@@ -6,7 +6,8 @@ use aggregate::{AnswerVotes, Candidate, EarlyStop, Rule, VoteParams};
 use data::answer::Answer;
 use tensor::Tensor;
 
-use crate::decode::AnswerTokens;
+use crate::executor::AnswerTokens;
+use crate::stage_timer::Stage;
 
 /// One sampled path of thoughts and the answer it led to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -157,6 +158,16 @@ pub struct StageSeconds {
 }
 
 impl StageSeconds {
+    /// The seconds of one stage.
+    pub(crate) fn of_mut(&mut self, stage: Stage) -> &mut f64 {
+        match stage {
+            Stage::Prefill => &mut self.prefill,
+            Stage::Thoughts => &mut self.thoughts,
+            Stage::Answers => &mut self.answers,
+            Stage::Scores => &mut self.scores,
+        }
+    }
+
     /// Every stage times `factor`.
     pub(crate) fn scaled(self, factor: f64) -> Self {
         let Self { prefill, thoughts, scores, answers, beam, total } = self;

@@ -34,8 +34,8 @@ use model::Cache;
 use tensor::Tensor;
 
 use crate::batch::BatchContext;
-use crate::decode::AnswerTokens;
 use crate::error::EngineError;
+use crate::executor::AnswerTokens;
 use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
 use crate::reply::{ComputeCost, StageSeconds};

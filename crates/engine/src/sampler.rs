@@ -13,10 +13,10 @@ use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::batch::BatchItem;
+use crate::executor::SequenceState;
 use crate::method::{LatentLength, LengthRange};
-use crate::perturb::{Perturbation, mask_key, site_set};
+use crate::perturb::{Perturbation, PromptSharing, mask_key, site_set};
 use crate::sampling_params::SamplingParams;
-use crate::think::Row;
 
 /// A trajectory's name in the random function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,19 @@ impl RecordedNoise {
     }
 }
 
+/// Masks of one pass that another implementation used.
+pub(crate) struct RecordedMasks {
+    p: f32,
+    sites: SiteSet,
+    masks: Vec<Vec<u8>>,
+}
+
+impl RecordedMasks {
+    pub(crate) fn dropout(&self) -> Dropout<'_> {
+        Dropout::Recorded { p: self.p, sites: self.sites, masks: &self.masks }
+    }
+}
+
 /// The stage that a pass belongs to, which decides whether dropout falls on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PassStage {
@@ -101,12 +114,13 @@ impl<'a> Sampler<'a> {
         Self { items, recorded: None }
     }
 
-    pub(crate) fn params(&self, row: &Row) -> &'a SamplingParams {
+    pub(crate) fn params(&self, row: &SequenceState) -> &'a SamplingParams {
         self.items[row.spec.item].params
     }
 
-    pub(crate) fn is_cancelled(&self, row: &Row) -> bool {
-        self.items[row.spec.item].cancel.is_cancelled()
+    /// How much of an item's prompt its sequences share.
+    pub(crate) fn prompt_sharing(&self, item: usize) -> PromptSharing {
+        self.items[item].params.perturbation.prompt_sharing()
     }
 
     /// Which items are cancelled: one look at each token, however many rows it has.
@@ -121,9 +135,9 @@ impl<'a> Sampler<'a> {
     }
 
     /// The key of a row's random numbers at its next position; none for a clean row.
-    fn key(&self, row: &Row) -> Option<RngKey> {
+    fn key(&self, row: &SequenceState) -> Option<RngKey> {
         let is_sampled = row.spec.perturbed && self.recorded.is_none();
-        is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.sequence.len()))
+        is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.kv.len()))
     }
 
     /// Whether any request has a lens.
@@ -132,7 +146,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// How many tokens of each thought of a row are asked for; `None` without a lens on it.
-    pub(crate) fn lens_tokens(&self, row: &Row) -> Option<usize> {
+    pub(crate) fn lens_tokens(&self, row: &SequenceState) -> Option<usize> {
         let lens = self.items[row.spec.item].lens?;
         (lens.sampled || !row.spec.perturbed).then_some(lens.tokens.get())
     }
@@ -144,13 +158,13 @@ impl<'a> Sampler<'a> {
 
     /// The thoughts that a row is fed instead of its own, (thoughts, width), if its request has
     /// some for it.
-    pub(crate) fn forced_thoughts(&self, row: &Row) -> Option<&'a Tensor> {
+    pub(crate) fn forced_thoughts(&self, row: &SequenceState) -> Option<&'a Tensor> {
         let forced = self.items[row.spec.item].forced_thoughts;
         forced.get(row.spec.id.trajectory as usize).filter(|_| row.spec.perturbed)
     }
 
     /// The most thoughts that a row may have.
-    pub(crate) fn max_thoughts(&self, row: &Row) -> usize {
+    pub(crate) fn max_thoughts(&self, row: &SequenceState) -> usize {
         let params = self.params(row);
         let draws_length =
             row.spec.perturbed && self.recorded.is_none() && self.forced_thoughts(row).is_none();
@@ -161,7 +175,11 @@ impl<'a> Sampler<'a> {
     }
 
     /// A row's dropout at its next position, if its request has dropout at this stage.
-    pub(crate) fn dropout_row(&self, row: &Row, stage: PassStage) -> Option<RowPerturbation> {
+    pub(crate) fn dropout_row(
+        &self,
+        row: &SequenceState,
+        stage: PassStage,
+    ) -> Option<RowPerturbation> {
         let perturbation = self.params(row).perturbation;
         let Perturbation::Dropout { p, sites, mask, .. } = perturbation else { return None };
         if stage == PassStage::Answer && !perturbation.affects_answer() {
@@ -171,44 +189,19 @@ impl<'a> Sampler<'a> {
         Some(RowPerturbation { key, strength: p.get(), sites: site_set(sites) })
     }
 
-    /// The dropout of some rows at their next positions; `None` where no request has dropout at
-    /// this stage.
-    pub(crate) fn dropout_rows(
+    /// The masks that another implementation used for some sequences at a stage.
+    pub(crate) fn recorded_masks<'r>(
         &self,
-        rows: &[&mut Row],
+        sequences: impl Iterator<Item = &'r SequenceState>,
         stage: PassStage,
-    ) -> Option<Vec<Option<RowPerturbation>>> {
-        let falls = |perturbation: &Perturbation| match stage {
-            PassStage::Answer => perturbation.affects_answer(),
-            PassStage::Prompt | PassStage::Thought(_) => perturbation.is_dropout(),
-        };
-        self.any_perturbation(falls)
-            .then(|| rows.iter().map(|row| self.dropout_row(row, stage)).collect())
-    }
-
-    /// The masks that another implementation used for some rows at a stage.
-    pub(crate) fn recorded_masks(
-        &self,
-        rows: &[&mut Row],
-        stage: PassStage,
-    ) -> Option<Vec<Vec<u8>>> {
+    ) -> Option<RecordedMasks> {
         let (recorded, PassStage::Thought(t)) = (self.recorded?, stage) else { return None };
-        self.params(rows.first()?).perturbation.is_dropout().then(|| {
-            let numbers: Vec<u32> = rows.iter().map(|row| row.spec.id.trajectory).collect();
-            recorded.masks(t, &numbers)
-        })
-    }
-
-    /// Dropout with masks from [`Self::recorded_masks`].
-    pub(crate) fn recorded_dropout<'m>(
-        &self,
-        row: &Row,
-        masks: &'m [Vec<u8>],
-    ) -> Option<Dropout<'m>> {
-        let Perturbation::Dropout { p, sites, .. } = self.params(row).perturbation else {
-            return None;
-        };
-        Some(Dropout::Recorded { p: p.get(), sites: site_set(sites), masks })
+        let mut sequences = sequences.peekable();
+        let perturbation = self.params(sequences.peek()?).perturbation;
+        let Perturbation::Dropout { p, sites, .. } = perturbation else { return None };
+        let numbers: Vec<u32> = sequences.map(|row| row.spec.id.trajectory).collect();
+        let masks = recorded.masks(t, &numbers);
+        Some(RecordedMasks { p: p.get(), sites: site_set(sites), masks })
     }
 
     /// Adds noise to thought `t` (counted from 0) of the rows whose requests have noise; x is
@@ -216,14 +209,14 @@ impl<'a> Sampler<'a> {
     pub(crate) fn add_noise<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r Row>,
+        rows: impl Iterator<Item = &'r SequenceState>,
         t: usize,
         x: &mut Tensor,
     ) -> Result<(), DeviceError> {
         if !self.any_perturbation(|p| matches!(p, Perturbation::Gaussian { .. })) {
             return Ok(());
         }
-        let std = |row: &Row| match self.params(row).perturbation {
+        let std = |row: &SequenceState| match self.params(row).perturbation {
             Perturbation::Gaussian { std } => Some(std),
             _ => None,
         };
@@ -233,7 +226,7 @@ impl<'a> Sampler<'a> {
             let noise = Tensor::from_vec(x.rows(), x.cols(), noise).to_device(device)?;
             return ops::add(device, x, &noise);
         }
-        let perturbed = |row: &Row| {
+        let perturbed = |row: &SequenceState| {
             let (key, strength) = self.key(row).zip(std(row))?;
             Some(RowPerturbation { key, strength, sites: SiteSet::NOISE })
         };
@@ -245,12 +238,12 @@ impl<'a> Sampler<'a> {
     pub(crate) fn mixture_noise<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r Row>,
+        rows: impl Iterator<Item = &'r SequenceState>,
     ) -> Result<Option<PerturbedRows>, DeviceError> {
         if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { .. })) {
             return Ok(None);
         }
-        let perturbed = |row: &Row| {
+        let perturbed = |row: &SequenceState| {
             let Perturbation::Gumbel { tau } = self.params(row).perturbation else { return None };
             let key = self.key(row)?;
             Some(RowPerturbation { key, strength: tau.get(), sites: SiteSet::GUMBEL })
@@ -267,14 +260,14 @@ impl<'a> Sampler<'a> {
         &self,
         decoder: &Decoder,
         hidden: &Tensor,
-        rows: impl Iterator<Item = &'r Row>,
+        rows: impl Iterator<Item = &'r SequenceState>,
     ) -> Result<PendingTokens, DeviceError> {
         let device = decoder.device();
         if !self.any_perturbation(|p| matches!(p, Perturbation::Tokens { .. })) {
             return PendingTokens::greedy(device, hidden, decoder.lm_head());
         }
-        let rows: Vec<&Row> = rows.collect();
-        let sampling = |row: &Row| match self.params(row).perturbation {
+        let rows: Vec<&SequenceState> = rows.collect();
+        let sampling = |row: &SequenceState| match self.params(row).perturbation {
             Perturbation::Tokens { temperature, top_p } => {
                 TokenSampling::new(temperature.get(), top_p.get())
             }

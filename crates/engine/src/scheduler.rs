@@ -14,9 +14,7 @@
 
 mod batch;
 mod job;
-mod pass;
 mod rate;
-mod step;
 
 use std::collections::VecDeque;
 use std::sync::mpsc::channel;
@@ -26,12 +24,13 @@ use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::executor::Lookahead;
 use crate::logprobs::{self, TokenScore};
 use crate::prompt::Prompt;
 use crate::reply::{Reply, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::score::Rewards;
-use batch::{ContinuousBatch, Lookahead};
+use batch::ContinuousBatch;
 use job::{CompletedRequest, Job};
 use rate::RowRate;
 

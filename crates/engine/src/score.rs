@@ -9,11 +9,10 @@
 use model::{Cache, Pass, RewardHead, RewardInputs, Sequence};
 use tensor::{Device, DeviceError, Tensor, ops};
 
-use crate::decode::AnswerTokens;
+use crate::executor::{AnswerTokens, Gather, ThoughtRef};
 use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
-use crate::think::ThoughtBatch;
 
 /// The rewards of one row.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,9 +38,17 @@ pub(crate) struct ScoreBatch<'a> {
     /// The prompts of the batch's items.
     pub(crate) prompts: &'a [&'a Prompt],
     pub(crate) trace: Option<&'a ReferenceTrace>,
-    pub(crate) thoughts: &'a ThoughtBatch,
+    pub(crate) sequences: &'a [ScoredSequence<'a>],
     /// Read only by a reward model with an outcome head.
     pub(crate) answers: Option<AnswerBatch<'a>>,
+}
+
+/// A sequence whose thoughts are read.
+#[derive(Clone, Copy)]
+pub(crate) struct ScoredSequence<'a> {
+    /// Index of its prompt.
+    pub(crate) item: usize,
+    pub(crate) thoughts: &'a [ThoughtRef],
 }
 
 /// The rewards of a batch, and the reward model's state after its rows.
@@ -71,25 +78,26 @@ pub(crate) fn score(
     cache: &mut Cache,
     batch: ScoreBatch<'_>,
 ) -> Result<ScoreOutput, DeviceError> {
-    let ScoreBatch { prompts, trace, thoughts, answers } = batch;
+    let ScoreBatch { prompts, trace, sequences: scored, answers } = batch;
     let decoder = &reward_model.decoder;
     let device = decoder.device();
     let ScorerPrefix { mut pass, x, sequences } =
         ScorerPrefix::new(reward_model, cache, prompts, trace)?;
-    let (mut inputs, mut before, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-    let prefixes = thoughts.rows.iter().map(|row| sequences[row.spec.item].len()).collect();
-    for row in &thoughts.rows {
-        let mut sequence = sequences[row.spec.item].fork();
+    let thoughts = || scored.iter().flat_map(|row| row.thoughts);
+    let (mut before, mut rows) = (Vec::new(), Vec::new());
+    let prefixes = scored.iter().map(|row| sequences[row.item].len()).collect();
+    for row in scored {
+        let mut sequence = sequences[row.item].fork();
         // Outputs come in the order of positions: the prefixes' last ones, then all thoughts.
-        let mut last = row.spec.item;
-        for &thought in &row.thoughts {
-            before.push(std::mem::replace(&mut last, prompts.len() + inputs.len()));
+        let mut last = row.item;
+        for _ in row.thoughts {
+            let output = prompts.len() + before.len();
+            before.push(std::mem::replace(&mut last, output));
             pass.push(cache, &mut sequence, true);
-            inputs.push(thought);
         }
         rows.push(ScoredPath { sequence, last_thought: last });
     }
-    let outputs = prompts.len() + inputs.len();
+    let outputs = prompts.len() + before.len();
     let answers = answers.filter(|_| reward_model.outcome_head.is_some()).map(|answers| {
         AnswerLayout { outputs, ..AnswerLayout::default() }.extend(
             decoder.config().context,
@@ -99,13 +107,13 @@ pub(crate) fn score(
             answers,
         )
     });
-    if inputs.is_empty() && answers.is_none() {
-        let rewards = vec![Rewards::default(); thoughts.rows.len()];
+    if before.is_empty() && answers.is_none() {
+        let rewards = vec![Rewards::default(); scored.len()];
         return Ok(ScoreOutput { rewards, state: ScorerState::default(), rows, prefixes });
     }
-    let latents = match inputs.is_empty() {
+    let latents = match before.is_empty() {
         true => None,
-        false => Some(ops::select(device, &thoughts.steps, &inputs)?),
+        false => Some(Gather::of_thoughts(thoughts()).select(device)?),
     };
     let tokens = answers.as_ref().map(|answers| decoder.embed(&answers.tokens)).transpose()?;
     let parts: Vec<&Tensor> = [&x].into_iter().chain(&latents).chain(&tokens).collect();
@@ -131,7 +139,7 @@ pub(crate) fn score(
         process: process.by_ref().take(thoughts).collect(),
         outcome: outcome.next(),
     };
-    let rewards = thoughts.rows.iter().map(|row| row.thoughts.len()).map(rewards).collect();
+    let rewards = scored.iter().map(|row| row.thoughts.len()).map(rewards).collect();
     Ok(ScoreOutput { rewards, state: ScorerState::new(hidden), rows, prefixes })
 }
 

@@ -3,59 +3,27 @@
 use std::time::Instant;
 
 use model::{Cache, Decoder};
-use tensor::ops::TokenLogprob;
-use tensor::{DeviceError, Tensor};
+use tensor::DeviceError;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, CacheSlots, RowRange};
 use crate::beam_search::{BeamOutput, BeamSearch};
-use crate::decode::{AnswerTokens, decode};
 use crate::error::EngineError;
+use crate::executor::{Executor, Gather, SequenceSpec, SequenceState};
 use crate::first_expansion::{FinishedWave, FirstExpansion, SearchedQuestion};
-use crate::prefill::{RowSpec, prefill};
 use crate::prompt::Prompt;
+use crate::question::FinishedSequence;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::{ReferenceTrace, ReferenceTracer};
 use crate::reply::StageSeconds;
 use crate::sampler::{RowId, Sampler};
-use crate::score::{AnswerBatch, Rewards, ScoreBatch, score};
+use crate::score::{AnswerBatch, ScoreBatch, ScoreOutput, ScoredSequence, score};
+use crate::stage_timer::{Stage, StageTimer};
 use crate::streams::{StageClock, StreamJobs, StreamState};
-use crate::think::{Row, ThinkParams, ThoughtBatch, think};
 
-/// A row with its answer.
-pub(crate) struct FinishedRow {
-    pub(crate) id: RowId,
-    pub(crate) perturbed: bool,
-    /// Number of thoughts.
-    pub(crate) thoughts: usize,
-    /// (thoughts, width), if latents are returned.
-    pub(crate) latents: Option<Tensor>,
-    /// See [`Row::lens`].
-    pub(crate) lens: Vec<Vec<TokenLogprob>>,
-    pub(crate) tokens: AnswerTokens,
-    pub(crate) logprob: f32,
-    pub(crate) rewards: Option<Rewards>,
-}
-
-impl FinishedRow {
-    /// A row that has its thoughts and no answer yet.
-    fn new(row: &mut Row) -> Self {
-        let RowSpec { id, perturbed, .. } = row.spec;
-        Self {
-            id,
-            perturbed,
-            thoughts: row.thoughts.len(),
-            latents: None,
-            lens: std::mem::take(&mut row.lens),
-            tokens: AnswerTokens::new(),
-            logprob: 0.0,
-            rewards: None,
-        }
-    }
-}
-
-/// The rows of a wave's ranges, in their order. A range whose request was cancelled lacks rows.
-pub(crate) type FinishedRanges = Vec<Vec<FinishedRow>>;
+/// The sequences of a wave's ranges, in their order. A range whose request was cancelled lacks
+/// sequences.
+pub(crate) type FinishedRanges = Vec<Vec<FinishedSequence>>;
 
 impl BatchContext<'_> {
     /// Runs waves on the plan's streams and hands over the rows of each one, in their order.
@@ -115,87 +83,97 @@ impl BatchContext<'_> {
         seconds: &mut StageSeconds,
     ) -> Result<FinishedRanges, DeviceError> {
         let mut done: FinishedRanges = wave.iter().map(|_| Vec::new()).collect();
-        let item_of = |&i: &usize| plan.items()[wave[i].question];
-        let active: Vec<usize> =
-            (0..wave.len()).filter(|i| !item_of(i).cancel.is_cancelled()).collect();
-        let WaveCaches { model: Some(cache), reward_model: reward_cache, tracer, traced, first } =
-            caches
-        else {
-            return Ok(done);
-        };
-        if active.is_empty() {
-            return Ok(done);
-        }
-        let items: Vec<BatchItem<'_>> = active.iter().map(item_of).collect();
-        let ranges = active.iter().map(|&i| &wave[i]);
-        let specs = ranges.enumerate().flat_map(|(i, range)| row_specs(i, &items[i], range));
-        let specs: Vec<RowSpec> = specs.collect();
+        let items: Vec<BatchItem<'_>> =
+            wave.iter().map(|range| plan.items()[range.question]).collect();
+        let Some(cache) = &mut caches.model else { return Ok(done) };
+        let specs = wave.iter().enumerate().flat_map(|(i, range)| specs(i, &items[i], range));
+        let specs: Vec<SequenceSpec> = specs.collect();
         let sampler = Sampler::new(&items);
         let device = self.model.decoder.device();
-        // No host sync between stages: the next stage is queued while the device still runs the
-        // last.
-        let start = device.record_event()?;
-        let prefilled = prefill(self.model, cache, &specs, sampler)?;
-        let after_prefill = device.record_event()?;
-        let mut thoughts = think(self.model, cache, prefilled, ThinkParams::new(sampler))?;
-        thoughts.drop_cancelled(self.model, sampler)?;
-        if thoughts.rows.is_empty() {
+        let mut executor = Executor::aligned(self.model, &specs);
+        executor.timer = Some(StageTimer::default());
+        executor.run(cache, sampler)?;
+        let mut timer = executor.timer.unwrap_or_default();
+        let sequences = executor.sequences;
+        if sequences.is_empty() {
             return Ok(done);
         }
-        let after_thoughts = device.record_event()?;
-        // While the device thinks: everything about the rows but their answers.
-        for rows in thoughts.rows.chunk_by_mut(|a, b| a.spec.item == b.spec.item) {
-            done[active[rows[0].spec.item]] = rows.iter_mut().map(FinishedRow::new).collect();
-        }
-        let answers = decode(self.model, cache, &mut thoughts, sampler)?;
-        let after_answers = device.record_event()?;
-        let scores = match self.reward_model.zip(reward_cache.as_mut()) {
-            Some((reward_model, reward_cache)) => {
-                let prompts: Vec<&Prompt> = items.iter().map(|item| item.prompt).collect();
-                let trace = reference_trace(reward_model, tracer, &prompts)?;
-                let end_latent = &self.model.method.end_latent;
-                let batch = ScoreBatch {
-                    prompts: &prompts,
-                    trace: trace.as_ref(),
-                    thoughts: &thoughts,
-                    answers: Some(AnswerBatch { end_latent, answers: &answers.tokens }),
-                };
-                let scores = score(reward_model, reward_cache, batch)?;
-                let questions = active.iter().map(|&i| wave[i].question).collect();
-                *traced = trace.map(|trace| TracedQuestions { questions, trace });
-                if plan.holds_searches(wave) {
-                    let range = |item: usize| &wave[active[item]];
-                    let searched = searched_questions(plan, range, &thoughts);
-                    let (thoughts, scores) = (&thoughts, &scores);
-                    *first = FinishedWave { thoughts, scores, cache, reward_cache }
-                        .first_expansion(device, &searched)?;
-                }
-                Some(scores)
-            }
-            None => None,
-        };
-        let after_scores = device.record_event()?;
-        let laps = StageSeconds {
-            prefill: start.elapsed(&after_prefill)?,
-            thoughts: after_prefill.elapsed(&after_thoughts)?,
-            answers: after_thoughts.elapsed(&after_answers)?,
-            scores: if scores.is_some() { after_answers.elapsed(&after_scores)? } else { 0.0 },
-            ..StageSeconds::default()
-        };
-        let total = laps.prefill + laps.thoughts + laps.scores + laps.answers;
-        *seconds += StageSeconds { total, ..laps };
+        timer.enter(device, Stage::Scores)?;
+        let scores = self.score_wave(plan, wave, &sequences, caches)?;
+        *seconds += timer.finish(device)?;
 
-        let width = self.model.decoder.config().width;
-        let latents = if self.return_latents { Some(thoughts.to_host(width)?) } else { None };
+        let latents = match self.return_latents {
+            true => {
+                let thoughts = sequences.iter().flat_map(|sequence| &sequence.thoughts);
+                Some(Gather::of_thoughts(thoughts).to_host(self.model.decoder.config().width)?)
+            }
+            false => None,
+        };
         let mut rewards = scores.map(|scores| scores.rewards.into_iter());
-        let decoded = answers.tokens.into_iter().zip(answers.logprobs);
-        let rows = done.iter_mut().flatten();
-        for ((row, (tokens, logprob)), from) in rows.zip(decoded).zip(&thoughts.rows) {
-            (row.tokens, row.logprob) = (tokens, logprob);
-            row.latents = latents.as_ref().map(|all| all.select(from.thoughts.iter().copied()));
+        let mut first = 0;
+        for sequence in sequences {
+            let own = first..first + sequence.thoughts.len();
+            first = own.end;
+            let mut row = FinishedSequence::new(&sequence);
+            row.latents = latents.as_ref().map(|all| all.select(own));
             row.rewards = rewards.as_mut().and_then(Iterator::next);
+            row.lens = sequence.lens;
+            done[sequence.spec.item].push(row);
         }
         Ok(done)
+    }
+
+    /// Scores the sequences of a wave, and keeps what the searches that follow it begin with.
+    fn score_wave(
+        &self,
+        plan: &BatchPlan<'_>,
+        wave: &[RowRange],
+        sequences: &[SequenceState],
+        caches: &mut WaveCaches,
+    ) -> Result<Option<ScoreOutput>, DeviceError> {
+        let WaveCaches {
+            model: Some(cache),
+            reward_model: Some(reward_cache),
+            tracer,
+            traced,
+            first,
+        } = caches
+        else {
+            return Ok(None);
+        };
+        let Some(reward_model) = self.reward_model else { return Ok(None) };
+        // Items whose requests were cancelled have no sequences, and are not read.
+        let mut active: Vec<usize> = sequences.iter().map(|sequence| sequence.spec.item).collect();
+        active.dedup();
+        let item = |sequence: &SequenceState| active.partition_point(|&i| i < sequence.spec.item);
+        let prompts: Vec<&Prompt> =
+            active.iter().map(|&i| plan.items()[wave[i].question].prompt).collect();
+        let trace = reference_trace(reward_model, tracer, &prompts)?;
+        let scored: Vec<ScoredSequence<'_>> = sequences
+            .iter()
+            .map(|sequence| ScoredSequence { item: item(sequence), thoughts: &sequence.thoughts })
+            .collect();
+        let answers: Vec<_> = match reward_model.outcome_head {
+            Some(_) => sequences.iter().map(|sequence| sequence.tokens.clone()).collect(),
+            None => Vec::new(),
+        };
+        let end_latent = &self.model.method.end_latent;
+        let batch = ScoreBatch {
+            prompts: &prompts,
+            trace: trace.as_ref(),
+            sequences: &scored,
+            answers: Some(AnswerBatch { end_latent, answers: &answers }),
+        };
+        let scores = score(reward_model, reward_cache, batch)?;
+        let questions = active.iter().map(|&i| wave[i].question).collect();
+        *traced = trace.map(|trace| TracedQuestions { questions, trace });
+        if plan.holds_searches(wave) {
+            let searched = searched_questions(plan, wave, sequences);
+            let device = self.model.decoder.device();
+            *first = FinishedWave { sequences, scores: &scores, cache, reward_cache }
+                .first_expansion(device, &searched)?;
+        }
+        Ok(Some(scores))
     }
 
     /// Searches for the best paths of some questions of equal parameters, in halves if the device
@@ -257,29 +235,29 @@ impl BatchContext<'_> {
     }
 }
 
-/// The greedy row, if there is one, comes first, so that later rounds of samples follow on.
-fn row_specs(
+/// The greedy sequence, if there is one, comes first, so that later rounds of samples follow on.
+fn specs(
     index: usize,
     item: &BatchItem<'_>,
     range: &RowRange,
-) -> impl Iterator<Item = RowSpec> + use<> {
+) -> impl Iterator<Item = SequenceSpec> + use<> {
     let (question, greedy) = (item.prompt.id, usize::from(item.params.greedy));
     let spec = move |row: usize| {
         let trajectory = row.saturating_sub(greedy) as u32;
-        RowSpec { item: index, id: RowId { question, trajectory }, perturbed: row >= greedy }
+        SequenceSpec { item: index, id: RowId { question, trajectory }, perturbed: row >= greedy }
     };
     range.rows.clone().map(spec)
 }
 
-/// The questions of a wave's items whose searches can begin with its rows.
-fn searched_questions<'w>(
+/// The questions of a wave whose searches can begin with its sequences.
+fn searched_questions(
     plan: &BatchPlan<'_>,
-    range_of: impl Fn(usize) -> &'w RowRange,
-    thoughts: &ThoughtBatch,
+    wave: &[RowRange],
+    sequences: &[SequenceState],
 ) -> Vec<SearchedQuestion> {
     let (mut searched, mut start) = (Vec::new(), 0);
-    for rows in thoughts.rows.chunk_by(|a, b| a.spec.item == b.spec.item) {
-        let range = range_of(rows[0].spec.item);
+    for rows in sequences.chunk_by(|a, b| a.spec.item == b.spec.item) {
+        let range = &wave[rows[0].spec.item];
         if let Some(first) = plan.first_extensions(range) {
             let prompt_len = plan.items()[range.question].prompt_len();
             let rows = start + first.start..start + first.end;

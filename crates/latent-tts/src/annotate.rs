@@ -141,6 +141,7 @@ impl AnnotationJob<'_> {
         index: &AnnotationIndex,
         on_existing: OnExisting,
     ) -> Result<AnnotationStore, Error> {
+        record::files::check_no_weights(out)?;
         let opened = match on_existing {
             OnExisting::Refuse => AnnotationStore::create(out, index),
             OnExisting::Resume => AnnotationStore::resume(out, index),

@@ -12,6 +12,7 @@ use model::hub::HubError;
 use record::RecordError;
 use report::ReportError;
 use tensor::DeviceError;
+use train::TrainError;
 use train::annotate::AnnotationError;
 
 /// Every way in which a call of this library fails.
@@ -70,6 +71,17 @@ pub enum Error {
     /// Annotations were written with other files.
     #[error("a file of the model or the data is not what it was: {0}")]
     AnnotatedInputsChanged(AnnotationError),
+
+    /// A training cannot start or continue.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+
+    /// A reference dump is incomplete, or does not fit its models.
+    #[error("{reason}")]
+    Dump {
+        /// What is wrong, and where.
+        reason: String,
+    },
 
     /// Metrics or the report could not be made.
     #[error(transparent)]

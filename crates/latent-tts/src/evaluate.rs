@@ -143,6 +143,7 @@ impl Evaluation<'_> {
         engine.check(&questions.iter().map(request).collect::<Vec<_>>())?;
         let manifest = self.manifest(engine, questions)?;
         let out = self.out.clone().unwrap_or_else(|| self.default_out(&manifest));
+        record::files::check_no_weights(&out)?;
         let writer = self.open_writer(&out, &manifest)?;
         self.check_records(&out, questions)?;
         let total = self.seeds.len() * questions.len();

@@ -4,7 +4,6 @@
 //! Small files go in whole. Weight files of gigabytes go in by their size and by blocks spread over
 //! them: another training run's weights differ everywhere, and a file that was cut differs in size.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -69,6 +68,10 @@ fn hash_model(digest: Fingerprint, files: &ModelFiles) -> Result<Fingerprint, Er
         ModelFiles::Directory(dir) => hash_directory(digest, dir),
         ModelFiles::Gguf(file) => hash_file(digest, file),
         ModelFiles::Embedded(packed) => Ok(hash_embedded(digest, packed)),
+        ModelFiles::Memory(memory) => Ok(memory
+            .files
+            .iter()
+            .fold(digest, |digest, (name, content)| digest.with(name, content))),
         ModelFiles::Adapter(adapter) => hash_model(digest, &adapter.files),
     }
 }
@@ -117,7 +120,7 @@ fn unreadable(path: &Path, error: std::io::Error) -> Error {
 }
 
 fn hashed_content(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+    let mut file = record::files::open_regular(path)?;
     let size = file.metadata()?.len();
     let mut content = size.to_le_bytes().to_vec();
     if size <= FULL_HASH_LIMIT {

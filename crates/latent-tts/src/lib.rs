@@ -28,6 +28,8 @@
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
+//! * [`Trainer`] and [`RewardTrainer`] train both models; [`training`] has their options, presets
+//!   and methods.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
 //! than what this crate names.
@@ -45,12 +47,15 @@ pub mod grade;
 mod loglikelihood;
 pub mod manifest;
 mod model;
+pub mod notes;
 mod rescore;
 mod sampling;
 mod scorer;
 mod source;
 pub mod sweep;
 mod too_long;
+pub mod training;
+pub mod verify;
 
 pub use ::model::hub;
 pub use ablation::Ablator;
@@ -73,6 +78,7 @@ pub use loglikelihood::{Loglikelihood, loglikelihood};
 pub use model::{
     Model, ModelSelection, RewardModelChoice, files as model_files, files_over, reward_model_files,
 };
+pub use notes::Note;
 pub use record::{self, Ablation, AblationKind};
 pub use report;
 pub use rescore::rescore;
@@ -88,6 +94,9 @@ pub use source::{fetch_bases, fetch_data, fetch_model};
 pub use tensor::{self, Device};
 pub use too_long::fitting_questions;
 pub use train;
+pub use training::{
+    RewardTrainer, RewardTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
+};
 
 /// The README's Rust code, compiled.
 #[cfg(all(doctest, feature = "embedded"))]

@@ -86,6 +86,11 @@ pub fn default_run_name(model: &Path, data: &DataSource, manifest: &Manifest) ->
     let settings =
         json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint])
             .to_string();
+    name_with_digest(model, data, &settings)
+}
+
+/// Model, data and the start of a digest of the settings.
+pub(crate) fn name_with_digest(model: &Path, data: &DataSource, settings: &str) -> String {
     let digest = Fingerprint::default().with("run", settings.as_bytes()).finish();
     format!(
         "{}-{}-{}",

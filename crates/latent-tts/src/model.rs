@@ -70,6 +70,11 @@ impl ModelSelection {
         std::iter::once(&self.reasoner)
             .chain(&self.reward_model)
             .try_for_each(source::find_bases)?;
+        // Reading and converting weights is parallel work too, with the device's threads.
+        device.run(|| self.load_files(device))
+    }
+
+    fn load_files(&self, device: &Device) -> Result<Model, Error> {
         let reasoner = Reasoner::load(device, &self.reasoner, self.family)?;
         let reward_model = self.reward_model.as_ref().map(|files| {
             RewardModel::load(device, files, &reasoner).map_err(|error| Error::RewardModel {

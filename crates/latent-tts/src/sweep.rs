@@ -36,9 +36,13 @@ use crate::{DataSource, Error, manifest};
 
 /// The file of a sweep's directory that names its runs.
 pub const SUMMARY_FILE: &str = "sweep.json";
-/// The strengths unless given: the paper's interval without p close to 1, where dropout leaves no
-/// signal.
-const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
+/// Strengths of dropout unless given: the paper's interval without p close to 1, where dropout
+/// leaves no signal.
+pub const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
+/// Strengths of noise unless given: the paper's interval.
+pub const DEFAULT_NOISE_GRID: SweepGrid = SweepGrid::Interval(0.01, 1.5);
+/// Temperatures of mixtures unless given: around 1, the default of an evaluation.
+pub const DEFAULT_GUMBEL_GRID: SweepGrid = SweepGrid::Interval(0.1, 3.0);
 /// The tolerance unless given, as a share of the interval.
 const DEFAULT_TOLERANCE: f64 = 0.02;
 
@@ -191,10 +195,11 @@ pub fn ks(given: &[usize], samples: NonZeroUsize) -> Vec<usize> {
     ks
 }
 
-/// The directory of a sweep unless given.
-pub fn default_out(model: &Path, data: &DataSource) -> PathBuf {
-    let model = manifest::sanitize(report::run_data::model_name(model));
-    Path::new("runs").join(format!("sweep-{model}-{}", manifest::sanitize(data.stem())))
+/// The directory of a sweep unless given: like that of an evaluation it ends with a digest of the
+/// settings, so that another sweep of the same model and data has another directory.
+pub fn default_out(model: &Path, data: &DataSource, sweep: &Sweep<'_>) -> PathBuf {
+    let settings = sweep.settings().to_string();
+    Path::new("runs").join(format!("sweep-{}", manifest::name_with_digest(model, data, &settings)))
 }
 
 /// Evaluates the points of a sweep.

@@ -23,6 +23,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use safetensors::Dtype;
 
@@ -52,7 +53,12 @@ pub struct Checkpoint {
     /// The models below, from the next one to the whole one.
     below: Vec<ModelFiles>,
     warnings: Vec<ModelWarning>,
+    /// Names and shapes of the missing tensors that were read, if these are collected.
+    missing: Option<Mutex<MissingTensors>>,
 }
+
+/// Canonical names and requested shapes of tensors that a checkpoint lacks.
+pub type MissingTensors = BTreeMap<String, Vec<usize>>;
 
 /// A tensor in one of the files.
 struct StoredTensor {
@@ -145,6 +151,7 @@ impl Checkpoint {
             ignored: Vec::new(),
             pickles: Vec::new(),
             below: chain[1..].to_vec(),
+            missing: None,
             warnings: Vec::new(),
         };
         let whole = chain.len() - 1;
@@ -220,6 +227,20 @@ impl Checkpoint {
         self.merged_tensor(name, shape, &self.layers)
     }
 
+    /// From now on a missing tensor is read as zeros and collected, so that a listing can name all
+    /// of them. Such a checkpoint must not be used as a model.
+    pub fn collect_missing(&mut self) {
+        self.missing = Some(Mutex::default());
+    }
+
+    /// The missing tensors that were read since [`Checkpoint::collect_missing`].
+    pub fn missing_tensors(&self) -> MissingTensors {
+        let collected = self.missing.as_ref();
+        collected
+            .map(|missing| missing.lock().unwrap_or_else(PoisonError::into_inner).clone())
+            .unwrap_or_default()
+    }
+
     /// Reads a weight with the adapters of some layers merged.
     fn merged_tensor(
         &self,
@@ -227,7 +248,9 @@ impl Checkpoint {
         shape: &[usize],
         layers: &[LoraLayer],
     ) -> Result<Vec<f32>, ModelError> {
-        let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
+        let Some(stored) = self.weights.get(name) else {
+            return self.read_missing(name, shape);
+        };
         let mut values = self.unmerged_tensor(name, shape)?;
         let Some(module) = name.strip_suffix(".weight") else { return Ok(values) };
         for layer in layers {
@@ -383,6 +406,14 @@ impl Checkpoint {
                 value: f64::from(value),
             }),
         }
+    }
+
+    /// Zeros if missing tensors are collected, else an error.
+    fn read_missing(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let Some(missing) = &self.missing else { return Err(self.missing_error(name)) };
+        let mut missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.insert(name.to_owned(), shape.to_vec());
+        Ok(vec![0.0; shape.iter().product()])
     }
 
     fn missing_error(&self, name: &str) -> ModelError {

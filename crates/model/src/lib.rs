@@ -43,7 +43,7 @@ pub use head::{
     SwiGluActivations, SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear,
     TrainableMlp, TrainableSwiGlu,
 };
-pub use model_files::{AdapterFiles, EmbeddedFiles, ModelFiles};
+pub use model_files::{AdapterFiles, EmbeddedFiles, MemoryFiles, ModelFiles};
 pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

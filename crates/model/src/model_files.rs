@@ -1,12 +1,14 @@
-//! The files of a model: a directory on disk, one GGUF file, or bytes embedded in the program.
+//! The files of a model: a directory on disk, one GGUF file, or bytes embedded in the program or
+//! in memory.
 //!
 //! All reading of checkpoints goes through [`ModelFiles`], so the sources share one code path and
 //! its errors. A file is identified by its path under [`ModelFiles::path`]; the paths of embedded
 //! files, and of the texts that a GGUF file is read as, exist in messages only.
 
-use std::fs::File;
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
 
@@ -23,6 +25,8 @@ pub enum ModelFiles {
     Gguf(PathBuf),
     /// The same files, embedded in the program.
     Embedded(EmbeddedFiles),
+    /// The same files, in memory: a model that is being trained.
+    Memory(Arc<MemoryFiles>),
     /// An adapter, and the model that it is to be added to whatever it records itself.
     Adapter(Box<AdapterFiles>),
 }
@@ -45,6 +49,25 @@ pub struct EmbeddedFiles {
     pub files: &'static [(&'static str, &'static [u8])],
     /// Name and content of each subdirectory.
     pub subdirs: &'static [(&'static str, EmbeddedFiles)],
+}
+
+/// Files in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryFiles {
+    /// The directory that they belong to, for messages and for the paths that they record.
+    pub dir: PathBuf,
+    /// Content by name.
+    pub files: BTreeMap<String, Arc<[u8]>>,
+}
+
+impl MemoryFiles {
+    fn find(&self, file: &Path) -> Option<&Arc<[u8]>> {
+        self.files.get(file.strip_prefix(&self.dir).ok()?.to_str()?)
+    }
+
+    fn get(&self, file: &Path) -> Result<&Arc<[u8]>, ModelError> {
+        self.find(file).ok_or_else(|| ModelError::io(file, std::io::ErrorKind::NotFound.into()))
+    }
 }
 
 impl From<&Path> for ModelFiles {
@@ -75,6 +98,7 @@ impl ModelFiles {
         match self {
             Self::Directory(path) | Self::Gguf(path) => path,
             Self::Embedded(embedded) => Path::new(embedded.name),
+            Self::Memory(memory) => &memory.dir,
             Self::Adapter(adapter) => adapter.files.path(),
         }
     }
@@ -85,7 +109,7 @@ impl ModelFiles {
             Self::Directory(dir) => {
                 Some(dir.join(name)).filter(|dir| dir.is_dir()).map(Self::Directory)
             }
-            Self::Gguf(_) => None,
+            Self::Gguf(_) | Self::Memory(_) => None,
             Self::Embedded(embedded) => embedded
                 .subdirs
                 .iter()
@@ -119,6 +143,7 @@ impl ModelFiles {
             Self::Embedded(embedded) => {
                 embedded.files.iter().map(|(name, _)| (*name).to_owned()).collect()
             }
+            Self::Memory(memory) => memory.files.keys().cloned().collect(),
             Self::Adapter(adapter) => adapter.files.file_names()?,
         };
         names.sort();
@@ -132,6 +157,7 @@ impl ModelFiles {
                 gguf::TEXT_NAMES.iter().any(|name| file.strip_prefix(path) == Ok(Path::new(name)))
             }
             Self::Embedded(embedded) => embedded.find(file).is_some(),
+            Self::Memory(memory) => memory.find(file).is_some(),
             Self::Adapter(adapter) => adapter.files.contains(file),
         }
     }
@@ -158,6 +184,7 @@ impl ModelFiles {
                 gguf::text(path, &name)?.map(String::into_bytes).ok_or_else(missing)
             }
             Self::Embedded(embedded) => embedded.get(file).map(<[u8]>::to_vec),
+            Self::Memory(memory) => memory.get(file).map(|bytes| bytes.to_vec()),
             Self::Adapter(adapter) => adapter.files.read_bytes(file),
         }
     }
@@ -166,9 +193,11 @@ impl ModelFiles {
     pub(crate) fn map(&self, file: &Path) -> Result<FileBytes, ModelError> {
         let opened = match self {
             Self::Embedded(embedded) => return embedded.get(file).map(FileBytes::Static),
+            Self::Memory(memory) => return memory.get(file).cloned().map(FileBytes::Shared),
             Self::Adapter(adapter) => return adapter.files.map(file),
             Self::Directory(_) | Self::Gguf(_) => {
-                File::open(file).map_err(|e| ModelError::io(file, e))?
+                // Opening a pipe waits for its writer.
+                record::files::open_regular(file).map_err(|e| ModelError::io(file, e))?
             }
         };
         // SAFETY: the map is read-only and private to the checkpoint. Like every reader of mapped
@@ -207,6 +236,7 @@ impl EmbeddedFiles {
 pub(crate) enum FileBytes {
     Mapped(Mmap),
     Static(&'static [u8]),
+    Shared(Arc<[u8]>),
 }
 
 impl Deref for FileBytes {
@@ -216,6 +246,7 @@ impl Deref for FileBytes {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
         }
     }
 }

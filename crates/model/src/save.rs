@@ -6,12 +6,14 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
+use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
 use crate::parameters::NamedTensor;
 
 /// The dtype of saved tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SaveDtype {
     /// float32.
     F32,
@@ -40,6 +42,20 @@ pub fn write_safetensors(
     dtype: SaveDtype,
     metadata: (&str, &str),
 ) -> Result<(), ModelError> {
+    let out = safetensors_bytes(path, tensors, dtype, metadata)?;
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
+    }
+    record::files::write_atomic(path, &out).map_err(|e| ModelError::io(path, e))
+}
+
+/// The bytes that [`write_safetensors`] writes; `path` is for messages.
+pub fn safetensors_bytes(
+    path: &Path,
+    tensors: &[NamedTensor],
+    dtype: SaveDtype,
+    metadata: (&str, &str),
+) -> Result<Vec<u8>, ModelError> {
     if let Some(error) = tensors.iter().find_map(|tensor| non_finite(path, tensor, dtype)) {
         return Err(error);
     }
@@ -55,12 +71,8 @@ pub fn write_safetensors(
         .collect::<Result<_, safetensors::SafeTensorError>>()
         .map_err(|e| ModelError::io(path, std::io::Error::other(e)))?;
     let header = HashMap::from([(metadata.0.to_owned(), metadata.1.to_owned())]);
-    let out = safetensors::serialize(views, Some(header))
-        .map_err(|e| ModelError::io(path, std::io::Error::other(e)))?;
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(|e| ModelError::io(dir, e))?;
-    }
-    record::files::write_atomic(path, &out).map_err(|e| ModelError::io(path, e))
+    safetensors::serialize(views, Some(header))
+        .map_err(|e| ModelError::io(path, std::io::Error::other(e)))
 }
 
 /// The error for a tensor that would not be finite in its file, which no reader accepts.

@@ -6,8 +6,8 @@
 //! starts with BOS contains it.
 
 mod files;
+mod guard;
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 
 use tokenizers::models::ModelWrapper;
@@ -48,6 +48,8 @@ pub struct Tokenizer {
     clean_up_spaces: bool,
     /// The texts of control tokens, the longest first.
     controls: Vec<String>,
+    /// Their ids.
+    control_ids: HashSet<u32>,
 }
 
 /// The texts of added tokens that steer a model: special ones, and those in brackets, since
@@ -76,7 +78,8 @@ impl Tokenizer {
         let eos = eos.and_then(|token| inner.token_to_id(&token));
         let vocab_size = largest.map_or(0, |id| id as usize + 1);
         let controls = control_texts(&inner);
-        Ok(Tokenizer { vocab_size, inner, eos, clean_up_spaces, controls })
+        let control_ids = controls.iter().filter_map(|text| inner.token_to_id(text)).collect();
+        Ok(Tokenizer { vocab_size, inner, eos, clean_up_spaces, controls, control_ids })
     }
 
     /// A character that [`Tokenizer::encode`] leaves out and that no token reaches across: one that
@@ -94,24 +97,6 @@ impl Tokenizer {
             ids.extend(encoding.get_ids());
         }
         Ok(ids)
-    }
-
-    /// A text in which no control token is recognised: one that says `<|im_end|>` is encoded as
-    /// these characters. Other texts are returned as they are.
-    pub fn guard<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut guarded = Cow::Borrowed(text);
-        if text.contains(Self::CUT) {
-            guarded = Cow::Owned(text.replace(Self::CUT, ""));
-        }
-        for control in &self.controls {
-            // Again where two of them share a character.
-            while guarded.contains(control.as_str()) {
-                let first = control.chars().next().map_or(0, char::len_utf8);
-                let cut = format!("{}{}{}", &control[..first], Self::CUT, &control[first..]);
-                guarded = Cow::Owned(guarded.replace(control.as_str(), &cut));
-            }
-        }
-        guarded
     }
 
     /// The words of a text that are not in the vocabulary of a WordLevel tokenizer, each once, in

@@ -83,14 +83,17 @@ pub fn sweep(
         return Err(invalid(format!("metric={metric:?} needs rewards; give a reward_model")));
     }
     let ks = library::ks(&arguments.ks, evaluation.samples());
-    let default_out = || library::default_out(engine.selection.reasoner.path(), evaluation.data());
-    let out = arguments.out.unwrap_or_else(default_out);
+    let model = engine.selection.reasoner.path();
+    let data = evaluation.data();
     let architecture = engine.engine.reasoner().decoder.config().architecture;
     let shared: Manifest =
         wait_for(py, &CancelToken::default(), None, |_| evaluation.manifest(engine))?
             .map_err(raise)?;
     let (evaluation, resume) = (&shared, arguments.resume);
-    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, evaluation, resume };
+    let sweep = Sweep { spec: &spec, out: Path::new(""), ks, architecture, evaluation, resume };
+    let default_out = || library::default_out(model, data, &sweep);
+    let out = arguments.out.unwrap_or_else(default_out);
+    let sweep = Sweep { out: &out, ..sweep };
     py.detach(|| sweep.run(&mut PythonPoints { evaluate, note })).map_err(|error| error.0)?;
     Ok(out)
 }

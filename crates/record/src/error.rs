@@ -33,6 +33,32 @@ pub enum RecordError {
         /// The run directory.
         path: PathBuf,
     },
+    /// An output is one of the inputs.
+    #[error("{output} is an input ({input}); write to another place")]
+    OutputIsInput {
+        /// The output.
+        output: PathBuf,
+        /// The input, by the name that it was given.
+        input: PathBuf,
+    },
+    /// A training would have replaced another one.
+    #[error("{path} holds a training already; resume it, replace it or write to another directory")]
+    TrainingExists {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A training would have replaced a model.
+    #[error("{path} holds a model already; replace it or write to another directory")]
+    ModelExists {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Records were to be written beside the weights of a model.
+    #[error("{path} holds a model; write to another directory")]
+    WeightsInDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A directory that should hold a run does not.
     #[error(
         "{path} is not a run directory: {}; name a directory that `eval` wrote",
@@ -212,11 +238,13 @@ impl FieldError {
 /// How to proceed after a failed write.
 fn write_hint(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, then resume",
-        io::ErrorKind::FileTooLarge => "raise the limit of file sizes, then resume",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "write to another directory"
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some space and run it again"
         }
-        _ => "resume, or write to another directory",
+        io::ErrorKind::FileTooLarge => "raise the limit of file sizes and run it again",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "write to another place"
+        }
+        _ => "write to another place",
     }
 }

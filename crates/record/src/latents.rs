@@ -1,30 +1,43 @@
 //! The thoughts of a run in `latents.safetensors`: one f32 tensor per question and seed.
 //!
 //! While the run is in progress, the values are appended to `latents.part` in the order of
-//! `samples.jsonl`, each question's before its line. Their number follows from the lines alone, so
-//! an interrupted run truncates what is beyond and continues. At the end the header and the values
-//! are written to a temporary file, which is then renamed. A run that ends before the rename is
-//! finished from the part; one whose thoughts are nowhere is refused.
+//! `samples.jsonl`, each question's before its line and followed by their CRC-32. Their number
+//! follows from the lines alone, so an interrupted run truncates what is beyond and continues. At
+//! the end the header and the values are written to a temporary file, which is then renamed. A run
+//! that ends before the rename is finished from the part; one whose thoughts are nowhere is
+//! refused.
+//!
+//! The header's metadata has the digest of the run and the CRC-32 of every tensor, under the key
+//! `crc32:` and its name. Every value is finite. Both are checked by every reader.
 //!
 //! Tensor `SEED.ID` is `[trajectories, thoughts, width]`, or `[sum of thoughts, width]` if the
 //! trajectories differ in length; `SEED.ID.greedy` is `[thoughts, width]` of the trajectory without
 //! perturbation.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
 use crate::error::RecordError;
+use crate::files::{self, Checksum};
 use crate::run_dir::RunDir;
 use crate::sample::Sample;
 
 /// The file that holds the thoughts of a run.
 pub const LATENTS_FILE: &str = "latents.safetensors";
 pub(crate) const PART_FILE: &str = "latents.part";
-/// The key of the header's metadata: `run`, the digest of the run.
+/// The key of the header's metadata: `run`, the digest of the run, and the tensors' checksums.
 const METADATA: &str = "__metadata__";
+/// After the name of a sample, the name of its greedy trajectory.
+const GREEDY: &str = ".greedy";
+/// Before the name of a tensor, the key of its checksum.
+const CHECKSUM: &str = "crc32:";
+/// Bytes that are read at a time; a multiple of a value's.
+const BUFFER: usize = 1 << 16;
+/// Bytes of the checksum after each sample in the part.
+const TRAILER: u64 = size_of::<u32>() as u64;
 
 /// Appends the thoughts of a run in progress.
 #[derive(Debug)]
@@ -45,10 +58,12 @@ impl LatentsWriter {
         let layout = LatentsLayout::of(&run, width)?;
         let (path, done) = (dir.join(PART_FILE), dir.join(LATENTS_FILE));
         let mut writer = Self { dir: dir.into(), part: None, width, length: layout.length };
+        let damaged = |path: &Path| {
+            let path = path.to_owned();
+            move |why| RecordError::Latents { path, why }
+        };
         if done.exists() {
-            let values_start = layout
-                .check_file(&done)
-                .map_err(|why| RecordError::Latents { path: done.clone(), why })?;
+            let values_start = layout.check_file(&done).map_err(damaged(&done))?;
             if layout.samples == run.manifest().sample_count() {
                 // Left by a process that ended before it could remove it.
                 crate::run_dir::remove_if_exists(&path)?;
@@ -56,20 +71,26 @@ impl LatentsWriter {
             }
             // Samples were lost after the run was complete: it goes on from the thoughts of those
             // that are left.
-            let restored = crate::files::replace(&path, |out| {
-                let mut values = File::open(&done)?;
+            let restored = files::replace(&path, |out| {
+                let mut values = files::open_regular(&done)?;
                 values.seek(SeekFrom::Start(values_start))?;
-                io::copy(&mut values.take(layout.length), out).map(drop)
+                layout.write_part(BufReader::new(values), out)
             });
             restored.map_err(|source| RecordError::Write { path: path.clone(), source })?;
         }
-        if fs::metadata(&path).map_or(0, |found| found.len()) < layout.length {
+        if fs::metadata(&path).map_or(0, |found| found.len()) < layout.part_length() {
             let why = "the thoughts of recorded samples are missing".to_owned();
             return Err(RecordError::Latents { path: done, why });
         }
-        let opened = OpenOptions::new().append(true).create(true).open(&path);
-        let cut = opened.and_then(|part| part.set_len(layout.length).map(|()| part));
-        writer.part = Some(cut.map_err(|source| RecordError::Write { path, source })?);
+        let cut = files::open_append(&path)
+            .and_then(|part| part.set_len(layout.part_length()).map(|()| part));
+        writer.part =
+            Some(cut.map_err(|source| RecordError::Write { path: path.clone(), source })?);
+        if layout.samples > 0 {
+            let checked = files::open_regular(&path)
+                .and_then(|part| layout.copy_part(BufReader::new(part), &mut io::sink()));
+            checked.map_err(|error| damaged(&path)(format!("it is damaged ({error})")))?;
+        }
         Ok(writer)
     }
 
@@ -90,7 +111,8 @@ impl LatentsWriter {
         sample: &Sample,
         thoughts: impl IntoIterator<Item = &'a [f32]>,
     ) -> Result<(), RecordError> {
-        let bytes: Vec<u8> = thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+        let mut bytes: Vec<u8> =
+            thoughts.into_iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         debug_assert_eq!(
             bytes.len() as u64,
             sample_bytes(sample, self.width),
@@ -105,6 +127,14 @@ impl LatentsWriter {
                 seed: sample.seed,
             });
         };
+        if !is_finite(&bytes) {
+            let field = format!("thoughts of question {}", sample.id);
+            let why = "are not finite";
+            return Err(RecordError::InvalidRecord { path: path(), field, why });
+        }
+        let mut checksum = Checksum::new();
+        checksum.update(&bytes);
+        bytes.extend(checksum.finalize().to_le_bytes());
         part.write_all(&bytes).map_err(|source| {
             let _ = part.set_len(self.length); // undo a partial write
             RecordError::Write { path: path(), source }
@@ -118,22 +148,110 @@ impl LatentsWriter {
         if self.part.is_none() {
             return Ok(());
         }
-        let header = LatentsLayout::of(&RunDir::open(&self.dir)?, self.width)?.header();
+        let mut layout = LatentsLayout::of(&RunDir::open(&self.dir)?, self.width)?;
         let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
-        let written = crate::files::replace(&done, |out| {
-            out.write_all(&(header.len() as u64).to_le_bytes())?;
-            out.write_all(&header)?;
-            io::copy(&mut File::open(&part)?, out).map(drop)
-        });
+        let values = || files::open_regular(&part).map(BufReader::new);
+        let written = values()
+            .and_then(|values| layout.copy_part(values, &mut io::sink()))
+            .and_then(|checksums| {
+                layout.add_checksums(checksums);
+                let header = layout.header();
+                files::replace(&done, |out| {
+                    out.write_all(&(header.len() as u64).to_le_bytes())?;
+                    out.write_all(&header)?;
+                    layout.copy_part(values()?, out).map(drop)
+                })
+            });
         let written = written.and_then(|()| fs::remove_file(&part));
         written.map_err(|source| RecordError::Write { path: done, source })
     }
+}
+
+/// Compares every tensor of a finished file with its checksum, and checks that it is finite.
+///
+/// # Errors
+///
+/// What is wrong with the file.
+pub fn verify_latents(path: &Path) -> Result<(), String> {
+    let unreadable = |error: io::Error| format!("it is damaged ({error})");
+    let (header, start) = read_header(path).map_err(unreadable)?;
+    let mut file = BufReader::new(files::open_regular(path).map_err(unreadable)?);
+    for (name, entry) in header.iter().filter(|(name, _)| *name != METADATA) {
+        let stored = header.get(METADATA).and_then(|all| all[format!("{CHECKSUM}{name}")].as_str());
+        let stored = stored.ok_or_else(|| format!("tensor {name} has no checksum"))?;
+        let offset = |i: usize| entry["data_offsets"][i].as_u64();
+        let (Some(from), Some(to)) = (offset(0), offset(1)) else {
+            return Err(format!("tensor {name} has no place in it"));
+        };
+        let length = to.checked_sub(from).ok_or_else(|| format!("tensor {name} has no length"))?;
+        let read = file
+            .seek(SeekFrom::Start(start.saturating_add(from)))
+            .and_then(|_| copy_tensor(&mut file, length, &mut io::sink(), &mut Checksum::new()));
+        if hex(read.map_err(|error| format!("tensor {name}: {error}"))?) != stored {
+            return Err(format!("tensor {name} is not what was written"));
+        }
+    }
+    Ok(())
+}
+
+/// The header of a finished file, and where its values start.
+fn read_header(path: &Path) -> io::Result<(Map<String, Value>, u64)> {
+    let mut file = files::open_regular(path)?;
+    let size = file.metadata()?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    // A damaged length must not be read as the size of a buffer.
+    let mut header = Vec::new();
+    file.take(length.min(size)).read_to_end(&mut header)?;
+    Ok((serde_json::from_slice(&header)?, length.saturating_add(8)))
+}
+
+/// Copies the values of a tensor, adds them to the checksum of their sample, and returns their own.
+fn copy_tensor(
+    values: &mut impl Read,
+    mut length: u64,
+    out: &mut impl Write,
+    sample: &mut Checksum,
+) -> io::Result<u32> {
+    let mut checksum = Checksum::new();
+    let mut buffer = [0; BUFFER];
+    while length > 0 {
+        let size = length.min(BUFFER as u64) as usize;
+        let chunk = &mut buffer[..size];
+        values.read_exact(chunk)?;
+        if !is_finite(chunk) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a value is not finite"));
+        }
+        checksum.update(chunk);
+        sample.update(chunk);
+        out.write_all(chunk)?;
+        length -= size as u64;
+    }
+    Ok(checksum.finalize())
+}
+
+fn is_finite(values: &[u8]) -> bool {
+    values.as_chunks::<4>().0.iter().all(|value| f32::from_le_bytes(*value).is_finite())
+}
+
+fn hex(checksum: u32) -> String {
+    format!("{checksum:08x}")
+}
+
+/// A tensor in the order of the values.
+struct TensorSpan {
+    name: String,
+    bytes: u64,
+    /// Whether it is the last of its sample, after which the part has the sample's checksum.
+    ends_sample: bool,
 }
 
 /// What the header says of a run's thoughts: it follows from the recorded samples.
 struct LatentsLayout {
     /// Entry by tensor name.
     tensors: Map<String, Value>,
+    spans: Vec<TensorSpan>,
     samples: usize,
     /// Bytes of all values.
     length: u64,
@@ -143,7 +261,7 @@ impl LatentsLayout {
     fn of(run: &RunDir, width: usize) -> Result<Self, RecordError> {
         let run_digest = run.manifest().digest().finish();
         let tensors = Map::from_iter([(METADATA.to_owned(), json!({ "run": run_digest }))]);
-        let mut layout = Self { tensors, samples: 0, length: 0 };
+        let mut layout = Self { tensors, spans: Vec::new(), samples: 0, length: 0 };
         for sample in run.samples()? {
             layout.add(&sample?, width);
         }
@@ -159,8 +277,11 @@ impl LatentsLayout {
         };
         let name = format!("{}.{}", sample.seed, sample.id);
         let mut add = |name: String, shape: Value, thoughts: u64| {
-            let end = self.length + thought_bytes(thoughts, width);
+            let bytes = thought_bytes(thoughts, width);
+            let end = self.length + bytes;
             let offsets = [self.length, end];
+            let ends_sample = sample.greedy.is_none() || name.ends_with(GREEDY);
+            self.spans.push(TensorSpan { name: name.clone(), bytes, ends_sample });
             self.tensors
                 .insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
             self.length = end;
@@ -168,43 +289,79 @@ impl LatentsLayout {
         add(name.clone(), shape, counts.iter().map(|&count| u64::from(count)).sum());
         if let Some(greedy) = &sample.greedy {
             let shape = json!([greedy.latent_steps, width]);
-            add(format!("{name}.greedy"), shape, u64::from(greedy.latent_steps));
+            add(format!("{name}{GREEDY}"), shape, u64::from(greedy.latent_steps));
         }
         self.samples += 1;
     }
 
+    /// Bytes of the part: the values, and a checksum after each sample.
+    fn part_length(&self) -> u64 {
+        self.length + self.samples as u64 * TRAILER
+    }
+
+    /// Copies the values of a part without the checksums of the samples, which are compared;
+    /// returns those of the tensors.
+    fn copy_part(&self, mut part: impl Read, out: &mut impl Write) -> io::Result<Vec<u32>> {
+        let mut checksums = Vec::new();
+        let mut sample = Checksum::new();
+        for span in &self.spans {
+            checksums.push(copy_tensor(&mut part, span.bytes, out, &mut sample)?);
+            if !span.ends_sample {
+                continue;
+            }
+            let mut stored = [0; TRAILER as usize];
+            part.read_exact(&mut stored)?;
+            if std::mem::take(&mut sample).finalize() != u32::from_le_bytes(stored) {
+                let why = format!("{} is not what was written", span.name);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+        }
+        Ok(checksums)
+    }
+
+    /// Writes a part from the values of a finished file.
+    fn write_part(&self, mut values: impl Read, out: &mut impl Write) -> io::Result<()> {
+        let mut sample = Checksum::new();
+        for span in &self.spans {
+            copy_tensor(&mut values, span.bytes, out, &mut sample)?;
+            if span.ends_sample {
+                out.write_all(&std::mem::take(&mut sample).finalize().to_le_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_checksums(&mut self, checksums: Vec<u32>) {
+        let keys = self.spans.iter().map(|span| format!("{CHECKSUM}{}", span.name));
+        let entries = keys.zip(checksums.into_iter().map(|checksum| json!(hex(checksum))));
+        if let Some(Value::Object(metadata)) = self.tensors.get_mut(METADATA) {
+            metadata.extend(entries);
+        }
+    }
+
     /// The safetensors header: names, shapes and offsets, padded to eight bytes.
-    fn header(self) -> Vec<u8> {
-        let mut header = Value::Object(self.tensors).to_string().into_bytes();
+    fn header(&self) -> Vec<u8> {
+        let mut header = serde_json::to_vec(&self.tensors).unwrap_or_default();
         header.resize(header.len().next_multiple_of(8), b' ');
         header
     }
 
-    /// Checks that a finished file begins with these thoughts; returns where its values start.
+    /// Checks that a finished file begins with these thoughts, and that its values are those that
+    /// were written; returns where they start.
     fn check_file(&self, path: &Path) -> Result<u64, String> {
-        let read = || -> io::Result<(Map<String, Value>, u64, u64)> {
-            let mut file = File::open(path)?;
-            let size = file.metadata()?.len();
-            let mut length = [0; 8];
-            file.read_exact(&mut length)?;
-            let length = u64::from_le_bytes(length);
-            // A damaged length must not be read as the size of a buffer.
-            let mut header = Vec::new();
-            file.take(length.min(size)).read_to_end(&mut header)?;
-            Ok((serde_json::from_slice(&header)?, length.saturating_add(8), size))
+        let damaged = |error: io::Error| format!("it is damaged ({error})");
+        let (found, start) = read_header(path).map_err(damaged)?;
+        let size = fs::metadata(path).map_err(damaged)?.len();
+        let differs = |(name, entry): &(&String, &Value)| match name.as_str() {
+            METADATA => found.get(METADATA).map(|stored| &stored["run"]) != Some(&entry["run"]),
+            name => found.get(name) != Some(*entry),
         };
-        let (found, start, size) = read().map_err(|error| format!("it is damaged ({error})"))?;
-        // Files of earlier versions do not name their run.
-        let named = found.contains_key(METADATA);
-        let differs = |(name, entry): (&String, &Value)| {
-            found.get(name) != Some(entry) && (named || name != METADATA)
-        };
-        if let Some((name, _)) = self.tensors.iter().find(|entry| differs(*entry)) {
+        if let Some((name, _)) = self.tensors.iter().find(differs) {
             return Err(format!("its thoughts are not those of the recorded samples ({name})"));
         }
         let ends = found.values().filter_map(|entry| entry["data_offsets"][1].as_u64());
         match ends.max().unwrap_or(0).checked_add(start) {
-            Some(end) if end == size => Ok(start),
+            Some(end) if end == size => verify_latents(path).map(|()| start),
             _ => Err("it is cut short".into()),
         }
     }
@@ -320,8 +477,17 @@ mod tests {
         let (part, done) = (dir.path().join(PART_FILE), dir.path().join(LATENTS_FILE));
         let bytes = fs::read(&done).unwrap();
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let part_of = |values: &[u8]| {
+            let checksum = |sample: &[u8]| {
+                let mut checksum = Checksum::new();
+                checksum.update(sample);
+                [sample, &checksum.finalize().to_le_bytes()].concat()
+            };
+            let (first, second) = values.split_at(48);
+            [checksum(first), checksum(second)].concat()
+        };
         for with_final in [false, true] {
-            fs::write(&part, &bytes[header..]).unwrap();
+            fs::write(&part, part_of(&bytes[header..])).unwrap();
             if !with_final {
                 fs::remove_file(&done).unwrap();
             }
@@ -357,6 +523,64 @@ mod tests {
         }
         fs::write(&done, &bytes).unwrap();
         assert!(LatentsWriter::open(dir.path(), WIDTH + 1).is_err());
+    }
+
+    #[test]
+    fn any_changed_byte_of_the_values_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        finished(dir.path());
+        let done = dir.path().join(LATENTS_FILE);
+        let bytes = fs::read(&done).unwrap();
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        verify_latents(&done).unwrap();
+        for at in header..bytes.len() {
+            for bit in [0, 7] {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << bit;
+                fs::write(&done, damaged).unwrap();
+                assert!(verify_latents(&done).is_err(), "byte {at}, bit {bit}");
+                let error = LatentsWriter::open(dir.path(), WIDTH).unwrap_err();
+                assert!(matches!(error, RecordError::Latents { .. }), "{error}");
+            }
+        }
+        for value in [f32::INFINITY, f32::NAN] {
+            let mut damaged = bytes.clone();
+            damaged[header..header + 4].copy_from_slice(&value.to_le_bytes());
+            fs::write(&done, damaged).unwrap();
+            assert!(verify_latents(&done).unwrap_err().contains("not finite"));
+        }
+        // Without checksums, as a tool that rewrites the file leaves it.
+        let text = String::from_utf8(bytes[8..header].to_vec()).unwrap();
+        let length = &bytes[..8];
+        let without = text.replace(CHECKSUM, "other:");
+        fs::write(&done, [length, without.as_bytes(), &bytes[header..]].concat()).unwrap();
+        assert!(verify_latents(&done).unwrap_err().contains("no checksum"));
+    }
+
+    #[test]
+    fn a_damaged_part_is_not_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        let manifest = Manifest { questions: 2, seeds: vec![7], ..Manifest::default() };
+        let first = sample(0, &[2, 2]);
+        let mut writer = RunDir::create(dir.path(), &manifest).unwrap();
+        let mut latents = LatentsWriter::open(dir.path(), WIDTH).unwrap();
+        latents.append(&first, [&thoughts(&first)[..]]).unwrap();
+        writer.append(&first).unwrap();
+        let second = sample(1, &[1]);
+        let error = latents.append(&second, [&[0.0, f32::NAN, 0.0][..]]).unwrap_err();
+        assert!(error.to_string().contains("not finite"), "{error}");
+        drop((writer, latents));
+        let part = dir.path().join(PART_FILE);
+        let bytes = fs::read(&part).unwrap();
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            fs::write(&part, damaged).unwrap();
+            let error = LatentsWriter::open(dir.path(), WIDTH).unwrap_err();
+            assert!(matches!(error, RecordError::Latents { .. }), "byte {at}: {error}");
+        }
+        fs::write(&part, bytes).unwrap();
+        LatentsWriter::open(dir.path(), WIDTH).unwrap();
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub use ablation::{
 pub use document::{read_document, write_atomic, write_document};
 pub use error::RecordError;
 pub use files::{DirLock, Fingerprint};
-pub use latents::{LATENTS_FILE, LatentsWriter};
+pub use latents::{LATENTS_FILE, LatentsWriter, verify_latents};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use question_record::QuestionRecord;
@@ -68,5 +68,7 @@ pub use results::{
 };
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample, TrajectoryRecord};
-pub use training::{EvalRecord, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir};
+pub use training::{
+    EvalRecord, Losses, STATE_FILE, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir,
+};
 pub use writer::{RunWriter, create_dir, lock_dir, lock_part};

@@ -5,7 +5,7 @@
 //! [`JsonLines`] stops before it), and damage anywhere else is an error that names the line.
 //!
 //! A line of samples ends in a digest of its run and its bytes, so that a line of another run and
-//! one that was edited are told from the run's own. Lines without one, of earlier versions, pass.
+//! one that was edited are told from the run's own. A line without one is refused likewise.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -166,18 +166,13 @@ pub(crate) fn add_digest(run: &Fingerprint, line: &mut Vec<u8>) {
     line.extend(b"\"}");
 }
 
-/// Whether a line ends in the digest of the run and of its bytes, or has none.
+/// Whether a line ends in the digest of the run and of its bytes.
 fn has_digest_of(run: &Fingerprint, line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let start = line.windows(DIGEST.len()).rposition(|window| window == DIGEST.as_bytes());
-    let Some(start) = start else {
-        // A line that was written anew, with blanks, has its digest elsewhere.
-        return !line.windows(DIGEST_WORD.len()).any(|window| window == DIGEST_WORD);
-    };
+    let Some(start) = start else { return false };
     let mut whole = line[..start].to_vec();
     whole.push(b'}');
     add_digest(run, &mut whole);
     whole == line
 }
-
-const DIGEST_WORD: &[u8] = b"\"digest\"";

@@ -12,12 +12,11 @@
 //! `log.jsonl` and `evals.jsonl` hold no clock: a killed and resumed training ends with the bytes
 //! of an uninterrupted one.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::error::{FieldError, RecordError};
@@ -26,6 +25,8 @@ use crate::sample::Validate;
 
 /// The directory of a training's records, inside the directory of its model.
 pub const TRAINING_DIR: &str = "training";
+/// The file of a training's state, in its directory of records. Its content is the trainer's.
+pub const STATE_FILE: &str = "state.safetensors";
 const LOG_FILE: &str = "log.jsonl";
 const EVALS_FILE: &str = "evals.jsonl";
 const TIMINGS_FILE: &str = "timings.jsonl";
@@ -36,14 +37,14 @@ const SETTINGS_FILE: &str = "settings.json";
 pub struct StepRecord {
     /// The step, counted from 0.
     pub step: u32,
-    /// Losses by name, averaged over the micro-batches. `loss` is the one that is minimised.
+    /// The losses, averaged over the micro-batches.
     #[serde(flatten)]
-    pub losses: Map<String, Value>,
-    /// The learning rate.
-    #[serde(rename = "rate")]
+    pub losses: Losses,
+    /// The learning rate; `rate` in the logs of earlier versions.
+    #[serde(alias = "rate")]
     pub lr: f64,
-    /// The global gradient norm before clipping.
-    #[serde(rename = "norm")]
+    /// The global gradient norm before clipping; `norm` in the logs of earlier versions.
+    #[serde(alias = "norm")]
     pub grad_norm: f64,
     /// Examples of all micro-batches together.
     #[serde(rename = "n_examples", default, skip_serializing_if = "Option::is_none")]
@@ -53,15 +54,68 @@ pub struct StepRecord {
     pub tokens: Option<u64>,
 }
 
-impl StepRecord {
-    /// The loss of this name.
-    pub fn loss(&self, name: &str) -> Option<f64> {
-        self.losses.get(name).and_then(Value::as_f64)
+/// The unweighted mean losses of a batch by name, in the order of the log. `loss` is the one that
+/// is minimised, the others are the auxiliary losses of the method.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Losses(Vec<(String, f64)>);
+
+impl Losses {
+    /// The minimised loss alone.
+    pub fn new(loss: f64) -> Self {
+        Self(vec![("loss".to_owned(), loss)])
     }
 
-    /// The names of its losses. `seconds`, which logs before `timings.jsonl` had, is none.
-    pub fn loss_names(&self) -> impl Iterator<Item = &str> {
-        self.losses.keys().map(String::as_str).filter(|name| *name != "seconds")
+    /// With an auxiliary loss, if there is one.
+    pub fn with(mut self, name: &str, loss: impl Into<Option<f64>>) -> Self {
+        self.0.extend(loss.into().map(|loss| (name.to_owned(), loss)));
+        self
+    }
+
+    /// The loss of this name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, loss)| *loss)
+    }
+
+    /// The names. `seconds`, which logs before `timings.jsonl` had, is not a loss.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.iter().map(|(name, _)| name).filter(|name| *name != "seconds")
+    }
+
+    /// The losses with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.0.iter().map(|(name, loss)| (name.as_str(), *loss))
+    }
+
+    /// Whether every loss is a finite number.
+    pub fn is_finite(&self) -> bool {
+        self.iter().all(|(_, loss)| loss.is_finite())
+    }
+
+    /// Adds the losses of one of `count` micro-batches, so that the sum over all is their mean.
+    pub fn add_mean_of(&mut self, part: &Self, count: f64) {
+        for (name, loss) in part.iter() {
+            match self.0.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += loss / count,
+                None => self.0.push((name.to_owned(), loss / count)),
+            }
+        }
+    }
+}
+
+impl Serialize for Losses {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Losses {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let entries = Map::<String, Value>::deserialize(deserializer)?;
+        let number = |(name, value): (String, Value)| match value.as_f64() {
+            Some(loss) => Ok((name, loss)),
+            None => Err(D::Error::custom(format!("{name} is not a number"))),
+        };
+        entries.into_iter().map(number).collect::<Result<_, _>>().map(Self)
     }
 }
 
@@ -92,11 +146,7 @@ pub struct TrainTiming {
 
 impl Validate for StepRecord {
     fn validate(&self) -> Result<(), FieldError> {
-        let number = |(_, value): &(&String, &Value)| value.is_number();
-        match self.losses.iter().find(|entry| !number(entry)) {
-            Some((name, _)) => Err(FieldError::new(name.clone(), "is not a number")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -176,7 +226,7 @@ impl TrainingDir {
     /// The settings, or null if they were not recorded.
     pub fn settings(&self) -> Result<Value, RecordError> {
         let path = self.settings_file();
-        match fs::read(&path) {
+        match crate::files::read_regular(&path) {
             Ok(text) => serde_json::from_slice(&text).map_err(|source| RecordError::Json {
                 path,
                 line: source.line(),
@@ -198,16 +248,29 @@ fn read_lines<T: DeserializeOwned + Validate>(path: &Path) -> Result<Vec<T>, Rec
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use serde_json::json;
 
     #[test]
     fn any_number_of_losses_makes_the_round_trip_in_their_order() {
-        let line = r#"{"step":3,"loss":1.5,"student":1.25,"distill":0.25,"rate":0.001,"norm":0.5,"n_tokens":96}"#;
+        let line = r#"{"step":3,"loss":1.5,"student":1.25,"distill":0.25,"lr":0.001,"grad_norm":0.5,"n_tokens":96}"#;
         let record: StepRecord = serde_json::from_str(line).unwrap();
-        assert_eq!((record.loss("distill"), record.tokens), (Some(0.25), Some(96)));
-        assert_eq!(record.loss_names().collect::<Vec<_>>(), ["loss", "student", "distill"]);
+        assert_eq!((record.losses.get("distill"), record.tokens), (Some(0.25), Some(96)));
+        assert_eq!(record.losses.names().collect::<Vec<_>>(), ["loss", "student", "distill"]);
         assert_eq!(serde_json::to_string(&record).unwrap(), line);
+        let earlier = line.replace("\"lr\"", "\"rate\"").replace("\"grad_norm\"", "\"norm\"");
+        assert_eq!(serde_json::from_str::<StepRecord>(&earlier).unwrap(), record);
+    }
+
+    #[test]
+    fn losses_of_micro_batches_are_averaged() {
+        let mut mean = Losses::default();
+        mean.add_mean_of(&Losses::new(1.0).with("digits", 3.0), 2.0);
+        mean.add_mean_of(&Losses::new(2.0).with("digits", None), 2.0);
+        assert_eq!(mean, Losses::new(1.5).with("digits", 1.5));
+        assert!(mean.is_finite() && !Losses::new(f64::NAN).is_finite());
     }
 
     #[test]
@@ -222,12 +285,14 @@ mod tests {
             let found = TrainingDir::find(path).unwrap();
             let steps = found.steps().unwrap();
             assert_eq!(steps.len(), 1, "the line that is being written is left out");
-            assert_eq!(steps[0].loss_names().collect::<Vec<_>>(), ["loss"]);
+            assert_eq!(steps[0].losses.names().collect::<Vec<_>>(), ["loss"]);
             assert_eq!((found.evals().unwrap().len(), found.settings().unwrap()), (0, Value::Null));
         }
         let damaged = json!({ "step": 0, "loss": "two", "rate": 0, "norm": 0 });
         fs::write(training.join(LOG_FILE), format!("{damaged}\n")).unwrap();
-        let error = TrainingDir::new(training).steps().unwrap_err().to_string();
-        assert!(error.contains("log.jsonl:1: loss is not a number"), "{error}");
+        let error = TrainingDir::new(training).steps().unwrap_err();
+        assert!(error.to_string().contains("log.jsonl:1"), "{error}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("loss is not a number"), "{source}");
     }
 }

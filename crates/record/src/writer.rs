@@ -5,11 +5,11 @@
 //! holds whole lines and at most one partial line after them.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::files::{DirLock, Fingerprint};
+use crate::files::{self, DirLock, Fingerprint};
 use serde::Serialize;
 
 use crate::document;
@@ -154,8 +154,7 @@ struct LineAppender {
 
 impl LineAppender {
     fn open(path: PathBuf, run: Option<Fingerprint>) -> Result<Self, RecordError> {
-        let opened = OpenOptions::new().append(true).create(true).open(&path);
-        match opened.and_then(|file| Ok((file.metadata()?.len(), file))) {
+        match files::open_append(&path).and_then(|file| Ok((file.metadata()?.len(), file))) {
             Ok((length, file)) => Ok(Self { path, file, length, run }),
             Err(source) => Err(RecordError::Write { path, source }),
         }
@@ -197,7 +196,7 @@ mod tests {
     fn a_full_disk_is_reported_with_a_hint() {
         let mut full = LineAppender::open("/dev/full".into(), None).unwrap();
         let error = full.append(&Seconds::default()).unwrap_err();
-        assert_eq!(error.to_string(), "cannot write /dev/full (free some space, then resume)");
+        assert_eq!(error.to_string(), "cannot write /dev/full (free some space and run it again)");
         let RecordError::Write { source, .. } = error else { panic!("{error}") };
         assert_eq!(source.kind(), io::ErrorKind::StorageFull);
     }

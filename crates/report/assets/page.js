@@ -1,13 +1,13 @@
 
-// The page's script after tooltips.js and question.js: the browser for single questions.
+// The page's script after tooltips.js, figures.js and question.js: the browser for single questions.
 // Data come from src/page/data.rs; nothing is fetched.
 const data = JSON.parse(document.getElementById("data").textContent);
 
 /** A question as an object; the order is that of `encode_question` in src/page/data.rs. */
 function named(row) {
   const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange, lens, texts, said] = row;
-  const right = given.filter((place) => answers[place][1]).length;
-  const [vote, weighted, best] = chosen.map((place) => (place < 0 ? null : answers[place]));
+  const right = given.filter((index) => answers[index][1]).length;
+  const [vote, weighted, best] = chosen.map((index) => (index < 0 ? null : answers[index]));
   const lengths = Array.isArray(thoughts) ? thoughts : given.map(() => thoughts);
   return { id, question, gold, answers, given, lengths, rewards, range, outcomes, outcomeRange, map, greedy, beam, lens, texts, said, vote, weighted, best, right };
 }
@@ -31,6 +31,8 @@ const ORDERS = [
 const PAGE = 150;
 
 const state = { run: 0, questions: [], found: [], shown: 0, current: null, byReward: true };
+/** What is shown of the trajectories of a question. */
+const view = { sort: "k", descending: false, selected: [], redraw: () => redraw() };
 
 function options(select, all) {
   select.append(...all.map(([value, label]) => make("option", { value }, label)));
@@ -78,11 +80,10 @@ function more() {
 
 function entry(q) {
   const share = q.given.length ? (100 * q.right) / q.given.length : 0;
-  const bar = make("span", { class: "bar", "data-tip": `${q.right} of ${q.given.length} trajectories right` });
+  const bar = make("span", { class: "bar-share", "data-tip": `${q.right} of ${q.given.length} trajectories right` });
   bar.append(make("i", { style: `width:${share.toFixed(1)}%` }));
-  bar.style.display = "block";
   const button = make("button", { type: "button", "data-id": q.id });
-  button.append(make("span", {}, `${q.id}`), make("span", { class: "words" }, q.question), make("span", { class: "share" }, bar));
+  button.append(make("span", { class: "number" }, `${q.id}`), make("span", { class: "words" }, q.question), make("span", { class: "share" }, bar));
   button.addEventListener("click", () => open(q));
   return make("li", {}, button);
 }
@@ -96,12 +97,39 @@ function markCurrent() {
 
 function open(q) {
   state.current = q;
+  view.selected = [];
   markCurrent();
-  const parts = q ? detail(decoded(q)) : [make("p", { class: "note" }, "no question fits")];
-  $("detail").replaceChildren(...parts);
+  redraw();
 }
 
-const detail = (q) => [heading(q), chips(q), votes(q), ...trajectories(q), ...lens(q), ...rewardStrip(q), ...thoughtMap(q)];
+/** Draws the question again, at the same place of the table of its trajectories. */
+function redraw() {
+  const q = state.current;
+  const top = $("detail").querySelector(".tall")?.scrollTop;
+  const focused = focusKey(document.activeElement);
+  const parts = q ? detail(decoded(q)) : [make("p", { class: "empty" }, "No question matches the filter and the search.")];
+  $("detail").replaceChildren(...parts);
+  const table = $("detail").querySelector(".tall");
+  if (table && top && view.selected.length) table.scrollTop = top;
+  if (focused) $("detail").querySelector(focused)?.focus();
+}
+
+/** A selector that finds a focused control again after a redraw. */
+function focusKey(element) {
+  if (!element || !$("detail").contains(element)) return null;
+  const label = element.getAttribute("aria-label");
+  if (label) return `[aria-label="${label}"]`;
+  return element.dataset.sort ? `[data-sort="${element.dataset.sort}"]` : null;
+}
+
+function detail(q) {
+  const blocks = make("div", { class: "blocks" });
+  blocks.append(
+    make("div", { class: "stack" }, votes(q), thoughtMap(q)),
+    make("div", { class: "stack" }, rewardStrip(q), ...lens(q.lens, "the run without perturbation")),
+    ...comparison(q, view, true), ...trajectories(q, view));
+  return [heading(q), chips(q), blocks];
+}
 
 function heading(q) {
   const box = make("div");
@@ -134,35 +162,35 @@ function decoded(q) {
     return q.lengths.map((length) => all.slice(at, (at += length)));
   };
   const raw = bytes(q.map);
-  const places = Array.from({ length: raw.length / 2 }, (_, i) => [raw[2 * i], raw[2 * i + 1]]);
+  const positions = Array.from({ length: raw.length / 2 }, (_, i) => [raw[2 * i], raw[2 * i + 1]]);
   const sampled = q.lengths.reduce((sum, length) => sum + length, 0);
   return {
     ...q,
     names: q.given.map((_, k) => k),
     rewards: q.range && split(numbers(q.rewards, q.range)),
     outcomes: q.outcomeRange && numbers(q.outcomes, q.outcomeRange),
-    paths: q.map ? split(places) : null,
-    greedyPath: places.slice(sampled),
-    lensNote: "the run without perturbation",
+    paths: q.map ? split(positions) : null,
+    greedyPath: positions.slice(sampled),
+    mapMethod: { name: "pca" },
+    tokens: null,
   };
 }
 
 function rewardStrip(q) {
-  if (!q.rewards) return [make("p", { class: "note" }, "No rewards: the run had no reward model.")];
-  const { title, svg, note } = strip(q, state.byReward);
+  if (!q.rewards) return block("rewards", "Rewards", make("p", { class: "note" }, "The run had no reward model."));
   const box = make("input", { type: "checkbox", id: "by-reward" });
   box.checked = state.byReward;
-  box.addEventListener("change", () => { state.byReward = box.checked; open(state.current); });
+  box.addEventListener("change", () => { state.byReward = box.checked; redraw(); });
   const sorting = make("label", { class: "note" }, box, q.outcomes ? " highest outcome reward first" : " highest mean reward first");
-  return [make("h3", {}, title), sorting, svg, make("p", { class: "note" }, note)];
+  const heatMap = strip(q, view, state.byReward);
+  heatMap.append(sorting);
+  return selectOnClick(heatMap, q, view);
 }
 
 /** The trajectories in the plane of the question's two principal components. */
 function thoughtMap(q) {
-  if (!q.paths) return [make("p", { class: "note" }, "No map: the thoughts were not kept (eval --latents), or the page had no room for them.")];
-  const note = "Every trajectory's thoughts along the question's two principal components; the sign is at the last thought: diamond " +
-    "right, cross wrong." + (q.greedyPath.length ? " Blue: without perturbation." : "");
-  return [make("h3", {}, "Map of the thoughts"), map(q), make("p", { class: "note" }, note)];
+  if (!q.paths) return block("map-block", "Map of the thoughts", make("p", { class: "note" }, "The thoughts were not kept (eval --latents), or the page had no room for them."));
+  return selectOnClick(mapBlock(q, view), q, view);
 }
 
 function start() {

@@ -1,4 +1,4 @@
-// Tooltips of the figures, and how elements are made. Text is only set in text nodes and attributes.
+// Tooltips, sortable tables, and how elements are made. Text is only set in text nodes and attributes.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -21,15 +21,59 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// Tooltips: elements with a data-tip attribute.
+// Tooltips: elements with a data-tip attribute, and in a figure the point nearest to the pointer.
 const tip = document.body.appendChild(make("div", { id: "tip", role: "tooltip" }));
+/** Pixels from a point of a figure at which its values are shown. */
+const REACH = 28;
+
 function showTip(event) {
-  const target = event.target.closest && event.target.closest("[data-tip]");
+  const inside = event.target.closest ? event.target : null;
+  const target = inside && (inside.closest("[data-tip]") || nearestPoint(inside.closest(".panel svg"), event));
+  document.querySelector(".near")?.classList.remove("near");
   tip.style.display = target ? "block" : "none";
   if (!target) return;
+  if (target.closest(".panel")) target.classList.add("near");
   tip.textContent = target.dataset.tip;
   const { width, height } = tip.getBoundingClientRect();
   tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 4)) + "px";
   tip.style.top = Math.max(4, event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18) + "px";
 }
+
+function nearestPoint(svg, { clientX, clientY }) {
+  let [nearest, least] = [null, REACH];
+  for (const element of svg ? svg.querySelectorAll("[data-tip]") : []) {
+    const { left, right, top, bottom } = element.getBoundingClientRect();
+    const distance = Math.hypot((left + right) / 2 - clientX, (top + bottom) / 2 - clientY);
+    if (distance < least) [nearest, least] = [element, distance];
+  }
+  return nearest;
+}
+
 for (const name of ["pointermove", "pointerdown"]) document.addEventListener(name, showTip);
+
+// Tables of the class `sortable`: a click on a heading sorts the rows by that column, another one the other way round.
+function sortTable(table, column, heading) {
+  const before = heading.getAttribute("aria-sort");
+  // Names start with A, numbers with the largest.
+  const down = before === "none" ? column > 0 : before === "ascending";
+  const text = (row) => row.cells[column].firstChild?.textContent.trim() ?? "";
+  const value = (row) => (text(row) === "–" ? NaN : Number(text(row)));
+  const rows = [...table.tBodies[0].rows].sort((a, b) => {
+    const [x, y] = [value(a), value(b)];
+    const numeric = Number.isFinite(x) - Number.isFinite(y);
+    const order = Number.isFinite(x) && Number.isFinite(y) ? x - y : text(a).localeCompare(text(b));
+    return -numeric || (down ? -order : order);
+  });
+  table.tBodies[0].append(...rows);
+  for (const other of heading.parentNode.cells) other.setAttribute("aria-sort", "none");
+  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    const button = make("button", { type: "button", class: "sort" }, heading.textContent);
+    button.addEventListener("click", () => sortTable(table, column, heading));
+    heading.setAttribute("aria-sort", "none");
+    heading.replaceChildren(button);
+  });
+}

@@ -1,7 +1,7 @@
 //! Synthetic run directories and trainings with their reports, without a model.
 //!
-//! `cargo run -p latent-tts-report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes runs at
-//! several strengths of dropout and noise, with rewards and thoughts, and the report of all of
+//! `cargo run -p latent-tts-report --example synthetic_runs -- OUT [QUESTIONS] [SAMPLES]` writes
+//! runs at several strengths of dropout and noise, with rewards and thoughts, and the report of all of
 //! them. A perturbation increases the variance of the answers and lowers their accuracy, so
 //! coverage grows with N and is largest at a moderate strength, as in the paper. `OUT/trainings`
 //! has two trainings and their comparison.
@@ -70,8 +70,8 @@ fn write_training(model: &Path, lr: f64) -> Result<TrainingDir, Box<dyn std::err
         let schedule = lr * f64::from(step + 1).min(200.0) / 200.0 * (1.0 - 0.9 * progress);
         let norm = (0.4 + loss.abs() / 4.0) * (0.3 * random.normal()).exp();
         let line = json!({
-            "step": step, "loss": loss.abs(), "distill": 0.2 * loss.abs() + 0.02, "rate": schedule,
-            "norm": norm, "n_examples": 64, "n_tokens": 5120,
+            "step": step, "loss": loss.abs(), "distill": 0.2 * loss.abs() + 0.02, "lr": schedule,
+            "grad_norm": norm, "n_examples": 64, "n_tokens": 5120,
         });
         log.push_str(&format!("{line}\n"));
         timings.push_str(&format!("{}\n", json!({ "step": step, "seconds": 0.12 })));

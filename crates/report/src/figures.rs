@@ -10,14 +10,17 @@ mod coverage;
 mod diversity;
 mod figure;
 mod learning_curves;
+mod rows;
+mod strength;
 mod thought_map;
 
 pub use figure::{
-    AxisScale, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series, SeriesStyle,
-    percent, percent_interval,
+    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series,
+    SeriesStyle, percent, percent_interval,
 };
 
 pub use learning_curves::learning_curves;
+pub use rows::FigureRow;
 
 use crate::error::ReportError;
 use crate::run_data::RunData;
@@ -25,7 +28,7 @@ use crate::run_data::RunData;
 /// All figures that can be made of these runs, in the paper's order.
 pub fn all(runs: &[RunData]) -> Result<Vec<Figure>, ReportError> {
     let mut figures: Vec<Figure> =
-        [coverage::figure, diversity::against_coverage, diversity::by_step]
+        [coverage::figure, strength::figure, diversity::against_coverage, diversity::by_step]
             .iter()
             .filter_map(|figure| figure(runs))
             .collect();

@@ -24,12 +24,16 @@ pub struct Interval {
 /// The 0.975 quantile of the normal distribution.
 const Z: f64 = 1.959_964;
 
+/// The squared deviations of the two imagined questions of a share: one right, one wrong.
+const IMAGINED: f64 = 0.5;
+
 impl Interval {
     /// The mean of values from 0 to 1, one per question, with Wilson's interval; `None` if there
     /// are none.
     ///
     /// Values between 0 and 1 (means over seeds or subsets) vary less than right and wrong do: the
-    /// number of questions counts as that many more as the variance is smaller.
+    /// number of questions counts as that many more as the variance is smaller. Two imagined
+    /// questions, one right and one wrong, keep equal values from claiming that there is none.
     pub fn of_share(values: &[f64]) -> Option<Self> {
         if values.is_empty() {
             return None;
@@ -38,8 +42,7 @@ impl Interval {
         let value = values.iter().sum::<f64>() / count;
         let variance = values.iter().map(|x| (x - value).powi(2)).sum::<f64>() / count;
         let binomial = value * (1.0 - value);
-        // Without any spread (a single question, all alike) nothing is known about it.
-        let effective = if variance > 1e-12 { count * binomial / variance } else { count };
+        let effective = count * (count * binomial + IMAGINED) / (count * variance + IMAGINED);
         let z = Z * Z / effective;
         let centre = (value + z / 2.0) / (1.0 + z);
         let half = (z * binomial + z * z / 4.0).sqrt() / (1.0 + z);
@@ -169,6 +172,23 @@ mod tests {
         let halves = Interval::of_share(&[0.4, 0.6, 0.4, 0.6]).unwrap();
         let wholes = Interval::of_share(&[0.0, 1.0, 0.0, 1.0]).unwrap();
         assert!(halves.high - halves.low < wholes.high - wholes.low);
+    }
+
+    #[test]
+    fn an_interval_of_shares_does_not_jump() {
+        for value in [0.0, 1e-9, 0.1, 0.5, 1.0] {
+            for count in [1, 3, 40, 1000] {
+                let equal = Interval::of_share(&vec![value; count]).unwrap();
+                let mut values = vec![value; count];
+                values[0] = (value - 1e-6_f64).abs();
+                let changed = Interval::of_share(&values).unwrap();
+                let difference =
+                    (equal.low - changed.low).abs() + (equal.high - changed.high).abs();
+                assert!(difference < 1e-4, "{count} of {value}: {equal:?}, {changed:?}");
+            }
+        }
+        let one = Interval::of_share(&[0.5]).unwrap();
+        assert!(one.high - one.low > 0.5, "a single question shows little: {one:?}");
     }
 
     #[test]

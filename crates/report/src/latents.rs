@@ -50,7 +50,7 @@ impl LatentsReader {
     /// Opens the latents of the run in `dir`; `None` if they were not kept.
     pub fn open(dir: &Path) -> Result<Option<Self>, ReportError> {
         let path = dir.join(LATENTS_FILE);
-        let file = match File::open(&path) {
+        let file = match record::files::open_regular(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(ReportError::Read { path, source }),
@@ -59,11 +59,15 @@ impl LatentsReader {
             Ok(read) => read,
             Err(source) => return Err(ReportError::Latents { path, source }),
         };
-        // Files of earlier versions do not name their run.
-        if let Some(run) = header.metadata().as_ref().and_then(|entries| entries.get("run"))
-            && *run != RunDir::open(dir)?.manifest().digest().finish()
-        {
-            let source = io::Error::new(io::ErrorKind::InvalidData, "the thoughts of another run");
+        let run = header.metadata().as_ref().and_then(|entries| entries.get("run"));
+        let damaged = match run {
+            Some(run) if *run == RunDir::open(dir)?.manifest().digest().finish() => {
+                record::verify_latents(&path).err()
+            }
+            _ => Some("the thoughts of another run".to_owned()),
+        };
+        if let Some(why) = damaged {
+            let source = io::Error::new(io::ErrorKind::InvalidData, why);
             return Err(ReportError::Latents { path, source });
         }
         Ok(Some(Self { path, header, start }))
@@ -90,7 +94,7 @@ impl LatentsReader {
                     format!("tensor {name} is not of 32-bit floats"),
                 ));
             }
-            let mut file = File::open(&self.path)?;
+            let mut file = record::files::open_regular(&self.path)?;
             file.seek(SeekFrom::Start(self.start + from as u64))?;
             let mut bytes = Vec::new();
             file.take((to - from) as u64).read_to_end(&mut bytes)?;

@@ -30,7 +30,7 @@ mod write;
 
 pub use error::ReportError;
 pub use page::assets;
-pub use tsne::{pca, tsne};
+pub use tsne::{Embedding, embed, pca};
 pub use write::{
     BestRun, ReportFiles, ReportOptions, load_runs, page_of_runs, page_of_trainings, write,
     write_loaded, write_trainings,

@@ -6,6 +6,7 @@
 //! ([`training`]) has the same figures and no questions.
 
 mod data;
+mod headline;
 pub mod training;
 
 use record::MetricName;
@@ -13,11 +14,11 @@ use record::MetricName;
 use crate::ablation::{self, AblationRow};
 use crate::draw::{escape, inline, legend_key, panel};
 use crate::error::ReportError;
-use crate::figures::{Figure, percent};
+use crate::figures::Figure;
 use crate::interval::Interval;
 use crate::rules;
 use crate::run_data::RunData;
-use crate::table::count;
+use crate::table::gflop;
 use crate::write::BestRun;
 
 /// What the page shares with others that show questions: its styles, and scripts that need nothing
@@ -25,7 +26,7 @@ use crate::write::BestRun;
 pub mod assets {
     /// Colours, light and dark, and the parts of the page.
     pub const STYLE: &str = include_str!("../assets/page.css");
-    /// Elements and tooltips.
+    /// Elements, tooltips and sortable tables.
     pub const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
     /// The votes, rewards and thoughts of one question; needs the tooltips.
     pub const QUESTION: &str = include_str!("../assets/question.js");
@@ -33,6 +34,8 @@ pub mod assets {
 
 use assets::{QUESTION, STYLE, TOOLTIPS};
 
+/// Values of figures and their export.
+const FIGURES: &str = include_str!("../assets/figures.js");
 const SCRIPT: &str = include_str!("../assets/page.js");
 const BROWSER: &str = include_str!("../assets/browser.html");
 /// Forbids all requests.
@@ -49,18 +52,46 @@ pub fn html(
         [one] => format!("{} on {}", one.traits.model, one.traits.split),
         many => format!("{} runs compared", many.len()),
     };
-    let figures: String = figures.iter().map(figure_section).collect();
+    let sections = [
+        ("figures", "Figures"),
+        ("summary", "Runs"),
+        ("browser", "Questions"),
+        ("settings", "Settings"),
+    ];
     let body = format!(
-        "<header><h1>{}</h1>\n{}</header>\n<main>\n{}{}{figures}{BROWSER}{}</main>\n\
+        "{}<main>\n{}{}{}{BROWSER}{}</main>\n\
          <script id=\"data\" type=\"application/json\">{}</script>\n",
-        escape(&title),
-        lead(runs, best_run),
+        header(&title, &sections, &headline::html(runs, best_run)),
+        figure_grid(figures),
         summary(runs),
         ablations(runs),
         provenance(runs),
         data::json(runs)?
     );
     Ok(document(&title, &body, &[QUESTION, SCRIPT].concat()))
+}
+
+/// The page's title, links to its sections, and its main result.
+fn header(title: &str, sections: &[(&str, &str)], headline: &str) -> String {
+    let link = |(id, name): &(&str, &str)| format!("<a href=\"#{id}\">{name}</a>");
+    let links: String = sections.iter().map(link).collect();
+    format!(
+        "<header class=\"top\"><div class=\"bar\"><span class=\"brand\">latent-tts</span>\
+         <nav aria-label=\"sections\">{links}</nav></div>\n<h1>{}</h1>\n{headline}</header>\n",
+        escape(title)
+    )
+}
+
+/// The figures in rows that they fill: a figure is as wide as it has panels.
+fn figure_grid(figures: &[Figure]) -> String {
+    let sections: String = figures.iter().map(figure_section).collect();
+    let data: Vec<serde_json::Value> = figures.iter().map(Figure::data_json).collect();
+    // A label may contain "</script>"; in JSON strings `<` can be escaped.
+    let data = serde_json::Value::from(data).to_string().replace('<', "\\u003c");
+    format!(
+        "<div id=\"figures\" class=\"figures\">\n{sections}</div>\n\
+         <script id=\"figure-data\" type=\"application/json\">{data}</script>\n"
+    )
 }
 
 /// A page with this content and a script beside that of the tooltips.
@@ -71,76 +102,9 @@ fn document(title: &str, body: &str, script: &str) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <link rel=\"icon\" href=\"data:,\">\n\
          <title>{title} – latent-tts</title>\n<style>\n{STYLE}</style>\n</head>\n\
-         <body>\n{body}<script>\n{TOOLTIPS}{script}</script>\n</body>\n</html>\n",
+         <body>\n{body}<script>\n{TOOLTIPS}{FIGURES}{script}</script>\n</body>\n</html>\n",
         title = escape(title)
     )
-}
-
-/// The main result in a few sentences.
-fn lead(runs: &[RunData], best_run: Option<&BestRun>) -> String {
-    let best = runs.iter().reduce(|best, run| if run.is_better(best) { run } else { best });
-    let Some(run) = best else {
-        return String::new();
-    };
-    let n = run.traits.n;
-    let which = match (best_run, runs.len()) {
-        (_, 1) => String::new(),
-        (Some(best_run), _) => best_run_sentence(runs, best_run),
-        (None, _) => {
-            let ties = runs
-                .iter()
-                .filter(|other| !std::ptr::eq(*other, run) && other.coverage() == run.coverage());
-            let ties: Vec<&str> = ties.map(|other| other.label.as_str()).collect();
-            format!("The run with the largest coverage is {}{}. ", run.label, as_large(&ties))
-        }
-    };
-    let share = |name, k| run.metric(name, k).map(|interval| percent(interval.value));
-    let mut text = match share(MetricName::Greedy, 1) {
-        Some(greedy) => {
-            format!(
-                "{which}Thinking once, without perturbation, answers {greedy} of {}. ",
-                count(run.results.questions, "question")
-            )
-        }
-        None => format!("{which}{}. ", count(run.results.questions, "question")),
-    };
-    if let Some(coverage) = share(MetricName::Coverage, n) {
-        text.push_str(&format!(
-            "With {} a right answer is found for {coverage}. ",
-            count(n, "perturbed trajectory")
-        ));
-    }
-    let chosen =
-        [MetricName::MAJORITY, MetricName::WEIGHTED, MetricName::NORMALIZED, MetricName::BEST_OF]
-            .into_iter();
-    let chosen: Vec<String> = chosen
-        .filter_map(|name| Some(format!("{} {}", rules::display_name(name), share(name, n)?)))
-        .collect();
-    if !chosen.is_empty() {
-        text.push_str(&format!("Choosing one of the {n} answers: {}.", chosen.join(", ")));
-    }
-    format!("<p class=\"lead\">{}</p>\n", escape(text.trim()))
-}
-
-/// Which run is the best, and which ones tie with it.
-fn best_run_sentence(runs: &[RunData], best_run: &BestRun) -> String {
-    let label = |index: usize| runs.get(index).map_or("", |run| run.label.as_str());
-    let metric = rules::display_name(best_run.metric);
-    let ties: Vec<&str> = best_run.ties.iter().map(|index| label(*index)).collect();
-    format!(
-        "The run with the largest {metric} of {} trajectories is {}{}. ",
-        best_run.k,
-        label(best_run.index),
-        as_large(&ties)
-    )
-}
-
-/// The runs that tie with the best one, in parentheses.
-fn as_large(ties: &[&str]) -> String {
-    match ties {
-        [] => String::new(),
-        ties => format!(" (as large: {}; majority decides)", ties.join("; ")),
-    }
 }
 
 /// A table of all runs with every rule at k = N.
@@ -155,9 +119,9 @@ fn summary(runs: &[RunData]) -> String {
         .collect();
     let rows: String = runs.iter().map(|run| summary_row(run, &shown)).collect();
     format!(
-        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n\
-         <thead><tr><th>run</th><th>N</th>{heads}<th>diversity</th><th>operations a question</th>\
-         <th>seconds a question</th><th>questions</th><th>seeds</th></tr></thead>\n\
+        "<section id=\"summary\">\n<h2>Runs</h2>\n<div class=\"wide\"><table class=\"sortable\">\n\
+         <thead><tr><th>run</th><th>N</th>{heads}<th>diversity</th><th>GFLOP per question</th>\
+         <th>seconds per question</th><th>questions</th><th>seeds</th></tr></thead>\n\
          <tbody>\n{rows}</tbody></table></div>\n\
          <p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% \
          interval over questions. Coverage: at least one of the N is right; no rule can do better. \
@@ -178,12 +142,12 @@ fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
     let cells: String = shown.iter().map(|name| cell(last(*name), 100.0, 1)).collect();
     let results = &run.results;
     format!(
-        "<tr><th>{}</th><td>{}</td>{cells}{}<td>{:.2e}</td><td>{:.3}</td><td>{}</td>\
+        "<tr><th>{}</th><td>{}</td>{cells}{}<td>{}</td><td>{:.3}</td><td>{}</td>\
          <td>{}</td></tr>\n",
         escape(&run.label),
         run.traits.n,
         cell(last(MetricName::Diversity), 1.0, 3),
-        results.cost.flops,
+        gflop(results.cost.flops),
         run.seconds(),
         results.questions,
         results.seeds
@@ -241,11 +205,12 @@ fn figure_section(figure: &Figure) -> String {
     };
     let keys: String = figure.legend_series().iter().map(key).collect();
     format!(
-        "<section class=\"figure\" id=\"{}\">\n<h2>{}</h2>\n\
+        "<section class=\"figure\" id=\"{}\" style=\"--panels:{}\">\n<h2>{}</h2>\n\
          <div class=\"panels\">\n{panels}</div>\n\
-         <ul class=\"legend\">\n{keys}</ul>\n\
-         <p class=\"caption\">{}</p>\n</section>\n",
+         <div class=\"words\"><ul class=\"legend\">\n{keys}</ul>\n\
+         <p class=\"caption\">{}</p></div>\n</section>\n",
         figure.name,
+        figure.panels.len(),
         escape(&figure.title),
         escape(&figure.caption)
     )
@@ -268,7 +233,7 @@ fn provenance(runs: &[RunData]) -> String {
     };
     let all: String = runs.iter().map(section).collect();
     format!(
-        "<section>\n<details><summary>Settings and machines of these runs</summary>\n\
+        "<section id=\"settings\">\n<details><summary>Settings and machines of these runs</summary>\n\
          {all}</details>\n</section>\n"
     )
 }

@@ -111,7 +111,8 @@ impl SamplerInfo {
         }
     }
 
-    fn sites_label(&self) -> &str {
+    /// Sites, scope and mask lifetime of dropout; empty for other samplers.
+    pub fn sites_label(&self) -> &str {
         if let Self::Dropout { sites, .. } = self { sites } else { "" }
     }
 }

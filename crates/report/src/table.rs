@@ -270,7 +270,7 @@ fn write_footer(text: &mut String, results: &Results) {
     }
     let RunCost { steps, flops, beam, seconds } = &results.cost;
     let compute = |steps: f64, flops: f64| {
-        format!("{steps:.1} decoding steps and {} per question", format_flop(flops))
+        format!("{steps:.1} decoding steps and {} GFLOP per question", gflop(flops))
     };
     line("cost", compute(*steps, *flops));
     if let Some(BeamCost { steps, flops }) = beam {
@@ -296,13 +296,16 @@ fn format_seconds(seconds: &Seconds) -> String {
     format!("{total:.1} s: {}", stages.join(", "))
 }
 
-/// Formats a number of floating-point operations with an SI prefix.
-fn format_flop(count: f64) -> String {
-    let prefixes = ["", "k", "M", "G", "T", "P"];
-    let scale = (0..prefixes.len() - 1)
-        .take_while(|&power| count >= 1000f64.powi(power as i32 + 1))
-        .count();
-    format!("{:.1} {}FLOP", count / 1000f64.powi(scale as i32), prefixes[scale])
+/// A number of floating-point operations in GFLOP (10^9), the unit of all tables and figures, with
+/// one decimal, or three significant digits below 1.
+pub fn gflop(operations: f64) -> String {
+    let value = operations / 1e9;
+    let digits = match value {
+        0.0 => 0,
+        large if large >= 1.0 => 1,
+        _ => (2 - value.abs().log10().floor() as i32).clamp(0, 9) as usize,
+    };
+    format!("{value:.digits$}")
 }
 
 #[cfg(test)]
@@ -459,14 +462,13 @@ scoring      21.1% of the time of samples
     fn empty_results_have_a_table() {
         let text = render(&Results::default(), wide(0));
         assert!(text.starts_with("0 questions, 0 seeds, 0 trajectories each\n"), "{text}");
-        assert!(text.contains("0.0 FLOP per question"), "{text}");
+        assert!(text.contains("0 GFLOP per question"), "{text}");
     }
 
     #[test]
-    fn operations_have_prefixes() {
-        assert_eq!(format_flop(999.0), "999.0 FLOP");
-        assert_eq!(format_flop(1e3), "1.0 kFLOP");
-        assert_eq!(format_flop(2.5e13), "25.0 TFLOP");
-        assert_eq!(format_flop(1e19), "10000.0 PFLOP");
+    fn operations_are_in_gflop() {
+        let all = [0.0, 1e3, 2.5e6, 1.2345e10, 9.87e11, 2.5e13];
+        let expected = ["0", "0.00000100", "0.00250", "12.3", "987.0", "25000.0"];
+        assert_eq!(all.map(gflop), expected);
     }
 }

@@ -55,7 +55,7 @@ impl TrainingData {
     /// The names of all losses, `loss` first.
     pub fn loss_names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
-        for name in self.steps.iter().flat_map(StepRecord::loss_names) {
+        for name in self.steps.iter().flat_map(|step| step.losses.names()) {
             if !names.contains(&name) {
                 names.push(name);
             }

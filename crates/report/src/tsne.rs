@@ -4,8 +4,11 @@
 //! hundred points, and crates with a faster one depend on FFT libraries. It is initialized with
 //! PCA, which preserves global structure (Kobak and Berens, 2019) and makes it deterministic.
 
-/// The effective number of neighbours of a point.
+/// The effective number of neighbours of a point, where there are enough points.
 const PERPLEXITY: f64 = 20.0;
+/// Fewer points than this are projected by PCA: with so few neighbours t-SNE shows clusters that
+/// are not there.
+const MIN_TSNE_POINTS: usize = 60;
 /// Steps of gradient descent.
 const STEPS: usize = 500;
 /// The factor on attractive forces in the first steps.
@@ -17,6 +20,33 @@ const EARLY_STEPS: usize = 120;
 const POWER_ITERATIONS: usize = 10;
 /// Rows used in each power iteration, evenly spaced.
 const POWER_ROWS: usize = 64;
+
+/// How a map was made of its points.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Embedding {
+    /// The first two principal components.
+    Pca,
+    /// t-SNE.
+    Tsne {
+        /// The perplexity, smaller than 20 for few points.
+        perplexity: f64,
+    },
+}
+
+/// The t-SNE map of rows of `width` elements, or their principal components if there are fewer than
+/// 60 rows.
+pub fn embed(values: &[f32], width: usize) -> (Vec<[f64; 2]>, Embedding) {
+    let n = values.len() / width.max(1);
+    match n < MIN_TSNE_POINTS {
+        true => (pca(values, width), Embedding::Pca),
+        false => (tsne(values, width), Embedding::Tsne { perplexity: perplexity(n) }),
+    }
+}
+
+/// The perplexity of a t-SNE map of `n` points: at most a third of the other points.
+fn perplexity(n: usize) -> f64 {
+    PERPLEXITY.min(n.saturating_sub(1) as f64 / 3.0)
+}
 
 /// Projects rows of `width` elements on their first two principal components, scaled to [-1, 1].
 pub fn pca(values: &[f32], width: usize) -> Vec<[f64; 2]> {
@@ -119,7 +149,7 @@ fn squared_distances(rows: &[Vec<f64>]) -> Vec<f64> {
 
 /// Symmetric joint probabilities, `[n, n]`; each point's bandwidth gives it the same perplexity.
 fn joint_probabilities(distances: &[f64], n: usize) -> Vec<f64> {
-    let entropy = PERPLEXITY.min((n - 1) as f64 / 3.0).ln();
+    let entropy = perplexity(n).ln();
     let mut joint = vec![0.0; n * n];
     for i in 0..n {
         for (j, p) in
@@ -248,6 +278,18 @@ mod tests {
             let (within, between) = cluster_distances(&map);
             assert!(within < between, "{within} {between}");
         }
+    }
+
+    #[test]
+    fn few_points_are_projected_and_many_name_their_perplexity() {
+        let values = clusters();
+        assert_eq!(
+            embed(&values, 10),
+            (tsne(&values, 10), Embedding::Tsne { perplexity: 59.0 / 3.0 })
+        );
+        assert_eq!(embed(&values[10..], 10), (pca(&values[10..], 10), Embedding::Pca));
+        assert_eq!(perplexity(1000), 20.0);
+        assert_eq!(embed(&[], 10), (vec![], Embedding::Pca));
     }
 
     #[test]

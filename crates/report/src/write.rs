@@ -1,4 +1,4 @@
-//! Writes reports: every figure as SVG and PNG, and the page. Files are replaced atomically.
+//! Writes reports: every figure as SVG, PNG and CSV, and the page. Files are replaced atomically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub struct BestRun {
 pub struct ReportFiles {
     /// The page.
     pub page: PathBuf,
-    /// The figures, SVG and PNG.
+    /// The figures: SVG, PNG and CSV.
     pub figures: Vec<PathBuf>,
 }
 
@@ -132,7 +132,12 @@ fn write_files(
             name: figure.name,
             panels: figure.panels.len(),
         })?;
-        for (extension, bytes) in [("svg", draw::svg(&sheet).into_bytes()), ("png", png)] {
+        let forms = [
+            ("svg", draw::svg(&sheet).into_bytes()),
+            ("png", png),
+            ("csv", figure.csv().into_bytes()),
+        ];
+        for (extension, bytes) in forms {
             files.push(write_creating_dirs(
                 &dir.join(format!("{}.{extension}", figure.name)),
                 &bytes,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use latent_tts_report::figures::{AxisScale, Figure, Panel, Series, learning_curves};
 use latent_tts_report::training_data::{TrainingData, label_trainings};
 use latent_tts_report::{ReportError, ReportOptions, write_trainings};
-use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
+use record::{EvalRecord, Losses, StepRecord, TrainTiming, TrainingDir};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -23,9 +23,8 @@ fn training(dir: PathBuf, lr: f64) -> TrainingDir {
     std::fs::create_dir_all(records.path()).unwrap();
     let step = |step: u32| {
         let loss = 4.0 * (-f64::from(step) / 100.0).exp() + 0.01;
-        let losses = json!({ "loss": loss, "distill": 0.5 });
-        let Value::Object(losses) = losses else { unreachable!() };
-        let (lr, grad_norm) = (lr, 10.0 / f64::from(step + 1));
+        let losses = Losses::new(loss).with("distill", 0.5);
+        let grad_norm = 10.0 / f64::from(step + 1);
         StepRecord { step, losses, lr, grad_norm, examples: Some(8), tokens: None }
     };
     let eval = |(step, score, kept): (u32, f64, bool)| {
@@ -111,9 +110,20 @@ fn several_trainings_are_compared_loss_by_loss() {
 
 fn page(trainings: &[TrainingDir], out: &Path) -> String {
     let files = write_trainings(trainings, out, ReportOptions::default()).unwrap();
-    assert_eq!(files.figures.len(), 4);
+    assert_eq!(files.figures.len(), 6, "SVG, PNG and CSV of two figures");
     assert!(files.figures.iter().all(|file| std::fs::metadata(file).unwrap().len() > 1000));
     std::fs::read_to_string(files.page).unwrap()
+}
+
+#[test]
+fn a_single_evaluation_is_on_the_axis_of_the_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = training(dir.path().join("a"), 1e-3);
+    let evals = std::fs::read_to_string(records.evals_file()).unwrap();
+    std::fs::write(records.evals_file(), evals.lines().next().unwrap().to_owned() + "\n").unwrap();
+    let figures = figures_of(&[records]);
+    let held_out = panel(&figures, "held-out problems");
+    assert_eq!((held_out.x.scale, &held_out.x.encloses[..]), (AxisScale::Count, &[0.0, 499.0][..]));
 }
 
 #[test]

@@ -109,9 +109,23 @@ fn figures_match_the_samples() {
     let dir = tempfile::tempdir().unwrap();
     let figures = figures::all(&loaded_runs(dir.path())).unwrap();
     let names: Vec<&str> = figures.iter().map(|figure| figure.name).collect();
-    let all =
-        ["coverage", "coverage-diversity", "diversity-steps", "comparison", "accuracy", "cost"];
+    let all = [
+        "coverage",
+        "strength",
+        "coverage-diversity",
+        "diversity-steps",
+        "comparison",
+        "accuracy",
+        "cost",
+    ];
     assert_eq!(names, all);
+    // From weak to strong, at the largest N; noise was run at one strength only.
+    let strength = figure(&figures, "strength");
+    assert_eq!(strength.panels.len(), 1);
+    assert_eq!(strength.panels[0].x.label, "dropout probability p");
+    assert_points(strength, 0, "coverage", &[(0.1, 1.0), (0.3, 1.0)]);
+    assert_points(strength, 0, "majority", &[(0.1, 0.5), (0.3, 0.5)]);
+    assert_points(strength, 0, "greedy", &[(0.1, 0.5), (0.3, 0.5)]);
     let comparison = figure(&figures, "comparison");
     assert_eq!(comparison.panels[0].series.len(), 3, "every run has a line");
 
@@ -152,7 +166,7 @@ fn figures_match_the_samples() {
     assert_points(accuracy, 0, "coverage", &curve);
 
     let cost = figure(&figures, "cost");
-    assert_points(cost, 0, "tiny, noise: majority", &[(2e9, 0.5)]);
+    assert_points(cost, 0, "tiny, noise: majority", &[(2.0, 0.5)]);
     assert_points(cost, 1, "tiny, dropout: majority", &[(2.0, 0.5)]);
 }
 
@@ -169,8 +183,8 @@ fn beam_search_is_drawn_at_its_own_cost() {
     results.cost.seconds.beam = 1.0;
     let figures = figures::all(&runs).unwrap();
     let cost = figure(&figures, "cost");
-    assert_points(cost, 0, "tiny, noise: beam search", &[(5e8, 0.5)]);
-    assert_points(cost, 0, "tiny, noise: majority", &[(2e9, 0.5)]);
+    assert_points(cost, 0, "tiny, noise: beam search", &[(0.5, 0.5)]);
+    assert_points(cost, 0, "tiny, noise: majority", &[(2.0, 0.5)]);
     assert_points(cost, 1, "tiny, noise: beam search", &[(0.5, 0.5)]);
     assert_points(cost, 1, "tiny, noise: majority", &[(1.5, 0.5)]);
 }
@@ -193,9 +207,8 @@ fn runs_are_labelled_by_their_differences() {
 
 /// The JSON data embedded in the page.
 fn data(page: &str) -> Value {
-    let start =
-        page.find("type=\"application/json\">").unwrap() + "type=\"application/json\">".len();
-    let rest = &page[start..];
+    let tag = "id=\"data\" type=\"application/json\">";
+    let rest = &page[page.find(tag).unwrap() + tag.len()..];
     serde_json::from_str(&rest[..rest.find("</script>").unwrap()]).unwrap()
 }
 
@@ -219,7 +232,7 @@ fn the_page_holds_every_question_with_its_markup_escaped() {
     let files =
         write(&runs(dir.path()), &dir.path().join("out"), ReportOptions::default()).unwrap();
     let page = std::fs::read_to_string(&files.page).unwrap();
-    assert_eq!(files.figures.len(), 12);
+    assert_eq!(files.figures.len(), 21, "SVG, PNG and CSV of seven figures");
     let data = data(&page);
     assert_eq!((&data["left_out"], data["runs"].as_array().unwrap().len()), (&json!(0), 3));
     let question = &data["runs"][0]["questions"][0];
@@ -237,7 +250,12 @@ fn the_page_holds_every_question_with_its_markup_escaped() {
     assert_eq!(question[6], "AABVAKoA/wA=");
     let tokens = json!([["</b>", 250], ["1", 123]]);
     assert_eq!(question[14], json!([tokens, tokens]), "probabilities in thousandths");
-    assert_eq!(page.matches("</script>").count(), 2, "only the page's own");
+    assert_eq!(page.matches("</script>").count(), 3, "only the page's own");
+    let verdict = "Majority voting over 4 trajectories answers 50.0% of 2 questions; the difference \
+                   to greedy decoding, +0.0, is within noise (95% CI ";
+    assert!(page.contains(verdict));
+    let tile = "<span class=\"label\">coverage</span><span class=\"value\">100.0%</span>";
+    assert!(page.contains(tile));
     assert!(
         !page.contains("http://")
             || page.matches("http://").count()

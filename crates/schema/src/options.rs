@@ -94,7 +94,7 @@ pub struct SamplingOptions {
     /// number sampled from the range, 0 for none [default: the value in the model's config.json,
     /// else the family's]
     #[serde(alias = "thoughts", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "clap", arg(long, alias = "thoughts", value_name = "T"))]
+    #[cfg_attr(feature = "clap", arg(long, visible_alias = "thoughts", value_name = "T"))]
     pub latent_length: Option<LatentLength>,
 
     /// Maximum number of answer tokens [default: the value in the model's config.json, else the

@@ -3,7 +3,11 @@
 /** Settings of a panel, by the names that they have in a link. */
 const FIELDS = ["n", "thoughts", "sampler", "strength", "rule", "seed"];
 const SAMPLERS = [["dropout", "dropout"], ["noise", "Gaussian noise"], ["tokens", "sampled tokens"], ["none", "none"]];
-const EXAMPLE = "Tom has 3 boxes with 4 pens in each. He gives away 5 pens. How many pens does Tom have?";
+const EXAMPLES = [
+  "Tom has 3 boxes with 4 pens in each. He gives away 5 pens. How many pens does Tom have?",
+  "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?",
+  "A train has 6 cars with 20 seats in each. 35 seats are empty. How many seats are taken?",
+];
 /** Tokens of each thought that are asked for. */
 const LENS = 5;
 
@@ -48,7 +52,8 @@ class Panel {
     this.name = name;
     this.inputs = {};
     this.fieldset = this.makeFieldset();
-    this.section = make("section", { "aria-label": `results of ${name}` });
+    this.section = make("section", { class: "with-blocks", "aria-label": `results of ${name}` });
+    this.view = { sort: "k", descending: false, selected: [], redraw: () => this.draw() };
     this.clear({}, "");
   }
 
@@ -62,7 +67,7 @@ class Panel {
     const number = (attributes) => make("input", { type: "number", required: "", ...attributes });
     this.inputs = {
       n: number({ min: 1, max: latent.max_samples, value: Math.min(16, latent.max_samples) }),
-      thoughts: make("input", { size: 5, required: "", value: latent.thoughts }),
+      thoughts: make("input", { size: 5, required: "", value: latent.latent_length }),
       sampler: select(SAMPLERS),
       strength: number({ min: 0, step: "any" }),
       rule: select(latent.rules.map((rule) => [rule, rule])),
@@ -73,9 +78,9 @@ class Panel {
     this.inputs.rule.value = latent.rule;
     this.inputs.sampler.addEventListener("change", () => this.adjustStrength());
     this.adjustStrength();
-    const controls = make("div", { class: "controls" });
-    controls.append(...FIELDS.map((field) => make("label", {}, `${labels[field]} `, this.inputs[field])));
-    return make("fieldset", {}, make("legend", {}, this.name), controls);
+    const fields = make("div", { class: "fields" });
+    fields.append(...FIELDS.map((field) => make("label", {}, `${labels[field]} `, this.inputs[field])));
+    return make("fieldset", { "aria-label": `settings ${this.name}` }, fields);
   }
 
   /** The strength is another number for each sampler: a share, a deviation, a temperature. */
@@ -83,11 +88,18 @@ class Panel {
     const { latent } = state.model;
     const { sampler, strength } = this.inputs;
     strength.disabled = sampler.value === "none";
-    strength.value = { dropout: latent.p, noise: latent.sigma, tokens: 1, none: 0 }[sampler.value];
+    strength.value = { dropout: latent.dropout_p, noise: latent.noise_std, tokens: 1, none: 0 }[sampler.value];
   }
 
   settings() {
     return Object.fromEntries(FIELDS.map((field) => [field, this.inputs[field].value]));
+  }
+
+  /** The name of the panel is shown where there are two. */
+  setNamed(named) {
+    this.fieldset.querySelector("legend")?.remove();
+    if (named) this.fieldset.prepend(make("legend", {}, this.name));
+    this.named = named;
   }
 
   fill(settings) {
@@ -101,9 +113,9 @@ class Panel {
   /** The body of the request. */
   body(question, gold, map) {
     const { n, thoughts, sampler, strength, rule, seed } = this.settings();
-    const latent = { samples: Number(n), thoughts, sampler, rule, seed: Number(seed), lens: LENS, map, return: ["votes", "rewards", "trajectories"] };
-    if (sampler === "dropout") latent.p = Number(strength);
-    if (sampler === "noise") latent.sigma = Number(strength);
+    const latent = { samples: Number(n), latent_length: thoughts, sampler, rule, seed: Number(seed), lens: LENS, map, return: ["votes", "rewards", "trajectories"] };
+    if (sampler === "dropout") latent.dropout_p = Number(strength);
+    if (sampler === "noise") latent.noise_std = Number(strength);
     if (gold) latent.gold = gold;
     const body = { model: state.model.id, prompt: question, stream: true, latent };
     if (sampler === "tokens") body.temperature = Number(strength);
@@ -116,7 +128,8 @@ class Panel {
     this.gold = gold;
     this.leader = null;
     this.final = null;
-    this.picked = null;
+    this.seconds = null;
+    this.view.selected = [];
     /** Events of trajectories as they arrived, for tests. */
     this.arrived = 0;
   }
@@ -124,6 +137,7 @@ class Panel {
   async ask(question, gold, map, signal) {
     this.clear(this.settings(), gold);
     this.draw();
+    const start = performance.now();
     const body = JSON.stringify(this.body(question, gold, map));
     const response = await fetch("/v1/completions", { method: "POST", headers: headers(), body, signal });
     if (!response.ok) throw new Error(await problem(response));
@@ -134,6 +148,7 @@ class Panel {
       const [choice] = chunk.choices;
       if (choice) this.take(choice);
     }
+    this.seconds = (performance.now() - start) / 1000;
     this.draw();
   }
 
@@ -143,9 +158,9 @@ class Panel {
       this.arrived += 1;
       this.leader = latent.leader;
       this.trajectories.push(latent.trajectory);
-      this.trajectories.sort((a, b) => a.number - b.number);
+      this.trajectories.sort((a, b) => a.index - b.index);
     } else if (latent.rewards && !finish_reason) {
-      const of = this.trajectories.find((t) => t.number === latent.rewards.number);
+      const of = this.trajectories.find((t) => t.index === latent.rewards.index);
       if (of) Object.assign(of, latent.rewards);
     }
     if (finish_reason) {
@@ -164,115 +179,125 @@ class Panel {
 
   /** What arrived so far, as question.js draws it. */
   question() {
-    const [answers, places, texts, textPlaces] = [[], new Map(), [], new Map()];
+    const [answers, indices, texts, textIndices] = [[], new Map(), [], new Map()];
     const given = this.trajectories.map(({ answer, correct, text }) => {
-      if (!places.has(answer)) places.set(answer, answers.push([answer, correct ?? (this.gold ? false : null), text]) - 1);
-      return places.get(answer);
+      if (!indices.has(answer)) indices.set(answer, answers.push([answer, correct ?? (this.gold ? false : null), text]) - 1);
+      return indices.get(answer);
     });
     const said = this.trajectories.map(({ text }) => {
-      if (!textPlaces.has(text)) textPlaces.set(text, texts.push(text) - 1);
-      return textPlaces.get(text);
+      if (!textIndices.has(text)) textIndices.set(text, texts.push(text) - 1);
+      return textIndices.get(text);
     });
     const has = (field) => this.trajectories.some((t) => t[field] !== null && t[field] !== undefined);
     const of = (field) => (has(field) ? this.trajectories.map((t) => t[field] ?? null) : null);
-    const shown = this.trajectories.find((t) => t.number === this.shownNumber());
+    const thousandths = (tokens) => tokens.map(([text, share]) => [text, Math.round(1000 * share)]);
     return {
       answers, given, texts, said,
-      names: this.trajectories.map((t) => t.number),
-      lengths: this.trajectories.map((t) => t.thoughts),
+      names: this.trajectories.map((t) => t.index),
+      lengths: this.trajectories.map((t) => t.latent_steps),
       rewards: of("process_rewards"),
       outcomes: of("outcome_reward"),
       paths: this.final && this.final.map,
+      mapMethod: this.final && this.final.map_method,
       greedyPath: [],
-      lens: shown ? (shown.lens || []).map((tokens) => tokens.map(([text, share]) => [text, Math.round(1000 * share)])) : [],
-      lensNote: shown ? `trajectory ${shown.number}` : "",
+      tokens: has("lens") ? this.trajectories.map((t) => (t.lens || []).map(thousandths)) : null,
     };
   }
 
-  /** The trajectory whose tokens are shown: the picked one, the chosen one, or the first. */
+  /** The trajectory that is shown: the first selected one, the one that the rule chose, or the first that came. */
   shownNumber() {
     const chosen = this.final && this.final.chosen;
-    return this.picked ?? chosen ?? (this.trajectories.length ? this.trajectories[0].number : null);
+    return this.view.selected[0] ?? chosen ?? (this.trajectories.length ? this.trajectories[0].index : null);
   }
 
   draw() {
     const q = this.question();
-    const focused = document.activeElement && document.activeElement.classList.contains("pick") && this.section.contains(document.activeElement);
-    const open = this.section.querySelector("details.trajectories")?.open;
-    const parts = [this.heading(), this.progress()];
+    const focused = this.focusKey(document.activeElement);
+    const top = this.section.querySelector(".tall")?.scrollTop;
+    const parts = [this.heading(), ...this.progress(q)];
     if (q.given.length) parts.push(this.figures(q));
+    else if (this.asked.n !== undefined) parts.push(make("div", { class: "waiting", role: "img", "aria-label": "waiting for the first trajectory" }));
     this.section.replaceChildren(...parts);
-    if (open && this.section.querySelector("details.trajectories")) this.section.querySelector("details.trajectories").open = true;
-    if (focused) this.section.querySelector(".pick")?.focus();
+    const table = this.section.querySelector(".tall");
+    if (table && top) table.scrollTop = top;
+    if (focused) this.section.querySelector(focused)?.focus();
+  }
+
+  /** A selector that finds a focused control again after it was drawn anew. */
+  focusKey(element) {
+    if (!element || !this.section.contains(element)) return null;
+    if (element.dataset.sort) return `[data-sort="${element.dataset.sort}"]`;
+    const label = element.getAttribute("aria-label");
+    return label ? `[aria-label="${label}"]` : null;
   }
 
   heading() {
     const { n, thoughts, sampler, strength, rule, seed } = this.asked;
     const how = sampler === "none" ? "unperturbed" : `${sampler} ${strength}`;
-    const title = n === undefined ? this.name : `${this.name}: ${n} x ${how}, ${thoughts} thoughts, ${rule}, seed ${seed}`;
-    return make("h2", {}, title);
+    const settings = `${n} × ${how}, ${thoughts} thoughts, ${rule}, seed ${seed}`;
+    return make("h2", {}, ...(this.named ? [make("b", {}, `${this.name} `)] : []), settings);
   }
 
-  /** The answer, or the leader of the vote so far. */
-  progress() {
-    const box = make("div");
-    if (this.asked.n === undefined) return box;
+  /** The answer, or the leader of the vote so far, with the numbers behind it. */
+  progress(q) {
+    if (this.asked.n === undefined) return [];
     const { final } = this;
     const answer = final ? final.answer : this.leader;
     const line = make("p", { class: "answer-line" }, answer ?? (final ? "no answer" : "…"));
-    if (final && final.correct !== undefined) line.classList.add(final.correct ? "right" : "wrong");
-    const note = final
-      ? ` ${final.correct === undefined ? "" : final.correct ? "✓ right; " : "✗ wrong; "}decided by ${final.rule}${final.stopped ? ", stopped early" : ""}`
-      : ` ahead after ${this.trajectories.length} of ${this.asked.n}`;
+    const graded = final && final.correct !== undefined && final.correct !== null;
+    if (graded) line.classList.add(final.correct ? "right" : "wrong");
+    const verdict = graded ? (final.correct ? "✓ right, " : "✗ wrong, ") : "";
+    const note = final ? `${verdict}decided by ${final.rule}${final.stopped ? ", stopped early" : ""}` : `ahead after ${this.trajectories.length} of ${this.asked.n}`;
     line.append(make("small", {}, note));
-    const bar = make("progress", { max: this.asked.n, value: final ? this.asked.n : this.trajectories.length, "aria-label": "trajectories that have their answers" });
-    box.append(line, bar);
+    const parts = [line];
+    if (!final) parts.push(make("progress", { max: this.asked.n, value: this.trajectories.length, "aria-label": "trajectories that have their answers" }));
+    parts.push(...this.readingLine(q), ...this.notes());
+    if (final) parts.push(this.tiles(q));
+    return parts;
+  }
+
+  /** The tokens of the shown trajectory's thoughts in one line. */
+  readingLine(q) {
+    const k = q.names.indexOf(this.shownNumber());
+    const tokens = q.tokens && q.tokens[k];
+    if (!tokens || !tokens.some((thought) => thought.length)) return [];
+    return [make("p", { class: "thinks" }, make("span", { class: "label" }, `thoughts of trajectory ${q.names[k]} as tokens`), reading(tokens))];
+  }
+
+  /** What the server has to say about the question or the reply. */
+  notes() {
+    const notes = (this.final && this.final.notes) || [];
+    return notes.length ? [make("ul", { class: "notes" }, ...notes.map((note) => make("li", {}, note)))] : [];
+  }
+
+  tiles(q) {
+    const same = q.given.filter((index) => q.answers[index][0] === this.final.answer).length;
+    const box = make("div", { class: "tiles" });
+    box.append(tile("votes for it", percentOf(same / Math.max(1, q.given.length)), `${same} of ${q.given.length}`));
+    box.append(tile("distinct answers", `${q.answers.length}`));
+    if (this.gold) {
+      const right = q.given.filter((index) => isRight(q.answers[index])).length;
+      box.append(tile("right trajectories", percentOf(right / Math.max(1, q.given.length)), `${right} of ${q.given.length}`));
+    }
+    const rewards = q.outcomes || (q.rewards && q.rewards.map(mean));
+    if (rewards) box.append(tile(q.outcomes ? "highest outcome reward" : "highest mean reward", fixed(Math.max(...rewards.filter(Number.isFinite)), 2)));
+    if (this.seconds !== null) box.append(tile("time", `${this.seconds.toFixed(this.seconds < 10 ? 2 : 0)} s`));
     return box;
   }
 
   figures(q) {
-    const box = make("div", { class: "figures" });
-    const add = (...children) => { if (children.length) box.append(make("div", {}, ...children)); };
-    add(votes(q), ...trajectories(q));
-    if (q.rewards) {
-      const { title, svg, note } = strip(q, Boolean(this.final));
-      this.pickable(svg);
-      add(make("h3", {}, title), svg, make("p", { class: "note" }, note));
-    } else if (this.final) {
-      add(make("p", { class: "note" }, "No rewards: the server has no reward model."));
-    }
-    if (q.paths && q.paths.some((path) => path.length)) {
-      const svg = map(q);
-      this.pickable(svg);
-      const shown = q.names.indexOf(this.shownNumber());
-      svg.querySelector(`polyline[data-k="${shown}"]`)?.classList.add("picked");
-      const signs = this.gold ? "diamond right, cross wrong" : "a dot, as no right answer is given";
-      const note = `All thoughts of all trajectories in the plane, the projection of this question alone; the sign is at the last thought: ${signs}.`;
-      add(make("h3", {}, "Map of the thoughts"), svg, make("p", { class: "note" }, note));
-    }
-    if (q.lens.length) add(this.picker(q), ...lens(q));
+    const view = { ...this.view, selected: this.view.selected.length ? this.view.selected : [this.shownNumber()] };
+    const box = make("div", { class: "blocks" });
+    const left = make("div", { class: "stack" }, votes(q));
+    const right = make("div", { class: "stack" });
+    box.append(left, right);
+    if (q.rewards) right.append(selectOnClick(strip(q, view, Boolean(this.final)), q, this.view));
+    else if (this.final) right.append(block("rewards", "Rewards", make("p", { class: "note" }, "The server has no reward model: start it with --reward-model to score thoughts.")));
+    if (q.paths && q.paths.some((path) => path.length)) left.append(selectOnClick(mapBlock(q, view), q, this.view));
+    const several = view.selected.length > 1;
+    (several ? box : right).append(...comparison(q, view));
+    box.append(...trajectories(q, this.view));
     return box;
-  }
-
-  /** A click on something that belongs to a trajectory shows its tokens. */
-  pickable(svg) {
-    svg.addEventListener("click", (event) => {
-      const target = event.target.closest("[data-k]");
-      if (target) this.pick(this.trajectories[Number(target.dataset.k)].number);
-    });
-  }
-
-  pick(number) {
-    this.picked = number;
-    this.draw();
-  }
-
-  picker(q) {
-    const select = make("select", { class: "pick" });
-    q.names.forEach((name, k) => select.append(make("option", { value: name }, `${name}: ${signed(q.answers[q.given[k]])}`)));
-    select.value = this.shownNumber();
-    select.addEventListener("change", () => this.pick(Number(select.value)));
-    return make("div", { class: "controls" }, make("label", {}, "trajectory ", select));
   }
 }
 
@@ -301,14 +326,44 @@ function follow(hash) {
   return true;
 }
 
+/** The second setting starts with another sampler, so that there is something to compare. */
+function fillSecond() {
+  const settings = state.panels[0].settings();
+  const sampler = settings.sampler === "dropout" ? "noise" : "dropout";
+  state.panels[1].fill({ ...settings, sampler, strength: undefined });
+}
+
 const shown = () => ($("compare").checked ? state.panels : state.panels.slice(0, 1));
 
 /** One panel or two. */
 function arrange() {
+  const two = shown().length > 1;
+  state.panels.forEach((panel) => panel.setNamed(two));
   $("settings").replaceChildren(...shown().map((panel) => panel.fieldset));
+  $("settings").classList.toggle("two-settings", two);
   const asked = shown().filter((panel) => panel.asked.n !== undefined);
-  $("results").replaceChildren(...asked.map((panel) => panel.section));
-  $("results").classList.toggle("two", asked.length > 1);
+  document.querySelector("main").classList.toggle("two", two);
+  document.querySelector("main").classList.toggle("idle", !two && !asked.length);
+  asked.forEach((panel) => panel.draw());
+  $("results").replaceChildren(...(asked.length ? asked.map((panel) => panel.section) : [emptyState()]));
+}
+
+/** What stands where the results will be. */
+function emptyState() {
+  const example = (text) => {
+    const button = make("button", { type: "button" }, text);
+    button.addEventListener("click", () => { $("question").value = text; ask(); });
+    return button;
+  };
+  return make("section", { class: "empty" }, make("p", {}, "Ask a question: its trajectories appear here one by one, with their votes, rewards and thoughts."),
+    make("div", { class: "examples" }, ...EXAMPLES.map(example)));
+}
+
+/** Brings the results into view where they are below or above the window: on a phone. */
+function revealResults() {
+  const { top, bottom } = $("results").getBoundingClientRect();
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (top > innerHeight * 0.6 || bottom < 100) $("results").scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });
 }
 
 async function ask() {
@@ -318,10 +373,11 @@ async function ask() {
   state.abort = abort;
   history.replaceState(null, "", link());
   $("stop").disabled = false;
-  tell("asking…");
+  tell("waiting for the first trajectory…");
   const [question, gold, map] = [$("question").value, $("gold").value.trim(), $("map").value];
   const running = shown().map((panel) => panel.ask(question, gold, map, abort.signal));
   arrange();
+  revealResults();
   const ends = await Promise.allSettled(running);
   if (state.abort !== abort) return;
   state.abort = null;
@@ -329,7 +385,7 @@ async function ask() {
   const failed = ends.find((end) => end.status === "rejected");
   if (abort.signal.aborted) tell("stopped");
   else if (failed) tell(failed.reason.message, true);
-  else tell(shown().map((panel) => `${panel.name}: ${panel.final?.answer ?? "no answer"}`).join(", "));
+  else tell(shown().map((panel) => `${panel.named ? panel.name : "answer"}: ${panel.final?.answer ?? "no answer"}`).join(", "));
 }
 
 function stop() {
@@ -352,7 +408,12 @@ async function listRuns() {
   const response = await fetch("/runs", { headers: headers() });
   if (!response.ok) return;
   const runs = await response.json();
-  $("runs").hidden = !runs.length;
+  $("runs").hidden = false;
+  $("runs-controls").hidden = !runs.length;
+  if (!runs.length) {
+    $("runs-list").replaceChildren(make("li", { class: "note" }, "None. Start the server with --runs DIR to open recorded runs here."));
+    return;
+  }
   const update = () => {
     const words = $("runs-search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = runs.filter(({ name, kind }) => words.every((word) => `${name} ${kind}`.toLowerCase().includes(word)));
@@ -394,8 +455,8 @@ async function loadModel() {
   }
   [state.model] = (await response.json()).data;
   const { id, family, reward_model, latent } = state.model;
-  const scored = reward_model ? "a reward model scores every thought" : "there is no reward model";
-  $("model").textContent = `${id}: a ${family} reasoner with ${latent.thoughts} thoughts; ${scored}. Type a question and watch its trajectories arrive.`;
+  const scored = reward_model ? "with a reward model" : "without a reward model";
+  $("model").replaceChildren(make("b", {}, id), ` ${family} reasoner, ${latent.latent_length} thoughts, ${scored}`);
   return true;
 }
 
@@ -404,7 +465,7 @@ async function begin() {
   state.panels = [new Panel("A"), new Panel("B")];
   arrange();
   const linked = follow(location.hash);
-  if (!linked && !$("question").value) $("question").value = EXAMPLE;
+  if (!linked && !$("question").value) [$("question").value] = EXAMPLES;
   await listRuns();
   document.documentElement.dataset.ready = "true";
   if (linked) await ask();
@@ -414,8 +475,7 @@ $("form").addEventListener("submit", (event) => { event.preventDefault(); if (st
 $("stop").addEventListener("click", stop);
 $("share").addEventListener("click", share);
 $("compare").addEventListener("change", () => {
-  // The second setting begins as a copy of the first.
-  if ($("compare").checked && state.panels[1].asked.n === undefined) state.panels[1].fill(state.panels[0].settings());
+  if ($("compare").checked && state.panels[1].asked.n === undefined) fillSecond();
   arrange();
 });
 $("key").addEventListener("change", begin);

@@ -8,6 +8,8 @@ use engine::EngineError;
 use engine::scheduler::SubmitError;
 use serde_json::{Value, json};
 
+use crate::upstream::UpstreamError;
+
 const SECOND: Duration = Duration::from_secs(1);
 /// The queue may be long, and the estimate of when it has room wrong.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -54,6 +56,21 @@ impl ApiError {
         Self { param, code, ..Self::not_found(message) }
     }
 
+    /// 503: the model that is named could not be loaded.
+    pub(crate) fn model_not_loaded(error: impl std::fmt::Display) -> Self {
+        let message = format!("the model cannot be loaded: {error}");
+        let (param, code) = (Some("model".to_owned()), Some("model_not_loaded"));
+        Self { param, code, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
+    /// 503: every model in memory is in use, and no other fits beside them.
+    pub(crate) fn models_busy() -> Self {
+        let message = "all models in memory are in use and this one does not fit beside them; \
+                       send the request again later";
+        let (code, retry_after) = (Some("models_busy"), Some(SECOND));
+        Self { code, retry_after, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub(crate) fn unauthorized() -> Self {
         let message = "no valid API key; send the header `Authorization: Bearer KEY`";
         let code = Some("invalid_api_key");
@@ -66,6 +83,15 @@ impl ApiError {
                        server with --allowed-hosts";
         let code = Some("host_not_allowed");
         Self { code, ..Self::new(StatusCode::FORBIDDEN, message) }
+    }
+
+    pub(crate) fn forbidden(message: &str) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
+    }
+
+    /// 500: a reload failed, and nothing has changed.
+    pub(crate) fn not_reloaded(reason: String) -> Self {
+        Self::internal(format!("cannot reload; the server continues with what it has: {reason}"))
     }
 
     pub(crate) fn not_json() -> Self {
@@ -82,15 +108,46 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     }
 
+    pub(crate) fn head_too_large(limit: usize) -> Self {
+        let message = format!("the request line and the headers are larger than {limit} bytes");
+        Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+    }
+
+    /// 503: the server's memory is taken.
+    pub(crate) fn memory_limit() -> Self {
+        let message = "the memory of the server is taken; retry later";
+        let (code, retry_after) = (Some("memory_limit"), Some(SECOND));
+        Self { code, retry_after, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
     pub(crate) fn slow_body() -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
     }
 
     /// 429: too much waits already. Clients come again when there should be room.
-    fn queue_full(message: String, room_in: Option<Duration>) -> Self {
+    pub(crate) fn queue_full(message: String, room_in: Option<Duration>) -> Self {
         let room_in = room_in.unwrap_or(SECOND).clamp(SECOND, MAX_RETRY_AFTER);
         let (code, retry_after) = (Some("queue_full"), Some(room_in));
         Self { code, retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
+    }
+
+    /// What an upstream's error means for the gateway's client: the client's own mistakes and rate
+    /// limits keep their status, and everything else is a bad gateway.
+    pub(crate) fn upstream(error: &UpstreamError) -> Self {
+        let message = error.to_string();
+        let code = Some("upstream_error");
+        let (status, retry_after) = match error {
+            UpstreamError::Status { status: 429, retry_after, .. } => {
+                let pause = retry_after.unwrap_or(SECOND).clamp(SECOND, MAX_RETRY_AFTER);
+                (StatusCode::TOO_MANY_REQUESTS, Some(pause))
+            }
+            UpstreamError::Status { status: status @ (400 | 404 | 413 | 422), .. } => {
+                (StatusCode::from_u16(*status).unwrap_or(StatusCode::BAD_REQUEST), None)
+            }
+            UpstreamError::Timeout => (StatusCode::GATEWAY_TIMEOUT, None),
+            _ => (StatusCode::BAD_GATEWAY, Some(SECOND)),
+        };
+        Self { code, retry_after, ..Self::new(status, message) }
     }
 
     /// 503: the server is going away.

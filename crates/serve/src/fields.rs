@@ -136,6 +136,12 @@ impl<'a> Fields<'a> {
         Ok(options)
     }
 
+    /// Refuses every field that is not in `known`, and names the closest one that is.
+    pub(crate) fn refuse_unknown(&self, known: &[&str]) -> Result<(), ApiError> {
+        let unknown = self.map.keys().find(|name| !known.contains(&name.as_str()));
+        unknown.map_or(Ok(()), |name| Err(self.unknown(name, known)))
+    }
+
     /// The error for a field that is not in `known`; it names the closest one that is.
     fn unknown(&self, name: &str, known: &[&str]) -> ApiError {
         // Client text: long names are neither compared nor repeated in full.

@@ -2,12 +2,16 @@
 //! refused by its name. Unknown fields of the body are accepted; those of `latent` are refused.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use engine::scheduler::EventDetail;
 use engine::{Engine, Prompt, SamplingParams};
+use latent_tts::aggregate::Confidence;
 use latent_tts::{AnswerRule, SamplerKind, SamplingError, SamplingOptions, Temperature, TopP};
 use serde_json::Value;
 
+use crate::answer_format::AnswerFormat;
+use crate::budget;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::inspection::Inspection;
@@ -24,7 +28,10 @@ pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("max", 128),
 ];
 /// The fields of `latent` beside the sampling options; `timeout` is read with the deadline.
-pub(crate) const LATENT_FIELDS: [&str; 5] = ["timeout", "lens", "gold", "map", "return"];
+pub(crate) const LATENT_FIELDS: [&str; 6] =
+    ["timeout", "deadline_ms", "lens", "gold", "map", "return"];
+/// The most trajectories where a target chooses their number and the request names no bound.
+const DEFAULT_BOUND: usize = 64;
 /// Stop sequences of a request, and bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
@@ -32,13 +39,17 @@ const MAX_STOP_BYTES: usize = 256;
 /// What a request asks for, beside its prompts.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
-    params: SamplingParams,
+    pub(crate) params: SamplingParams,
     seed: SeedChoice,
     pub(crate) choices: Choices,
     pub(crate) stop: Vec<String>,
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
     pub(crate) inspection: Inspection,
+    /// Which answers are accepted, and how they are written.
+    pub(crate) format: Option<AnswerFormat>,
+    /// When the complete trajectories vote, after the request arrived.
+    pub(crate) deadline: Option<Duration>,
     /// Removes the family's answer marker from returned texts; of chats.
     pub(crate) marker: Option<AnswerRule>,
     /// How the request was read where the client may not expect it; `latent.notes` of the reply.
@@ -89,7 +100,15 @@ impl Generation {
         let latent = body.object("latent")?;
         let options = latent.map(|latent| latent.sampling(&LATENT_FIELDS)).transpose()?;
         let options = with_body_fields(body, options.unwrap_or_default())?;
-        let (samples, choices) = read_samples(body, options.samples, max_samples)?;
+        let deadline = latent.map(budget::read_deadline).transpose()?.flatten();
+        let options = match deadline {
+            Some(_) => with_deadline(options)?,
+            None => options,
+        };
+        let (samples, choices) = read_samples(body, &options, max_samples)?;
+        if choices == Choices::Each && options.target_confidence.is_some() {
+            return Err(body.error("n", "a target needs a vote; leave n out"));
+        }
         let params = resolve(engine, &options, samples)?;
         let inspection = latent.map(|latent| Inspection::read(latent, &params)).transpose()?;
         let inspection = inspection.unwrap_or_default();
@@ -108,6 +127,8 @@ impl Generation {
             stream: read_stream(body)?,
             returned: latent.map_or(Ok(Returned::DEFAULT), Returned::read)?,
             inspection,
+            format: AnswerFormat::read(body)?,
+            deadline,
             marker: None,
             notes: Vec::new(),
         })
@@ -125,7 +146,8 @@ impl Generation {
     /// What the engine has to tell.
     pub(crate) fn event_detail(&self) -> EventDetail {
         EventDetail {
-            progress: self.stream.is_some() && self.choices == Choices::Vote,
+            progress: (self.stream.is_some() && self.choices == Choices::Vote)
+                || self.deadline.is_some(),
             latents: self.returned.thoughts || self.inspection.map.is_some(),
         }
     }
@@ -172,7 +194,6 @@ fn refuse_unsupported(body: Fields<'_>) -> Result<(), ApiError> {
     body.unsupported("repetition_penalty", |value| value.as_f64() == Some(1.0))?;
     body.unsupported("best_of", |value| value.as_u64() == Some(1))?;
     body.unsupported("suffix", |value| value.as_str() == Some(""))?;
-    body.unsupported("response_format", |value| value["type"].as_str() == Some("text"))?;
     body.unsupported("top_k", |value| matches!(value.as_i64(), Some(-1 | 0)))
 }
 
@@ -222,6 +243,7 @@ fn resolve(
     let contradiction = |error: SamplingError| sampling_error(&error);
     let is_greedy = samples.get() == 1
         && options.samples.is_none()
+        && options.target_confidence.is_none()
         && options.sampler_kind().map_err(contradiction)?.is_none();
     let options = SamplingOptions {
         samples: Some(samples),
@@ -243,12 +265,29 @@ fn sampling_error(error: &SamplingError) -> ApiError {
     ApiError::field(format!("latent.{field}"), error.to_string())
 }
 
+/// Options that sample in rounds until a deadline: without a target they stop early only when
+/// nothing can change the vote any more.
+fn with_deadline(options: SamplingOptions) -> Result<SamplingOptions, ApiError> {
+    let searches =
+        options.beam == Some(true) || options.beam_width.or(options.beam_candidates).is_some();
+    if searches || options.adaptive == Some(false) {
+        let field = if searches { "latent.beam" } else { "latent.adaptive" };
+        let message = "deadline_ms chooses the number of trajectories; leave the field out";
+        return Err(ApiError::field(field, message));
+    }
+    Ok(SamplingOptions {
+        target_confidence: options.target_confidence.or(Confidence::new(1.0)),
+        ..options
+    })
+}
+
 /// The trajectories of a prompt and what becomes of them.
 fn read_samples(
     body: Fields<'_>,
-    latent: Option<NonZeroU32>,
+    options: &SamplingOptions,
     most: usize,
 ) -> Result<(NonZeroU32, Choices), ApiError> {
+    let latent = options.samples;
     let n = body.count("n", 1..=most as u64)?.unwrap_or(1) as usize;
     if let Some(samples) = latent.filter(|samples| samples.get() as usize > most) {
         let message = format!("{samples} trajectories; this server allows {most}");
@@ -268,7 +307,9 @@ fn read_samples(
             return Err(body.error("reasoning_effort", message));
         }
         (Some(samples), _) => samples,
-        (None, effort) => effort.unwrap_or(n),
+        (None, Some(effort)) => effort,
+        (None, None) if n == 1 && options.target_confidence.is_some() => DEFAULT_BOUND.min(most),
+        (None, None) => n,
     };
     let choices = if n > 1 { Choices::Each } else { Choices::Vote };
     Ok((NonZeroU32::new(samples as u32).unwrap_or(NonZeroU32::MIN), choices))
@@ -277,7 +318,12 @@ fn read_samples(
 fn effort(body: Fields<'_>, name: &str, most: usize) -> Result<usize, ApiError> {
     let known = EFFORTS.iter().find(|(known, _)| *known == name);
     let names = || EFFORTS.map(|(name, _)| name).join(", ");
-    let wrong = || body.error("reasoning_effort", format!("it is none of {}", names()));
+    let wrong = || {
+        // Client text: a long name is not repeated in full.
+        let shown: String = name.chars().take(40).collect();
+        let message = format!("unknown reasoning_effort `{shown}`; known levels: {}", names());
+        body.error("reasoning_effort", message)
+    };
     let (_, samples) = known.ok_or_else(wrong)?;
     if *samples > most {
         let message = format!("{name} is {samples} trajectories and this server allows {most}");

@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 
 use engine::{Lens, SamplingParams, Trajectory};
-use latent_tts::report;
+use latent_tts::report::{self, Embedding};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -73,8 +73,9 @@ fn read_map(latent: Fields<'_>, params: &SamplingParams) -> Result<Option<Projec
 }
 
 impl Projection {
-    /// The places of each trajectory's thoughts.
-    pub(crate) fn places(self, trajectories: &[Trajectory]) -> Value {
+    /// The positions of each trajectory's thoughts, and how they were placed: few thoughts have a
+    /// map of principal components even where t-SNE is requested.
+    pub(crate) fn map_json(self, trajectories: &[Trajectory]) -> (Value, Value) {
         let (mut values, mut width) = (Vec::new(), 1);
         for latents in trajectories.iter().map(|trajectory| &trajectory.latents) {
             for row in 0..latents.rows() {
@@ -82,14 +83,18 @@ impl Projection {
                 width = latents.row(row).len();
             }
         }
-        let points = match self {
-            Self::Pca => report::pca(&values, width),
-            Self::Tsne => report::tsne(&values, width),
+        let (points, embedding) = match self {
+            Self::Pca => (report::pca(&values, width), Embedding::Pca),
+            Self::Tsne => report::embed(&values, width),
+        };
+        let method = match embedding {
+            Embedding::Pca => json!({ "name": "pca" }),
+            Embedding::Tsne { perplexity } => json!({ "name": "tsne", "perplexity": perplexity }),
         };
         // Four digits are more than a screen shows.
         let digits = |x: f64| (x * 1e4).round() / 1e4;
         let mut points = points.into_iter().map(|point| json!(point.map(digits)));
         let path = |t: &Trajectory| points.by_ref().take(t.latents.rows()).collect::<Value>();
-        trajectories.iter().map(path).collect()
+        (trajectories.iter().map(path).collect(), method)
     }
 }

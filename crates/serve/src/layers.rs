@@ -8,11 +8,14 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use subtle::ConstantTimeEq;
+use serde_json::json;
 
 use crate::error::ApiError;
 use crate::state::AppState;
+use crate::traces::{self, RequestTrace};
 
+/// Bytes of a request's head.
+pub(crate) const MAX_HEAD_BYTES: usize = 64 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A client's id is kept if it is no longer than this.
 const MAX_REQUEST_ID: usize = 128;
@@ -33,9 +36,18 @@ pub(crate) async fn observe(
     // Only known paths are labels: others would make as many metrics as clients make up.
     let path = path.unwrap_or_else(|| "unknown".to_owned());
     let in_flight = InFlight::new(&state);
-    let mut response = next.run(request).await;
+    let trace = state.tracer.as_ref().map(|tracer| RequestTrace::start(tracer, request.headers()));
+    if let Some(trace) = &trace {
+        trace.set("http.request.method", json!(method));
+        trace.set("http.route", json!(path));
+        trace.set("request.id", json!(id.to_str().unwrap_or_default()));
+    }
+    let mut response = traces::with_trace(trace.clone(), next.run(request)).await;
     drop(in_flight);
     let status = response.status().as_u16();
+    if let Some(trace) = trace {
+        trace.set("http.response.status_code", json!(status));
+    }
     state.metrics.count_http(method, &path, status);
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     let id_text = id.to_str().unwrap_or_default();
@@ -58,6 +70,19 @@ fn method_label(method: &Method) -> &'static str {
         "TRACE" => "TRACE",
         "PATCH" => "PATCH",
         _ => "other",
+    }
+}
+
+/// Refuses a head above [`MAX_HEAD_BYTES`]: the connection's buffer ends reading somewhere above.
+pub(crate) async fn check_head(request: Request, next: Next) -> Response {
+    let uri = request.uri().to_string().len();
+    // Two blanks, the version and the line's end.
+    let first_line = request.method().as_str().len() + uri + " HTTP/1.1\r\n".len() + 1;
+    let fields = request.headers().iter();
+    let fields: usize = fields.map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    match first_line + fields + 2 > MAX_HEAD_BYTES {
+        true => ApiError::head_too_large(MAX_HEAD_BYTES).into_response(),
+        false => next.run(request).await,
     }
 }
 
@@ -85,7 +110,7 @@ pub(crate) async fn check_host(
     next: Next,
 ) -> Response {
     let options = &state.options;
-    let is_local = options.address.ip().to_canonical().is_loopback() && options.api_key.is_none();
+    let is_local = options.address.ip().to_canonical().is_loopback() && !state.keys.is_required();
     if !is_local && options.allowed_hosts.is_empty() {
         return next.run(request).await;
     }
@@ -121,24 +146,18 @@ fn is_loopback_name(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
 }
 
-/// Refuses requests without the API key, where there is one.
+/// Refuses requests without an API key, where one is required.
 pub(crate) async fn authorize(
     State(state): State<Arc<AppState>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let Some(key) = &state.options.api_key else { return next.run(request).await };
-    let given = request.headers().get(header::AUTHORIZATION);
-    let given = given.and_then(|value| bearer_token(value.as_bytes()));
-    // In constant time: how long a wrong key takes to be refused says nothing about the right one.
-    let is_right = given.is_some_and(|given| given.ct_eq(key.as_bytes()).into());
-    if is_right { next.run(request).await } else { ApiError::unauthorized().into_response() }
-}
-
-/// The credentials of the scheme `Bearer`, whose case does not matter (RFC 9110).
-fn bearer_token(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(b"bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())
+    let is_open = state.options.open_metrics && request.uri().path() == "/metrics";
+    if is_open || state.keys.accepts(request.headers()) {
+        next.run(request).await
+    } else {
+        ApiError::unauthorized().into_response()
+    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,11 @@ struct StreamLabels {
     end: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct UpstreamLabels {
+    status: String,
+}
+
 /// All metrics of a server.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -39,6 +44,7 @@ pub(crate) struct Metrics {
     waiting_rows: Gauge,
     kv_usage: Gauge<f64, AtomicU64>,
     passes: Gauge,
+    models: Gauge,
     pub(crate) first_token: Histogram,
     pub(crate) latency: Histogram,
     pub(crate) queue_time: Histogram,
@@ -46,6 +52,8 @@ pub(crate) struct Metrics {
     pub(crate) generation_tokens: Counter,
     success: Family<FinishedLabels, Counter>,
     streams: Family<StreamLabels, Counter>,
+    upstream: Family<UpstreamLabels, Counter>,
+    pub(crate) dropped_spans: Counter,
 }
 
 /// From 1 ms to about 2 minutes.
@@ -65,6 +73,7 @@ impl Metrics {
             waiting_rows: Gauge::default(),
             kv_usage: Gauge::default(),
             passes: Gauge::default(),
+            models: Gauge::default(),
             first_token: seconds(),
             latency: seconds(),
             queue_time: seconds(),
@@ -72,6 +81,8 @@ impl Metrics {
             generation_tokens: Counter::default(),
             success: Family::default(),
             streams: Family::default(),
+            upstream: Family::default(),
+            dropped_spans: Counter::default(),
         };
         metrics.register();
         metrics
@@ -96,6 +107,8 @@ impl Metrics {
         registry.register("kv_cache_usage_perc", "share of the KV cache, 1 is all", usage);
         let passes = self.passes.clone();
         registry.register("engine_passes", "passes of the continuous batch", passes);
+        let models = self.models.clone();
+        registry.register("models_loaded", "models in memory", models);
         let first = self.first_token.clone();
         let help = "time until the client is told something";
         registry.register("time_to_first_token_seconds", help, first);
@@ -112,6 +125,10 @@ impl Metrics {
         registry.register("request_success", "choices by the reason of their end", success);
         let streams = self.streams.clone();
         registry.register("stream_ends", "streams by the way they ended", streams);
+        let upstream = self.upstream.clone();
+        registry.register("upstream_requests", "calls of the upstream by status", upstream);
+        let dropped = self.dropped_spans.clone();
+        registry.register("trace_spans_dropped", "spans that were not sent", dropped);
     }
 
     pub(crate) fn count_http(&self, method: &str, path: &str, status: u16) {
@@ -133,13 +150,19 @@ impl Metrics {
         self.streams.get_or_create(&StreamLabels { end: end.to_owned() }).inc();
     }
 
+    /// `status` is an HTTP status, or timeout, unreachable or malformed.
+    pub(crate) fn count_upstream(&self, status: &str) {
+        self.upstream.get_or_create(&UpstreamLabels { status: status.to_owned() }).inc();
+    }
+
     /// The text of a scrape.
-    pub(crate) fn render(&self, stats: SchedulerStats) -> Result<String, Error> {
+    pub(crate) fn render(&self, stats: SchedulerStats, models: usize) -> Result<String, Error> {
         self.running.set(stats.running_requests as i64);
         self.waiting.set(stats.waiting_requests as i64);
         self.running_rows.set(stats.running_rows as i64);
         self.waiting_rows.set(stats.waiting_rows as i64);
         self.passes.set(stats.passes as i64);
+        self.models.set(models as i64);
         self.kv_usage.set(stats.used_slots as f64 / stats.slots.max(1) as f64);
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;

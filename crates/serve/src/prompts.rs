@@ -6,11 +6,10 @@
 //! (`cot`), or where the caller names one.
 
 use engine::{Family, Prompt, Reasoner};
-use minijinja::{Environment, Error, ErrorKind};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::{Value, json};
 
 use crate::ServeError;
+use crate::chat_template::JinjaTemplate;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
@@ -31,8 +30,8 @@ pub enum ChatTemplate {
 
 /// Renders chat messages.
 pub(crate) struct ChatPrompts {
-    /// The compiled template under the name `chat`; `None` is the family's own.
-    environment: Option<Environment<'static>>,
+    /// The compiled template; `None` is the family's own.
+    template: Option<JinjaTemplate>,
     /// `bos_token` and such, as templates know them.
     tokens: Value,
 }
@@ -56,24 +55,25 @@ impl ChatPrompts {
             ChatTemplate::Auto if family == Family::COT => default_template(config),
             ChatTemplate::Auto | ChatTemplate::Family => None,
         };
-        let environment = source.map(compile).transpose()?;
+        let template = source.map(JinjaTemplate::compile).transpose();
+        let template = template.map_err(|why| ServeError::ChatTemplate { why })?;
         let token = |name: &str| match &config[name] {
             Value::String(token) => json!(token),
             other => other["content"].clone(),
         };
         let (bos, eos) = (token("bos_token"), token("eos_token"));
-        Ok(Self { environment, tokens: json!({ "bos_token": bos, "eos_token": eos }) })
+        Ok(Self { template, tokens: json!({ "bos_token": bos, "eos_token": eos }) })
     }
 
     /// The prompt of a chat request's `messages`.
     pub(crate) fn prompt(&self, of: &Reasoner, body: Fields<'_>) -> Result<ChatPrompt, ApiError> {
         let messages = read_messages(body)?;
         let mut notes = Vec::new();
-        let prompt = match &self.environment {
-            Some(environment) => {
+        let prompt = match &self.template {
+            Some(template) => {
                 let guarded = messages.iter().map(|message| guarded(of, message));
-                let text = self.render(environment, &guarded.collect::<Vec<_>>());
-                let text = text.map_err(|error| body.error("messages", error.to_string()))?;
+                let text = self.render(template, &guarded.collect::<Vec<_>>());
+                let text = text.map_err(|error| body.error("messages", error))?;
                 Prompt::verbatim(of, 0, text)
             }
             None => {
@@ -86,12 +86,19 @@ impl ChatPrompts {
         Ok(ChatPrompt { prompt, notes })
     }
 
-    fn render(&self, environment: &Environment<'_>, messages: &[Value]) -> Result<String, Error> {
+    fn render(&self, template: &JinjaTemplate, messages: &[Value]) -> Result<String, String> {
         let mut context = self.tokens.clone();
         context["messages"] = json!(messages);
         context["add_generation_prompt"] = json!(true);
-        environment.get_template("chat")?.render(minijinja::Value::from_serialize(&context))
+        template.render(context)
     }
+}
+
+/// The text of the last user message of a body, where it is a plain text.
+pub(crate) fn last_user_text(body: Fields<'_>) -> Option<&str> {
+    let messages = body.list("messages").ok().flatten()?;
+    let last = messages.iter().rfind(|message| message["role"] == "user")?;
+    last["content"].as_str().map(str::trim)
 }
 
 /// The text of the last user message. Every other message is ignored, which `notes` report.
@@ -131,22 +138,6 @@ fn default_template(config: &Value) -> Option<String> {
         }
         _ => None,
     }
-}
-
-fn compile(source: String) -> Result<Environment<'static>, ServeError> {
-    let mut environment = Environment::new();
-    environment.set_unknown_method_callback(unknown_method_callback);
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    // A template cannot hold a server up.
-    environment.set_fuel(Some(1_000_000));
-    let raise = |message: String| -> Result<String, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    };
-    environment.add_function("raise_exception", raise);
-    let added = environment.add_template_owned("chat", source);
-    added.map_err(|error| ServeError::ChatTemplate { why: error.to_string() })?;
-    Ok(environment)
 }
 
 /// The messages with their contents as texts.
@@ -271,12 +262,12 @@ mod tests {
         let config = json!({ "chat_template": template, "bos_token": { "content": "<s>" } });
         let prompts = ChatPrompts::new(&ChatTemplate::Auto, &config, Family::COT).unwrap();
         let messages = [json!({ "role": "user", "content": " hi " })];
-        let environment = prompts.environment.as_ref().unwrap();
-        let text = prompts.render(environment, &messages).unwrap();
+        let template = prompts.template.as_ref().unwrap();
+        let text = prompts.render(template, &messages).unwrap();
         // transformers trims the line's end after a block.
         assert_eq!(text, "<s><|user|>hi<|a|>");
         let family = ChatPrompts::new(&ChatTemplate::Auto, &config, Family::COCONUT).unwrap();
-        assert!(family.environment.is_none(), "a latent reasoner has a template of its own");
+        assert!(family.template.is_none(), "a latent reasoner has a template of its own");
         let broken = ChatTemplate::Jinja("{% if %}".into());
         assert!(ChatPrompts::new(&broken, &config, Family::COT).is_err());
     }

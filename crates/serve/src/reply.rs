@@ -15,6 +15,8 @@ pub(crate) struct Choice {
     pub(crate) latent: Value,
     /// How the trajectories voted, in words; for clients that show a model's reasoning.
     pub(crate) reasoning: Option<String>,
+    /// Why there is no text, where the answer has not the requested format.
+    pub(crate) refusal: Option<String>,
 }
 
 /// Tokens that were read and computed.
@@ -102,17 +104,30 @@ impl ReplyReader<'_> {
     }
 
     fn choice(&self, of: &Trajectory, mut latent: Value, reasoning: Option<String>) -> Choice {
-        let text = match self.generation.marker {
-            Some(rule) => {
-                latent["raw_text"] = json!(of.text);
-                without_marker(rule, &of.text)
+        let raw = || json!(of.text);
+        let (text, stopped) = match (&self.generation.format, self.generation.marker) {
+            (Some(format), _) => {
+                latent["raw_text"] = raw();
+                let Some(text) = format.content(of) else {
+                    let refusal = Some("no answer has the requested format".to_owned());
+                    let text = String::new();
+                    return Choice { text, finish_reason: "stop", latent, reasoning, refusal };
+                };
+                (text, true)
             }
-            None => &of.text,
+            (None, Some(rule)) => {
+                latent["raw_text"] = raw();
+                let (text, stopped) = self.generation.cut(without_marker(rule, &of.text));
+                (text.to_owned(), stopped)
+            }
+            (None, None) => {
+                let (text, stopped) = self.generation.cut(&of.text);
+                (text.to_owned(), stopped)
+            }
         };
-        let (text, stopped) = self.generation.cut(text);
         let ended = stopped || of.tokens.last().is_some_and(|token| self.eos.contains(token));
         let finish_reason = if ended { "stop" } else { "length" };
-        Choice { text: text.to_owned(), finish_reason, latent, reasoning }
+        Choice { text, finish_reason, latent, reasoning, refusal: None }
     }
 
     fn latent(&self, reply: &Reply, chosen: &Trajectory) -> Value {
@@ -141,7 +156,7 @@ impl ReplyReader<'_> {
             latent["correct"] = self.generation.inspection.is_correct(chosen);
         }
         if let Some(projection) = self.generation.inspection.map {
-            latent["map"] = projection.places(trajectories);
+            (latent["map"], latent["map_method"]) = projection.map_json(trajectories);
         }
         if let Some(beam) = &reply.beam {
             latent["beam"] = self.of_trajectory(&beam.best, returned);
@@ -221,7 +236,7 @@ fn reward_of(trajectory: &Trajectory) -> f64 {
 }
 
 /// A number, or null where JSON has none.
-fn finite(number: f64) -> Value {
+pub(crate) fn finite(number: f64) -> Value {
     if number.is_finite() { json!(number) } else { Value::Null }
 }
 

@@ -38,11 +38,12 @@ impl Envelope {
     /// A whole response.
     pub(crate) fn response(&self, choices: Vec<Choice>, usage: Usage) -> Value {
         let choice = |(index, choice): (usize, Choice)| {
-            let Choice { text, finish_reason, latent, reasoning } = choice;
+            let Choice { text, finish_reason, latent, reasoning, refusal } = choice;
             match self.kind {
                 ApiKind::Chat => {
+                    let content = if refusal.is_some() { Value::Null } else { json!(text) };
                     let mut message =
-                        json!({ "role": "assistant", "content": text, "refusal": null });
+                        json!({ "role": "assistant", "content": content, "refusal": refusal });
                     if let Some(reasoning) = reasoning {
                         // Clients read either name.
                         message["reasoning_content"] = json!(reasoning);
@@ -124,6 +125,13 @@ impl Envelope {
     /// The chunk that says how trajectories voted, in a chat.
     pub(crate) fn reasoning(&self, index: usize, text: &str) -> Option<Value> {
         let delta = json!({ "reasoning_content": text, "reasoning": text });
+        let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
+        (self.kind == ApiKind::Chat).then(|| self.chunk_of(vec![choice]))
+    }
+
+    /// The chunk that says why there is no text, in a chat.
+    pub(crate) fn refusal(&self, index: usize, text: &str) -> Option<Value> {
+        let delta = json!({ "refusal": text });
         let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
         (self.kind == ApiKind::Chat).then(|| self.chunk_of(vec![choice]))
     }

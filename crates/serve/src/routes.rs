@@ -17,12 +17,20 @@ use futures_util::StreamExt;
 use latent_tts::{Rule, SamplingOptions};
 use serde_json::{Value, json};
 
+use crate::admin;
+use crate::cors;
 use crate::error::{ApiError, json_response};
 use crate::fields::Fields;
+use crate::gateway;
 use crate::generation::Generation;
 use crate::layers;
-use crate::prompts::{ChatPrompt, PromptText, token_ids};
+use crate::model_name;
+use crate::models::ServedModel;
+use crate::openapi;
+use crate::prompts::{ChatPrompt, PromptText, last_user_text, token_ids};
 use crate::response::{ApiKind, Envelope};
+use crate::responses;
+use crate::score;
 use crate::state::{AppState, unix_seconds};
 use crate::stream;
 use crate::web_ui;
@@ -38,25 +46,36 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/v1/models/{id}", get(model))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/score", post(score::score))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/tokenizer_info", get(tokenizer_info))
         .route("/metrics", get(metrics))
+        .route("/version", get(admin::version))
+        .route("/admin/reload", post(admin::reload))
         .route("/runs", get(runs))
         .route("/runs/{*name}", get(run))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&state), layers::authorize))
         .route("/", get(web_ui::page))
+        .route("/docs", get(openapi::page))
+        .route("/openapi.json", get(openapi::json))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(|| async { ApiError::not_found("there is no such path") })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), cors::allow_origins))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::check_host))
+        .layer(middleware::from_fn(layers::check_head))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::observe))
         .with_state(state)
 }
 
+/// Bytes of memory that a byte of JSON takes at most, read and parsed.
+const JSON_GROWTH: usize = 32;
+
 /// The JSON of a body that arrives in time and is not too large.
-struct JsonBody(Value);
+pub(crate) struct JsonBody(pub(crate) Value);
 
 impl FromRequest<Arc<AppState>> for JsonBody {
     type Rejection = ApiError;
@@ -68,6 +87,13 @@ impl FromRequest<Arc<AppState>> for JsonBody {
             return Err(ApiError::not_json());
         }
         let limit = state.options.max_body_bytes;
+        // A body that announces too much is refused before any of it is read.
+        let announced = request.headers().get(header::CONTENT_LENGTH);
+        let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > limit) {
+            return Err(ApiError::body_too_large(limit));
+        }
+        let _reserved = state.reserve(announced.unwrap_or(limit).saturating_mul(JSON_GROWTH))?;
         let bytes = read_bytes(request.into_body(), limit);
         let bytes = tokio::time::timeout(state.options.io_timeout, bytes).await;
         let bytes = bytes.map_err(|_| ApiError::slow_body())??;
@@ -107,93 +133,131 @@ fn ok(body: &Value) -> Response {
     json_response(StatusCode::OK, body)
 }
 
-/// Refuses a model that is not served.
-fn check_model(state: &AppState, body: Fields<'_>) -> Result<(), ApiError> {
-    match body.text("model")? {
-        Some(name) if name != state.options.model_name => {
-            let served = &state.options.model_name;
-            Err(ApiError::unknown_model(format!("no model `{name}`; this server has `{served}`")))
-        }
-        _ => Ok(()),
-    }
+/// The model of a request, and its name as the client wrote it.
+pub(crate) struct SelectedModel {
+    pub(crate) model: Arc<ServedModel>,
+    pub(crate) name: String,
+}
+
+/// The model that a body names, loaded if need be. Rule and budget in its name become fields.
+pub(crate) async fn select_model(
+    state: &AppState,
+    body: &mut Value,
+    deadline: Deadline,
+) -> Result<SelectedModel, ApiError> {
+    let name = model_name::read(&state.models, body)?;
+    let model = state.models.get(name.as_deref(), deadline.instant()).await?;
+    let requested = body["model"].as_str().map(str::to_owned);
+    let name = requested.unwrap_or_else(|| model.name.clone());
+    Ok(SelectedModel { model, name })
+}
+
+/// The model of a request that is answered without the engine.
+async fn plain_model(state: &AppState, body: Fields<'_>) -> Result<Arc<ServedModel>, ApiError> {
+    let deadline = Deadline::start(state.options.request_timeout);
+    state.models.get(body.text("model")?, deadline.instant()).await
 }
 
 /// The server's deadline, or an earlier one of the request.
-fn read_deadline(state: &AppState, body: Fields<'_>) -> Result<Deadline, ApiError> {
+pub(crate) fn read_deadline(state: &AppState, body: &Value) -> Result<Deadline, ApiError> {
     let most = state.options.request_timeout;
-    let latent = body.object("latent")?;
+    let latent = Fields::of_body(body)?.object("latent")?;
     let timeout = latent.map(|latent| latent.number("timeout", 0.0..=most.as_secs_f64()));
     let timeout = timeout.transpose()?.flatten();
     Ok(Deadline::start(timeout.map_or(most, Duration::from_secs_f64)))
 }
 
-fn envelope(state: &AppState, kind: ApiKind) -> Envelope {
+fn envelope(state: &AppState, kind: ApiKind, model: String) -> Envelope {
     let prefix = if kind == ApiKind::Chat { "chatcmpl" } else { "cmpl" };
     Envelope {
         kind,
         id: format!("{prefix}-{}", state.new_id()),
         created: unix_seconds(),
-        model: state.options.model_name.clone(),
+        model,
         echoed: Vec::new(),
     }
 }
 
 async fn chat_completions(
     State(state): App,
-    JsonBody(body): JsonBody,
+    JsonBody(mut body): JsonBody,
 ) -> Result<Response, ApiError> {
+    if let Some(upstream) = &state.upstream {
+        return gateway::chat(&state, upstream, body).await;
+    }
+    let deadline = read_deadline(&state, &body)?;
+    let selected = select_model(&state, &mut body, deadline).await?;
     let body = Fields::of_body(&body)?;
-    check_model(&state, body)?;
     body.unsupported("logprobs", |value| value.as_bool() == Some(false))?;
-    let deadline = read_deadline(&state, body)?;
-    let engine = state.scheduler.engine();
-    let mut generation = Generation::read(engine, body, state.options.max_samples)?;
-    let ChatPrompt { prompt, notes } = state.chat.prompt(engine.reasoner(), body)?;
+    let work = start_chat(&state, &selected.model, body, deadline)?;
+    respond(work, envelope(&state, ApiKind::Chat, selected.name)).await
+}
+
+/// Starts the chat of a body, whose answer is a message.
+pub(crate) fn start_chat(
+    state: &Arc<AppState>,
+    model: &Arc<ServedModel>,
+    body: Fields<'_>,
+    deadline: Deadline,
+) -> Result<RunningRequest, ApiError> {
+    let mut generation = Generation::read(model.engine(), body, state.options.max_samples)?;
+    let ChatPrompt { prompt, mut notes } = model.chat.prompt(model.reasoner(), body)?;
+    if let Some(question) = last_user_text(body) {
+        notes.extend(model.notes(question));
+    }
     generation.notes = notes;
-    let method = &engine.reasoner().method;
+    let method = &model.reasoner().method;
     // A plain language model writes free text, in which `#` may be a heading.
     generation.marker = (method.family != Family::COT).then_some(method.answer_rule);
     if state.options.log_prompts {
         tracing::info!(prompt = prompt.text, "chat");
     }
-    let work = RunningRequest::start(&state, generation, vec![prompt], deadline);
-    let work = work.map_err(|error| match error.param.as_deref() {
+    let work = RunningRequest::start(state, model, generation, vec![prompt], deadline);
+    work.map_err(|error| match error.param.as_deref() {
         Some("prompt") => error.at("messages"),
         _ => error,
-    })?;
-    respond(work, envelope(&state, ApiKind::Chat)).await
+    })
 }
 
-async fn completions(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+async fn completions(
+    State(state): App,
+    JsonBody(mut body): JsonBody,
+) -> Result<Response, ApiError> {
+    let deadline = read_deadline(&state, &body)?;
+    let SelectedModel { model, name } = select_model(&state, &mut body, deadline).await?;
     let body = Fields::of_body(&body)?;
-    check_model(&state, body)?;
-    let deadline = read_deadline(&state, body)?;
     let texts = PromptText::read_all(body)?;
     let echo = body.boolean("echo")?.unwrap_or(false);
+    let mut envelope = envelope(&state, ApiKind::Text, name);
     if body.count("logprobs", 0..=1)?.is_some() {
-        return log_likelihoods(&state, body, &texts, deadline).await;
+        let scoring = Scoring { state: &state, model: &model, envelope };
+        return scoring.log_likelihoods(body, &texts, deadline).await;
     }
-    let (engine, reasoner) = (state.scheduler.engine(), state.reasoner());
     if body.get("max_tokens").is_some_and(|value| value.as_u64() == Some(0)) {
         return Err(body.error("max_tokens", "max_tokens of 0 is for echo with logprobs"));
     }
-    let generation = Generation::read(engine, body, state.options.max_samples)?;
-    let prompts = texts.iter().map(|text| text.prompt(reasoner));
+    let mut generation = Generation::read(model.engine(), body, state.options.max_samples)?;
+    let prompts = texts.iter().map(|text| text.prompt(model.reasoner()));
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+    for text in &texts {
+        if let PromptText::Text(text) = text {
+            let notes = model.notes(text.trim());
+            generation.notes.extend(notes.into_iter().filter(|_| texts.len() == 1));
+        }
+    }
     if state.options.log_prompts {
         prompts.iter().for_each(|prompt| tracing::info!(prompt = prompt.text, "completion"));
     }
-    let mut envelope = envelope(&state, ApiKind::Text);
     if echo {
         for text in &texts {
             let text = match text {
                 PromptText::Text(text) => text.clone(),
-                PromptText::Tokens(tokens) => decode(&state, tokens)?,
+                PromptText::Tokens(tokens) => decode(&model, tokens)?,
             };
             envelope.echoed.extend(std::iter::repeat_n(text, generation.num_choices()));
         }
     }
-    respond(RunningRequest::start(&state, generation, prompts, deadline)?, envelope).await
+    respond(RunningRequest::start(&state, &model, generation, prompts, deadline)?, envelope).await
 }
 
 async fn respond(work: RunningRequest, envelope: Envelope) -> Result<Response, ApiError> {
@@ -204,75 +268,89 @@ async fn respond(work: RunningRequest, envelope: Envelope) -> Result<Response, A
     Ok(ok(&envelope.response(choices, usage)))
 }
 
-/// The log-probabilities of given tokens, read as a plain language model reads them.
-async fn log_likelihoods(
-    state: &Arc<AppState>,
-    body: Fields<'_>,
-    texts: &[PromptText],
-    deadline: Deadline,
-) -> Result<Response, ApiError> {
-    if body.boolean("echo")? != Some(true) {
-        let message = "log-probabilities are those of given tokens: set echo, and max_tokens to \
-                       0 or 1";
-        return Err(body.error("logprobs", message));
+/// A log-likelihood request.
+struct Scoring<'a> {
+    state: &'a Arc<AppState>,
+    model: &'a ServedModel,
+    envelope: Envelope,
+}
+
+impl Scoring<'_> {
+    /// The log-probabilities of given tokens, read as a plain language model reads them.
+    async fn log_likelihoods(
+        &self,
+        body: Fields<'_>,
+        texts: &[PromptText],
+        deadline: Deadline,
+    ) -> Result<Response, ApiError> {
+        if body.boolean("echo")? != Some(true) {
+            let message = "log-probabilities are those of given tokens: set echo, and max_tokens \
+                           to 0 or 1";
+            return Err(body.error("logprobs", message));
+        }
+        let wrong = |_| body.error("max_tokens", "with echo and logprobs, max_tokens is 0 or 1");
+        let next = body.count("max_tokens", 0..=1).map_err(wrong)?;
+        let next = next.ok_or_else(|| wrong(ApiError::body("")))? == 1;
+        body.unsupported("n", |value| value.as_u64() == Some(1))?;
+        body.unsupported("stream", |value| value.as_bool() == Some(false))?;
+        body.unsupported("latent", |_| false)?;
+        let tokens = texts.iter().map(|text| text.tokens(self.model.reasoner()));
+        let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
+        let scores = score_all(self.state, self.model, &tokens, deadline).await?;
+        let scored: Vec<_> = tokens.into_iter().zip(scores).collect();
+        Ok(ok(&self.envelope.scored(self.model.reasoner(), &scored, next)))
     }
-    let wrong = |_| body.error("max_tokens", "with echo and logprobs, max_tokens is 0 or 1");
-    let next = body.count("max_tokens", 0..=1).map_err(wrong)?;
-    let next = next.ok_or_else(|| wrong(ApiError::body("")))? == 1;
-    body.unsupported("n", |value| value.as_u64() == Some(1))?;
-    body.unsupported("stream", |value| value.as_bool() == Some(false))?;
-    body.unsupported("latent", |_| false)?;
-    let tokens = texts.iter().map(|text| text.tokens(state.reasoner()));
-    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
-    let scores = score_all(state, &tokens, deadline).await?;
-    let scored: Vec<_> = tokens.into_iter().zip(scores).collect();
-    let envelope = envelope(state, ApiKind::Text);
-    Ok(ok(&envelope.scored(state.reasoner(), &scored, next)))
 }
 
 async fn tokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
-    check_model(&state, body)?;
+    let model = plain_model(&state, body).await?;
     let wrong = || body.error("prompt", "prompt is the text to be tokenized");
     let text = body.text("prompt")?.ok_or_else(wrong)?;
-    let tokens = PromptText::Text(text.to_owned()).tokens(state.reasoner())?;
-    let (count, context) = (tokens.len(), state.reasoner().decoder.config().context);
+    let tokens = PromptText::Text(text.to_owned()).tokens(model.reasoner())?;
+    let (count, context) = (tokens.len(), model.reasoner().decoder.config().context);
     Ok(ok(&json!({ "tokens": tokens, "count": count, "max_model_len": context })))
 }
 
 async fn detokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
-    check_model(&state, body)?;
+    let model = plain_model(&state, body).await?;
     let wrong = || body.error("tokens", "tokens is a list of token ids");
     let tokens = body.list("tokens")?.and_then(|list| token_ids(list)).ok_or_else(wrong)?;
-    Ok(ok(&json!({ "prompt": decode(&state, &tokens)? })))
+    Ok(ok(&json!({ "prompt": decode(&model, &tokens)? })))
 }
 
-fn decode(state: &AppState, tokens: &[u32]) -> Result<String, ApiError> {
-    let text = state.reasoner().tokenizer.decode_with_special(tokens);
+fn decode(model: &ServedModel, tokens: &[u32]) -> Result<String, ApiError> {
+    let text = model.reasoner().tokenizer.decode_with_special(tokens);
     text.map_err(|error| ApiError::field("tokens", error.to_string()))
 }
 
-async fn tokenizer_info(State(state): App) -> Response {
-    ok(&state.tokenizer_info)
+async fn tokenizer_info(State(state): App) -> Result<Response, ApiError> {
+    let deadline = Deadline::start(state.options.request_timeout);
+    let model = state.models.get(None, deadline.instant()).await?;
+    Ok(ok(&model.tokenizer_info))
 }
 
-fn model_json(state: &AppState) -> Value {
-    json!({
-        "id": state.options.model_name,
-        "object": "model",
-        "created": state.created,
-        "owned_by": "latent-tts",
-        "max_model_len": state.reasoner().decoder.config().context,
-        "family": state.reasoner().method.family.to_string(),
-        "reward_model": state.scheduler.engine().reward_model().is_some(),
-        "latent": latent_json(state),
-    })
+/// A model of the list; details are those of models in memory.
+fn model_json(state: &AppState, name: &str) -> Value {
+    let mut json = json!({ "id": name, "object": "model", "owned_by": "latent-tts" });
+    let Some(model) = state.models.loaded(name) else {
+        json["created"] = json!(state.created);
+        json["loaded"] = json!(false);
+        return json;
+    };
+    json["created"] = json!(model.created);
+    json["loaded"] = json!(true);
+    json["max_model_len"] = json!(model.reasoner().decoder.config().context);
+    json["family"] = json!(model.reasoner().method.family.to_string());
+    json["reward_model"] = json!(model.engine().reward_model().is_some());
+    json["latent"] = latent_json(state, &model);
+    json
 }
 
 /// What `latent` may say, and what it says by default.
-fn latent_json(state: &AppState) -> Value {
-    let engine = state.scheduler.engine();
+fn latent_json(state: &AppState, model: &ServedModel) -> Value {
+    let engine = model.engine();
     let (method, params) = (&engine.reasoner().method, engine.default_params());
     let sampling = SamplingOptions::from(params);
     // As a client would write it: 0.1, and not the nearest f32 in 17 digits.
@@ -298,26 +376,33 @@ async fn runs(State(state): App) -> Response {
 async fn run(State(state): App, name: PathText) -> Result<Response, ApiError> {
     let name = path_text(name)?;
     let none = || ApiError::not_found(format!("no run `{name}`; /runs lists them"));
-    let page = state.runs.as_ref().ok_or_else(none)?.page(&name).await.ok_or_else(none)?;
+    let folder = state.runs.as_ref().ok_or_else(none)?;
+    let _reserved = state.reserve(folder.rendering_bytes(&name).ok_or_else(none)?)?;
+    let page = folder.page(&name).await.ok_or_else(none)?;
     let page = page.map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(web_ui::html(&*page, web_ui::RUN_POLICY))
 }
 
-async fn models(State(state): App) -> Response {
-    ok(&json!({ "object": "list", "data": [model_json(&state)] }))
+async fn models(State(state): App) -> Result<Response, ApiError> {
+    if let Some(upstream) = &state.upstream {
+        let models = Arc::clone(upstream).models().await;
+        return Ok(ok(&models.map_err(|error| ApiError::upstream(&error))?));
+    }
+    let models = state.models.names().map(|name| model_json(&state, name));
+    Ok(ok(&json!({ "object": "list", "data": models.collect::<Vec<_>>() })))
 }
 
 async fn model(State(state): App, id: PathText) -> Result<Response, ApiError> {
     let id = path_text(id)?;
-    if id != state.options.model_name {
-        return Err(ApiError::unknown_model(format!("no model `{id}`")));
+    if !state.models.has(&id) {
+        return Err(ApiError::unknown_model(format!("no model `{id}`; /v1/models lists them")));
     }
-    Ok(ok(&model_json(&state)))
+    Ok(ok(&model_json(&state, &id)))
 }
 
 /// Whether the process works.
 async fn health(State(state): App) -> Result<Response, ApiError> {
-    if !state.scheduler.is_alive() && !state.is_draining() {
+    if !state.models.is_alive() && !state.is_draining() {
         return Err(ApiError::internal("the engine has stopped; its log says why"));
     }
     Ok(ok(&json!({ "status": "ok" })))
@@ -325,14 +410,14 @@ async fn health(State(state): App) -> Result<Response, ApiError> {
 
 /// Whether new requests are taken.
 async fn ready(State(state): App) -> Result<Response, ApiError> {
-    if state.is_draining() || !state.scheduler.is_alive() {
+    if state.is_draining() || !state.models.is_alive() {
         return Err(ApiError::draining());
     }
     Ok(ok(&json!({ "status": "ready" })))
 }
 
 async fn metrics(State(state): App) -> Result<Response, ApiError> {
-    let text = state.metrics.render(state.scheduler.stats());
+    let text = state.metrics.render(state.models.stats(), state.models.num_loaded());
     let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use latent_tts::record::{RunDir, TrainingDir};
 use latent_tts::report::{self, ReportError};
@@ -21,13 +21,27 @@ const MAX_ENTRIES: usize = 1000;
 /// Pages that are kept; each may have 10 MB.
 const KEPT_PAGES: usize = 8;
 
+/// Bytes of memory that a byte of records takes while a page is made.
+const RENDERING_GROWTH: usize = 4;
+
 /// The folder that `--runs` names.
 pub(crate) struct RunFolder {
     path: PathBuf,
-    /// Pages by name, with the time of the records that they were made of.
-    pages: Mutex<BTreeMap<String, (SystemTime, Arc<str>)>>,
-    /// One page is made at a time: that takes a core for seconds.
-    rendering: tokio::sync::Mutex<()>,
+    pages: Mutex<BTreeMap<String, RenderedPage>>,
+    /// One page is made at a time: that takes a core for seconds, and a multiple of the run's size
+    /// of memory. The guard belongs to the thread that renders, since the request may be gone by
+    /// the time it ends.
+    rendering: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// A page that is kept.
+#[derive(Clone)]
+struct RenderedPage {
+    page: Arc<str>,
+    /// When the records that it was made of were last written.
+    made_of: SystemTime,
+    /// When its rendering began.
+    begun: Instant,
 }
 
 /// Something that has a page.
@@ -53,8 +67,7 @@ impl RunFolder {
         if !path.is_dir() {
             return Err(ServeError::Runs { path });
         }
-        let (pages, rendering) = (Mutex::default(), tokio::sync::Mutex::new(()));
-        Ok(Self { path, pages, rendering })
+        Ok(Self { path, pages: Mutex::default(), rendering: Arc::default() })
     }
 
     /// What can be opened, the newest first.
@@ -74,35 +87,56 @@ impl RunFolder {
         entries.iter().map(entry).collect()
     }
 
+    /// The memory that the page of an entry may take, by the size of its records; `None` where
+    /// there is no such entry.
+    pub(crate) fn rendering_bytes(&self, name: &str) -> Option<usize> {
+        let entry = self.scan().into_iter().find(|entry| entry.name == name)?;
+        let files = entry.paths.iter().flat_map(|path| [path.clone(), path.join("training")]);
+        let files = files.filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        let sizes = files.filter_map(|file| file.metadata().ok()).filter(|file| file.is_file());
+        let bytes: u64 = sizes.map(|file| file.len()).sum();
+        Some(usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(RENDERING_GROWTH))
+    }
+
     /// The page of an entry; `None` where there is no such entry.
     pub(crate) async fn page(
         self: &Arc<Self>,
         name: &str,
     ) -> Option<Result<Arc<str>, ReportError>> {
-        let _one = self.rendering.lock().await;
+        let asked = Instant::now();
+        // A request that is dropped here has cost nothing.
+        let guard = Arc::clone(&self.rendering).lock_owned().await;
         let (folder, name) = (Arc::clone(self), name.to_owned());
-        let page = tokio::task::spawn_blocking(move || folder.make_page(&name));
+        let page = tokio::task::spawn_blocking(move || {
+            let page = folder.make_page(&name, asked);
+            drop(guard);
+            page
+        });
         // A panic was printed by the thread itself.
         page.await.ok().flatten()
     }
 
-    fn make_page(&self, name: &str) -> Option<Result<Arc<str>, ReportError>> {
+    /// The kept page where the records have not changed, or where it was begun after it was asked
+    /// for, so that requests for the same page that wait for each other share one rendering.
+    fn make_page(&self, name: &str, asked: Instant) -> Option<Result<Arc<str>, ReportError>> {
         let entry = self.scan().into_iter().find(|entry| entry.name == name)?;
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((made_of, page)) = pages.get(name)
-            && *made_of == entry.modified
+        if let Some(kept) = pages.get(name)
+            && (kept.made_of == entry.modified || kept.begun >= asked)
         {
-            return Some(Ok(Arc::clone(page)));
+            return Some(Ok(Arc::clone(&kept.page)));
         }
         pages.remove(name);
         drop(pages);
+        let begun = Instant::now();
         Some(entry.page().map(|page| {
             let page: Arc<str> = page.into();
             let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
             if pages.len() >= KEPT_PAGES {
                 pages.pop_first();
             }
-            pages.insert(entry.name, (entry.modified, Arc::clone(&page)));
+            let made_of = entry.modified;
+            pages.insert(entry.name, RenderedPage { page: Arc::clone(&page), made_of, begun });
             page
         }))
     }
@@ -227,10 +261,48 @@ mod tests {
         assert_eq!(names(&alone), [("one".to_owned(), "run".to_owned())]);
         assert!(RunFolder::open(base.join("one/manifest.json")).is_err());
         // A name is no path: only what was found is opened.
-        assert!(folder.make_page("base/../base/one").is_none());
+        assert!(folder.make_page("base/../base/one", Instant::now()).is_none());
         assert!(
-            folder.make_page("base/one").is_some_and(|page| page.is_err()),
+            folder.make_page("base/one", Instant::now()).is_some_and(|page| page.is_err()),
             "an empty manifest"
         );
+    }
+
+    /// A folder with one training of some steps.
+    fn training(steps: u32) -> (tempfile::TempDir, Arc<RunFolder>, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("model/training/log.jsonl");
+        fs::create_dir_all(log.parent().unwrap()).unwrap();
+        let line = |step| format!("{{\"step\":{step},\"loss\":1.5,\"rate\":0.1,\"norm\":1.0}}\n");
+        fs::write(&log, (0..steps).map(line).collect::<String>()).unwrap();
+        let folder = Arc::new(RunFolder::open(dir.path().to_owned()).unwrap());
+        (dir, folder, log)
+    }
+
+    #[test]
+    fn waiting_requests_share_one_rendering() {
+        let (dir, folder, log) = training(3);
+        let name = format!("{}/model", dir.path().file_name().unwrap().to_str().unwrap());
+        let early = Instant::now();
+        let first = folder.make_page(&name, early).unwrap().unwrap();
+        // The records have changed; who asked before the first rendering began takes its page.
+        fs::write(&log, "{\"step\":0,\"loss\":9.5,\"rate\":0.1,\"norm\":1.0}\n").unwrap();
+        let later = SystemTime::now() + std::time::Duration::from_secs(9);
+        fs::File::options().write(true).open(&log).unwrap().set_modified(later).unwrap();
+        let shared = folder.make_page(&name, early).unwrap().unwrap();
+        assert!(Arc::ptr_eq(&first, &shared));
+        let own = folder.make_page(&name, Instant::now()).unwrap().unwrap();
+        assert_ne!(own, first);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_dropped_does_not_let_another_rendering_begin() {
+        let (dir, folder, _) = training(20_000);
+        let name = format!("{}/model", dir.path().file_name().unwrap().to_str().unwrap());
+        let page = folder.page(&name);
+        let dropped = tokio::time::timeout(std::time::Duration::from_millis(1), page).await;
+        assert!(dropped.is_err(), "a page of 20,000 steps takes more than a millisecond");
+        assert!(folder.rendering.try_lock().is_err(), "the thread still renders");
+        assert!(folder.page(&name).await.unwrap().is_ok());
     }
 }

@@ -5,27 +5,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use engine::scheduler::Scheduler;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use latent_tts::Engine;
 use model::ModelFiles;
-use serde_json::{Map, Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-use crate::prompts::ChatPrompts;
+use crate::admin;
+use crate::layers::MAX_HEAD_BYTES;
+use crate::models::{LoadedModel, ModelPool, ModelSource};
 use crate::routes;
 use crate::runs::RunFolder;
 use crate::state::AppState;
 use crate::{ServeError, ServeOptions};
 
-/// Headers of a request, and bytes of its head.
+/// Headers of a request.
 const MAX_HEADERS: usize = 64;
-const MAX_HEAD_BYTES: usize = 64 << 10;
+/// How long threads have to end after the connections are closed, those that make pages among them.
+const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a drain looks whether requests are left; also the pause after a failed accept.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -35,8 +36,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 ///
 /// When the server cannot start.
 pub fn run(
-    engine: Engine,
-    files: &ModelFiles,
+    models: Vec<ModelSource>,
     options: ServeOptions,
     listening: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
@@ -46,13 +46,16 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(ServeError::Runtime)?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let shutdown = stop_signal()?;
-        let server = Server::bind(engine, files, options).await?;
+        let server = Server::with_models(models, options).await?;
         listening(server.address()?);
         server.run(shutdown).await;
         Ok(())
-    })
+    });
+    // A call of an upstream, or a disk that does not answer, must not keep the process.
+    runtime.shutdown_timeout(THREADS_TIMEOUT);
+    served
 }
 
 /// Ends at the first SIGTERM or SIGINT from now on.
@@ -88,17 +91,30 @@ impl Server {
         files: &ModelFiles,
         options: ServeOptions,
     ) -> Result<Self, ServeError> {
+        let files = files.clone();
+        let load = move || Ok(LoadedModel { engine: engine.clone(), files: files.clone() });
+        let name = options.model_name.clone();
+        let source = ModelSource { name, bytes: 0, load: Box::new(load) };
+        Self::with_models(vec![source], options).await
+    }
+
+    /// Listens, and loads the first of some models. The others are loaded by the first request
+    /// that names them.
+    pub async fn with_models(
+        models: Vec<ModelSource>,
+        options: ServeOptions,
+    ) -> Result<Self, ServeError> {
         let address = options.address;
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|error| ServeError::Bind { address, error })?;
-        let config = files.read_optional("tokenizer_config.json")?.unwrap_or_default();
-        let config: Value = serde_json::from_slice(&config).unwrap_or(Value::Null);
-        let family = engine.reasoner().method.family;
-        let chat = ChatPrompts::new(&options.chat_template, &config, family)?;
-        let info = tokenizer_info(&engine, config);
         let runs = options.runs.clone().map(RunFolder::open).transpose()?;
-        let scheduler = Scheduler::start(engine, options.max_waiting_rows);
-        let state = Arc::new(AppState::new(scheduler, options, chat, info, runs));
+        let models = ModelPool::new(models, &options)?;
+        let state = Arc::new(AppState::new(models, options, runs)?);
+        if state.models.names().next().is_some() {
+            state.models.load_first().await?;
+        }
+        warn_if_open(&state);
+        state.check_memory_limit()?;
         Ok(Self { listener, state })
     }
 
@@ -119,6 +135,7 @@ impl Server {
         });
         let router = routes::router(Arc::clone(&state));
         let connections = Arc::new(Semaphore::new(state.options.max_connections));
+        let reloads = tokio::spawn(admin::reload_at_signal(Arc::clone(&state)));
         let deadline = loop {
             // Further connections wait in the listener's backlog.
             let free = Arc::clone(&connections).acquire_owned();
@@ -139,6 +156,7 @@ impl Server {
                 drop(free);
             });
         };
+        reloads.abort();
         drop(listener);
         let left = deadline.saturating_duration_since(Instant::now());
         let closed = tokio::time::timeout(left + DRAIN_INTERVAL, graceful.shutdown());
@@ -177,10 +195,10 @@ async fn drain(state: &AppState) -> Instant {
     while state.active() > 0 && Instant::now() < deadline {
         tokio::time::sleep(DRAIN_INTERVAL).await;
     }
-    state.scheduler.close();
+    state.models.close();
     if state.active() > 0 {
         tracing::warn!(active = state.active(), "requests are cut at the shutdown timeout");
-        state.scheduler.cancel_all();
+        state.models.cancel_all();
         // They are told, if their clients read.
         let told = Instant::now() + Duration::from_secs(1);
         while state.active() > 0 && Instant::now() < told {
@@ -191,23 +209,14 @@ async fn drain(state: &AppState) -> Instant {
     deadline
 }
 
-/// tokenizer_config.json with special tokens as texts; `eos_token` is always there.
-fn tokenizer_info(engine: &Engine, config: Value) -> Value {
-    let mut info = match config {
-        Value::Object(map) => map,
-        _ => Map::new(),
-    };
-    for (name, value) in info.iter_mut().filter(|(name, _)| name.ends_with("_token")) {
-        if let Some(content) = value.get("content").cloned() {
-            tracing::debug!(name, "special token");
-            *value = content;
-        }
+/// Warns about a server that every machine of its network can use.
+fn warn_if_open(state: &AppState) {
+    let ip = state.options.address.ip();
+    if !ip.to_canonical().is_loopback() && !state.keys.is_required() {
+        tracing::warn!(
+            %ip,
+            "no API key is set: everyone who can reach this address can use the server; set \
+             --api-key or --api-keys-file, or listen at 127.0.0.1"
+        );
     }
-    let tokenizer = &engine.reasoner().tokenizer;
-    let eos = tokenizer.eos().and_then(|id| tokenizer.id_to_token(id));
-    if let Some(eos) = eos {
-        info.insert("eos_token".into(), json!(eos));
-    }
-    info.insert("vocab_size".into(), json!(tokenizer.vocab_size()));
-    Value::Object(info)
 }

@@ -4,23 +4,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use engine::Reasoner;
-use engine::scheduler::Scheduler;
-use serde_json::Value;
-
-use crate::ServeOptions;
+use crate::auth::ApiKeys;
+use crate::error::ApiError;
+use crate::metering;
 use crate::metrics::Metrics;
-use crate::prompts::ChatPrompts;
+use crate::models::ModelPool;
 use crate::runs::RunFolder;
+use crate::traces::Tracer;
+use crate::upstream::Upstream;
+use crate::{ServeError, ServeOptions};
 
 /// The server's state.
 pub(crate) struct AppState {
-    pub(crate) scheduler: Scheduler,
+    pub(crate) models: Arc<ModelPool>,
     pub(crate) options: ServeOptions,
-    pub(crate) metrics: Metrics,
-    pub(crate) chat: ChatPrompts,
-    /// What `/tokenizer_info` says.
-    pub(crate) tokenizer_info: Value,
+    pub(crate) keys: ApiKeys,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Takes the spans of requests, where they are traced.
+    pub(crate) tracer: Option<Arc<Tracer>>,
+    /// The server whose completions are voted on, where this is a gateway.
+    pub(crate) upstream: Option<Arc<Upstream>>,
+    /// Completions of it that wait or run.
+    pub(crate) upstream_queued: AtomicUsize,
     /// Recorded runs that can be looked at.
     pub(crate) runs: Option<Arc<RunFolder>>,
     /// Seconds since 1970 at the start.
@@ -28,33 +33,79 @@ pub(crate) struct AppState {
     pub(crate) draining: AtomicBool,
     /// Requests that were taken and whose responses are not complete.
     active: AtomicUsize,
+    /// Bytes that bodies and pages in the making may still take.
+    reserved: AtomicUsize,
     ids: AtomicU64,
 }
 
+/// Memory that a request may take, given back when it is dropped.
+pub(crate) struct MemoryReservation<'a> {
+    reserved: &'a AtomicUsize,
+    bytes: usize,
+}
+
+impl Drop for MemoryReservation<'_> {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+/// Memory that requests need beside models and key-value cache, at least.
+const LEAST_MEMORY: usize = 64 << 20;
+
 impl AppState {
     pub(crate) fn new(
-        scheduler: Scheduler,
+        models: ModelPool,
         options: ServeOptions,
-        chat: ChatPrompts,
-        tokenizer_info: Value,
         runs: Option<RunFolder>,
-    ) -> Self {
-        Self {
-            scheduler,
+    ) -> Result<Self, ServeError> {
+        let keys = ApiKeys::new(options.api_key.clone(), options.api_keys_file.clone())?;
+        let metrics = Arc::new(Metrics::new());
+        let upstream = options.upstream.clone();
+        let upstream = upstream.map(|options| Upstream::new(options, Arc::clone(&metrics)));
+        let tracer = options.otlp_endpoint.as_deref();
+        let tracer = tracer.map(|endpoint| Tracer::new(endpoint, Arc::clone(&metrics)));
+        Ok(Self {
+            models: Arc::new(models),
             options,
-            metrics: Metrics::new(),
-            chat,
-            tokenizer_info,
+            keys,
+            metrics,
+            tracer: tracer.transpose()?.map(Arc::new),
+            upstream: upstream.transpose()?.map(Arc::new),
+            upstream_queued: AtomicUsize::new(0),
             runs: runs.map(Arc::new),
             created: unix_seconds(),
             draining: AtomicBool::new(false),
             active: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes that are taken, the whole key-value cache included: it fills while requests run.
+    fn taken_memory(&self) -> usize {
+        metering::live_bytes().saturating_add(self.models.cache_bytes())
+    }
+
+    /// Refuses a limit that leaves no room for requests.
+    pub(crate) fn check_memory_limit(&self) -> Result<(), ServeError> {
+        let needed = self.taken_memory().saturating_add(LEAST_MEMORY);
+        match self.options.max_memory {
+            Some(limit) if limit < needed => Err(ServeError::MemoryLimit { limit, needed }),
+            _ => Ok(()),
         }
     }
 
-    pub(crate) fn reasoner(&self) -> &Reasoner {
-        self.scheduler.engine().reasoner()
+    /// Reserves memory for a request, if the server's limit leaves as much.
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<MemoryReservation<'_>, ApiError> {
+        let reserved = self.reserved.fetch_add(bytes, Ordering::AcqRel).saturating_add(bytes);
+        let reservation = MemoryReservation { reserved: &self.reserved, bytes };
+        match self.options.max_memory {
+            Some(limit) if self.taken_memory().saturating_add(reserved) > limit => {
+                Err(ApiError::memory_limit())
+            }
+            _ => Ok(reservation),
+        }
     }
 
     pub(crate) fn is_draining(&self) -> bool {

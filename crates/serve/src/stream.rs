@@ -6,16 +6,14 @@ use std::convert::Infallible;
 
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use engine::Trajectory;
 use engine::scheduler::Event;
 use futures_util::stream;
-use latent_tts::Rule;
-use latent_tts::aggregate;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::generation::{Choices, StreamOptions};
-use crate::reply::{Choice, Usage, votes_json};
+use crate::generation::StreamOptions;
+use crate::progress::VoteProgress;
+use crate::reply::{Choice, Usage};
 use crate::response::Envelope;
 use crate::work::RunningRequest;
 
@@ -39,8 +37,7 @@ struct Streamed {
     options: StreamOptions,
     /// Events that are ready to be sent.
     ready: VecDeque<String>,
-    /// Trajectories of each prompt so far.
-    trajectories: Vec<Vec<Trajectory>>,
+    progress: VoteProgress,
     usage: Usage,
     /// Prompts that are not done.
     left: usize,
@@ -62,7 +59,7 @@ impl Streamed {
         let ready = (0..choices).filter_map(|index| envelope.opening(index));
         Self {
             ready: ready.map(|chunk| chunk.to_string()).collect(),
-            trajectories: vec![Vec::new(); prompts],
+            progress: VoteProgress::new(prompts),
             work,
             envelope,
             options,
@@ -93,25 +90,11 @@ impl Streamed {
     }
 
     fn tell(&mut self, prompt: usize, event: Event) -> Result<(), ApiError> {
+        if let Some(latent) = self.progress.add(&self.work, prompt, &event) {
+            let chunk = self.envelope.chunk(prompt, "", None, latent);
+            self.ready.push_back(chunk.to_string());
+        }
         match event {
-            Event::Started => {}
-            Event::Trajectory(trajectory) => self.tell_trajectory(prompt, *trajectory),
-            Event::Rewards { number, rewards } => {
-                let of = &mut self.trajectories[prompt];
-                if let Some(of) = of.iter_mut().find(|t| t.number == number) {
-                    of.process_rewards = Some(rewards.process);
-                    of.outcome_reward = rewards.outcome;
-                }
-                let of = &self.trajectories[prompt];
-                if let Some(of) = of.iter().find(|t| t.number == number) {
-                    let latent = json!({ "rewards": {
-                        "index": number,
-                        "process_rewards": of.process_rewards,
-                        "outcome_reward": of.outcome_reward,
-                    }});
-                    self.progress(prompt, latent);
-                }
-            }
             Event::Done(done) => {
                 let (choices, usage) = self.work.finish(prompt, done)?;
                 let first = prompt * self.work.generation.num_choices();
@@ -124,36 +107,17 @@ impl Streamed {
                     self.complete();
                 }
             }
+            _ => {}
         }
         Ok(())
     }
 
-    /// A trajectory with the majority of those so far. The answer may be chosen by another rule,
-    /// when all are there.
-    fn tell_trajectory(&mut self, prompt: usize, trajectory: Trajectory) {
-        let reader = self.work.reader(prompt);
-        let value = reader.of_trajectory(&trajectory, self.work.generation.returned);
-        let so_far = &mut self.trajectories[prompt];
-        let place = so_far.partition_point(|t| t.number < trajectory.number);
-        so_far.insert(place, trajectory);
-        let leader = Rule::MAJORITY.choose(so_far, &Default::default());
-        let leader = leader.and_then(|i| so_far[i].answer.as_ref().map(|a| a.as_str().to_owned()));
-        let votes = votes_json(&aggregate::votes(so_far));
-        let latent = json!({ "trajectory": value, "votes": votes, "leader": leader });
-        self.progress(prompt, latent);
-    }
-
-    /// An event without text: what the thoughts led to so far.
-    fn progress(&mut self, prompt: usize, latent: Value) {
-        if self.work.generation.choices == Choices::Vote {
-            let chunk = self.envelope.chunk(prompt, "", None, latent);
+    fn tell_choice(&mut self, index: usize, choice: Choice) {
+        let Choice { text, finish_reason, latent, reasoning, refusal } = choice;
+        if let Some(chunk) = reasoning.and_then(|text| self.envelope.reasoning(index, &text)) {
             self.ready.push_back(chunk.to_string());
         }
-    }
-
-    fn tell_choice(&mut self, index: usize, choice: Choice) {
-        let Choice { text, finish_reason, latent, reasoning } = choice;
-        if let Some(chunk) = reasoning.and_then(|text| self.envelope.reasoning(index, &text)) {
+        if let Some(chunk) = refusal.and_then(|text| self.envelope.refusal(index, &text)) {
             self.ready.push_back(chunk.to_string());
         }
         if !text.is_empty() {

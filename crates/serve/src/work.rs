@@ -1,5 +1,6 @@
 //! A request's prompts on the engine: submitted together, cancelled when the client goes.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,14 @@ use engine::{CancelToken, EngineError, Prompt, Reply, Request, TokenScore};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
+use crate::answer_format::AnswerFormat;
+use crate::budget::PartialReplies;
 use crate::error::ApiError;
 use crate::generation::Generation;
+use crate::models::ServedModel;
 use crate::reply::{Choice, ReplyReader, Usage};
 use crate::state::{ActiveRequest, AppState};
+use crate::traces::StageSpans;
 
 /// Cancels a request when its handler or its stream is dropped: the client is gone.
 struct CancelOnDrop(CancelToken);
@@ -32,6 +37,11 @@ pub(crate) struct Deadline {
 impl Deadline {
     pub(crate) fn start(timeout: Duration) -> Self {
         Self { start: Instant::now(), timeout }
+    }
+
+    /// When it passes.
+    pub(crate) fn instant(&self) -> Instant {
+        self.start + self.timeout
     }
 
     /// What a request that was cancelled on the engine is told.
@@ -61,6 +71,7 @@ impl Deadline {
 /// Prompts that run.
 pub(crate) struct RunningRequest {
     state: Arc<AppState>,
+    model: Arc<ServedModel>,
     pub(crate) generation: Generation,
     /// Tokens and seed of each prompt.
     prompts: Vec<(usize, u64)>,
@@ -68,7 +79,13 @@ pub(crate) struct RunningRequest {
     deadline: Deadline,
     is_queued: bool,
     has_first: bool,
-    _cancel: CancelOnDrop,
+    /// Of each prompt, where the request is traced.
+    stages: Vec<Option<StageSpans>>,
+    /// With a deadline after which what is complete votes.
+    partial: Option<PartialReplies>,
+    /// Events of that vote.
+    voted: VecDeque<(usize, Event)>,
+    cancel: CancelOnDrop,
     _active: ActiveRequest,
 }
 
@@ -76,6 +93,7 @@ impl RunningRequest {
     /// Submits the prompts, all or none.
     pub(crate) fn start(
         state: &Arc<AppState>,
+        model: &Arc<ServedModel>,
         generation: Generation,
         prompts: Vec<Prompt>,
         deadline: Deadline,
@@ -86,30 +104,41 @@ impl RunningRequest {
         }
         let cancel = CancelToken::with_timeout(deadline.timeout);
         let (sender, events) = unbounded_channel();
-        let detail = generation.event_detail();
+        let mut detail = generation.event_detail();
+        let stages: Vec<Option<StageSpans>> = prompts.iter().map(|_| StageSpans::new()).collect();
+        // Spans say when trajectories were complete.
+        detail.progress |= state.tracer.is_some();
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
             let params = generation.params(&prompt);
             of_prompts.push((prompt.tokens.len(), params.seed));
             let (cancel, lens) = (cancel.clone(), generation.inspection.lens);
-            let request = Request { cancel, lens, ..Request::new("", params) };
+            let answer_kind = generation.format.as_ref().map(AnswerFormat::answer_kind);
+            let answer_kind = answer_kind.unwrap_or_default();
+            let request = Request { cancel, lens, answer_kind, ..Request::new("", params) };
             let sender = sender.clone();
             // A receiver that is gone has cancelled the request.
             let tell = move |event| drop(sender.send((i, event)));
             Submission::generate(prompt, request, tell).with_detail(detail)
         };
         let submissions: Vec<Submission> = prompts.into_iter().enumerate().map(submit).collect();
-        let submitted = state.scheduler.submit_all(submissions);
+        let submitted = model.scheduler.submit_all(submissions);
         submitted.map_err(ApiError::submit)?;
+        let soft = generation.deadline;
+        let partial = soft.map(|soft| PartialReplies::new(deadline.start + soft, of_prompts.len()));
         Ok(Self {
             state: Arc::clone(state),
+            model: Arc::clone(model),
             generation,
             prompts: of_prompts,
             events,
             deadline,
             is_queued: true,
             has_first: false,
-            _cancel: CancelOnDrop(cancel),
+            stages,
+            partial,
+            voted: VecDeque::new(),
+            cancel: CancelOnDrop(cancel),
             _active: active,
         })
     }
@@ -124,9 +153,16 @@ impl RunningRequest {
 
     /// The next event and the prompt it is about. Every prompt ends with [`Event::Done`].
     pub(crate) async fn next(&mut self) -> Result<(usize, Event), ApiError> {
-        let Some((prompt, event)) = self.deadline.wait(self.events.recv()).await? else {
+        let next = match self.voted.pop_front() {
+            Some(voted) => Some(voted),
+            None => self.receive().await?,
+        };
+        let Some((prompt, event)) = next else {
             return Err(ApiError::internal("the engine has stopped; its log says why"));
         };
+        if let Some(stages) = &mut self.stages[prompt] {
+            stages.add(&event, self.model.scheduler.stats().passes);
+        }
         let (metrics, seconds) = (&self.state.metrics, self.deadline.start.elapsed().as_secs_f64());
         if self.is_queued {
             self.is_queued = false;
@@ -139,13 +175,52 @@ impl RunningRequest {
         Ok((prompt, event))
     }
 
+    /// The next event: the engine's, or after the deadline of the budget the vote over what is
+    /// complete.
+    async fn receive(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
+        loop {
+            let Some(partial) = &mut self.partial else {
+                return self.deadline.wait(self.events.recv()).await;
+            };
+            let left = partial.deadline.saturating_duration_since(Instant::now());
+            let next = if partial.can_vote() || !left.is_zero() {
+                tokio::time::timeout(left, self.events.recv()).await
+            } else {
+                // Nothing is complete: the first trajectory is waited for.
+                Ok(self.deadline.wait(self.events.recv()).await?)
+            };
+            match next {
+                Ok(Some((prompt, event))) => {
+                    partial.add(prompt, &event);
+                    return Ok(Some((prompt, event)));
+                }
+                Ok(None) => return Ok(None),
+                Err(_) if partial.can_vote() => {
+                    let rule = self.generation.params.rule;
+                    let rule = rule.unwrap_or_else(|| self.model.engine().default_rule());
+                    let replies = partial.take(&self.generation.params, rule);
+                    let done = |(prompt, reply)| (prompt, Event::Done(Ok(Box::new(reply))));
+                    self.voted.extend(replies.into_iter().map(done));
+                    // Events of the cancelled rows are never read.
+                    self.partial = None;
+                    self.cancel.0.cancel();
+                    return Ok(self.voted.pop_front());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
     /// The choices and the tokens of a prompt that is done.
     pub(crate) fn finish(
         &self,
         prompt: usize,
         done: Result<Box<Reply>, EngineError>,
     ) -> Result<(Vec<Choice>, Usage), ApiError> {
-        let reply = done.map_err(|error| self.deadline.error(error))?;
+        let mut reply = done.map_err(|error| self.deadline.error(error))?;
+        if let Some(format) = &self.generation.format {
+            format.apply(&mut reply, &self.generation.params);
+        }
         let usage = Usage::of(self.prompts[prompt].0, &reply);
         let choices = match self.generation.inspection.map {
             None => self.reader(prompt).choices(&reply),
@@ -154,13 +229,32 @@ impl RunningRequest {
         };
         let metrics = &self.state.metrics;
         choices.iter().for_each(|choice| metrics.count_choice(choice.finish_reason));
-        metrics.prompt_tokens.inc_by(usage.prompt as u64);
-        metrics.generation_tokens.inc_by(usage.completion() as u64);
+        self.count(usage);
         Ok((choices, usage))
     }
 
+    /// Waits for the only prompt: its reply, its tokens and its seed.
+    pub(crate) async fn reply(mut self) -> Result<(Box<Reply>, Usage, u64), ApiError> {
+        loop {
+            if let (prompt, Event::Done(done)) = self.next().await? {
+                let reply = done.map_err(|error| self.deadline.error(error))?;
+                let (tokens, seed) = self.prompts[prompt];
+                let usage = Usage::of(tokens, &reply);
+                self.count(usage);
+                self.complete();
+                return Ok((reply, usage, seed));
+            }
+        }
+    }
+
+    fn count(&self, usage: Usage) {
+        let metrics = &self.state.metrics;
+        metrics.prompt_tokens.inc_by(usage.prompt as u64);
+        metrics.generation_tokens.inc_by(usage.completion() as u64);
+    }
+
     pub(crate) fn reader(&self, prompt: usize) -> ReplyReader<'_> {
-        let eos = &self.state.reasoner().method.eos;
+        let eos = &self.model.reasoner().method.eos;
         ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1 }
     }
 
@@ -189,6 +283,7 @@ impl RunningRequest {
 /// Scores the tokens of some prompts, in their order.
 pub(crate) async fn score_all(
     state: &Arc<AppState>,
+    model: &ServedModel,
     prompts: &[Vec<u32>],
     deadline: Deadline,
 ) -> Result<Vec<Vec<TokenScore>>, ApiError> {
@@ -204,7 +299,7 @@ pub(crate) async fn score_all(
         submissions.push(Submission::score(tokens.clone(), cancel.0.clone(), done));
         receivers.push(receiver);
     }
-    let submitted = state.scheduler.submit_all(submissions);
+    let submitted = model.scheduler.submit_all(submissions);
     submitted.map_err(ApiError::submit)?;
     let mut scores = Vec::new();
     for receiver in receivers {

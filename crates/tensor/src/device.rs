@@ -1,7 +1,8 @@
 //! The device that computes: the threads of the CPU, or a GPU.
 
+use std::error::Error;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -115,6 +116,7 @@ impl Device {
             .thread_name(|i| format!("latent-tts-{i}"))
             .build()
             .map_err(|e| DeviceError::Threads { threads, reason: e.to_string() })?;
+        check_spare_threads(threads)?;
         Ok(Self(Arc::new(Backend::Cpu(CpuDevice { pool, isa, precision }))))
     }
 
@@ -384,6 +386,57 @@ fn check_gpu_shape(width: usize, head_dim: usize) -> Result<(), DeviceError> {
     let sizes = [("hidden size", width, MAX_GPU_WIDTH), ("head size", head_dim, MAX_GPU_HEAD_DIM)];
     match sizes.into_iter().find(|(_, found, limit)| found > limit) {
         Some((what, found, limit)) => Err(DeviceError::GpuShape { what, found, limit }),
+        None => Ok(()),
+    }
+}
+
+/// Starts the threads of parallel work that belongs to no device, one per core if `threads` is
+/// `None`. Without this call they are started by the first such work, where a failure is a panic.
+///
+/// # Errors
+///
+/// [`DeviceError::Threads`] if the operating system refuses.
+pub fn start_global_threads(threads: Option<NonZeroUsize>) -> Result<(), DeviceError> {
+    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
+    let threads = threads.map_or_else(available_threads, NonZeroUsize::get);
+    let started = STARTED.get_or_init(|| {
+        let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+        match built {
+            Ok(()) => Ok(()),
+            // Somebody else has started them.
+            Err(error) if error.source().is_none() => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    });
+    started.clone().map_err(|reason| DeviceError::Threads { threads, reason })
+}
+
+/// Threads that the rest of the program starts one at a time: signals, data, scheduler, server.
+const SPARE_THREADS: usize = 6;
+
+/// Fails while there is still somebody to report it to: the standard library panics where a thread
+/// cannot be started.
+fn check_spare_threads(threads: usize) -> Result<(), DeviceError> {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let mut spare = Vec::new();
+    let mut failed = None;
+    for _ in 0..SPARE_THREADS {
+        let held = Arc::clone(&held);
+        // Every thread waits for the channel's end, so that all of them exist at the same time.
+        let wait = move || drop(held.lock().map(|held| held.recv()));
+        match std::thread::Builder::new().spawn(wait) {
+            Ok(thread) => spare.push(thread),
+            Err(error) => failed = Some(error),
+        }
+    }
+    drop(release);
+    spare.into_iter().for_each(|thread| drop(thread.join()));
+    match failed {
+        Some(error) => Err(DeviceError::Threads {
+            threads: threads + SPARE_THREADS,
+            reason: error.to_string(),
+        }),
         None => Ok(()),
     }
 }

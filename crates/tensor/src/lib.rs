@@ -27,7 +27,7 @@ mod tensor;
 
 pub use cpu::isa::Isa;
 pub use cuda::CudaError;
-pub use device::{Device, DeviceError, DeviceEvent};
+pub use device::{Device, DeviceError, DeviceEvent, start_global_threads};
 pub use params::Precision;
 pub use peak::peak_flops;
 pub use tensor::Tensor;

@@ -75,7 +75,7 @@ pub struct TrainBench {
 
 /// Common AdamW settings, with a learning rate that stays stable on a repeated batch.
 const OPTIMIZER: Optimizer = Optimizer {
-    schedule: LrSchedule { peak: 1e-4, warmup: 0, steps: 1, floor: 1.0 },
+    schedule: LrSchedule { peak: 1e-4, warmup: 0, steps: 1, min_ratio: 1.0 },
     betas: (0.9, 0.999),
     eps: 1e-8,
     weight_decay: 0.01,

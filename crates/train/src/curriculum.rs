@@ -25,27 +25,27 @@ pub enum Curriculum {
 #[serde(rename_all = "kebab-case", tag = "removal")]
 pub enum Removal {
     /// The number of thoughts is constant; the number of removed steps rises linearly from none to
-    /// all during the first `rise` of training. Some examples are ahead of that: a share `all` has
-    /// every step removed, a share `random` any number.
+    /// all during the first `end` of training. Some examples are ahead of that.
     Smooth {
         /// Share of training after which every step is removed.
-        rise: f64,
-        /// Share of examples with every step removed.
-        all: f64,
+        end: f64,
+        /// Share of examples with every step removed from the start.
+        no_cot_fraction: f64,
         /// Share of examples with a uniform number of removed steps.
-        random: f64,
+        uniform_prob: f64,
     },
-    /// COCONUT's stages: stage k removes k steps and adds `per_step` thoughts for each; the last
-    /// stage removes all steps. Stages are equally long up to `until`; the last takes the rest.
+    /// COCONUT's stages: stage k removes k steps and adds `thoughts_per_step` thoughts for each;
+    /// the last stage removes all steps. Stages are equally long up to `end`, and the last takes
+    /// the rest.
     Stages {
         /// Stages after stage 0 with a fixed number of removed steps.
         stages: usize,
         /// Thoughts per removed step.
-        per_step: usize,
+        thoughts_per_step: usize,
         /// Share of training after which the last stage begins.
-        until: f64,
+        end: f64,
         /// Share of examples of a uniformly sampled stage.
-        uniform: f64,
+        uniform_prob: f64,
     },
 }
 
@@ -65,12 +65,15 @@ impl Curriculum {
         match *self {
             Self::Cot => CurriculumSample { thoughts: 0, removed_steps: 0 },
             Self::NoCot => CurriculumSample { thoughts: 0, removed_steps: steps },
-            Self::Latent { thoughts, removal: Removal::Smooth { rise, all, random } } => {
+            Self::Latent {
+                thoughts,
+                removal: Removal::Smooth { end, no_cot_fraction, uniform_prob },
+            } => {
                 let [choice, amount] = uniforms;
-                let due = (thoughts + 1) as f64 * (progress / rise.max(1e-9)).min(1.0);
-                let removed = if progress >= rise || choice < all {
+                let due = (thoughts + 1) as f64 * (progress / end.max(1e-9)).min(1.0);
+                let removed = if progress >= end || choice < no_cot_fraction {
                     steps
-                } else if choice < all + random {
+                } else if choice < no_cot_fraction + uniform_prob {
                     (amount * (steps + 1) as f64) as usize
                 } else {
                     (due + amount) as usize
@@ -79,17 +82,19 @@ impl Curriculum {
             }
             Self::Latent {
                 thoughts,
-                removal: Removal::Stages { stages, per_step, until, uniform },
+                removal: Removal::Stages { stages, thoughts_per_step, end, uniform_prob },
             } => {
                 let [choice, amount] = uniforms;
                 // The epsilon makes up for a share of training that was rounded down.
-                let scheduled = (progress / until * (stages + 1) as f64 + 1e-9) as usize;
-                let due = if progress >= until { stages + 1 } else { scheduled };
-                let stage =
-                    if choice < uniform { (amount * (stages + 2) as f64) as usize } else { due };
+                let scheduled = (progress / end * (stages + 1) as f64 + 1e-9) as usize;
+                let due = if progress >= end { stages + 1 } else { scheduled };
+                let stage = match choice < uniform_prob {
+                    true => (amount * (stages + 2) as f64) as usize,
+                    false => due,
+                };
                 let removed = if stage > stages { steps } else { stage.min(steps) };
                 CurriculumSample {
-                    thoughts: (stage.min(stages) * per_step).min(thoughts),
+                    thoughts: (stage.min(stages) * thoughts_per_step).min(thoughts),
                     removed_steps: removed,
                 }
             }
@@ -103,11 +108,11 @@ mod tests {
 
     const SMOOTH: Curriculum = Curriculum::Latent {
         thoughts: 6,
-        removal: Removal::Smooth { rise: 0.4, all: 0.15, random: 0.1 },
+        removal: Removal::Smooth { end: 0.4, no_cot_fraction: 0.15, uniform_prob: 0.1 },
     };
     const STAGES: Curriculum = Curriculum::Latent {
         thoughts: 6,
-        removal: Removal::Stages { stages: 3, per_step: 2, until: 0.8, uniform: 0.0 },
+        removal: Removal::Stages { stages: 3, thoughts_per_step: 2, end: 0.8, uniform_prob: 0.0 },
     };
 
     #[test]
@@ -115,8 +120,8 @@ mod tests {
         let sample = |progress, uniforms| SMOOTH.sample(progress, 4, uniforms);
         assert_eq!(sample(0.0, [0.9, 0.5]), CurriculumSample { thoughts: 6, removed_steps: 0 });
         let ahead = CurriculumSample { thoughts: 6, removed_steps: 4 };
-        assert_eq!(sample(0.0, [0.1, 0.5]), ahead, "the share `all` has no steps from the start");
-        assert_eq!(sample(0.0, [0.2, 0.99]).removed_steps, 4, "the share `random` has any number");
+        assert_eq!(sample(0.0, [0.1, 0.5]), ahead, "those without steps from the start");
+        assert_eq!(sample(0.0, [0.2, 0.99]).removed_steps, 4, "those with any number of steps");
         assert_eq!(sample(0.2, [0.9, 0.4]).removed_steps, 3, "half of seven, rounded at random");
         assert_eq!(sample(0.4, [0.9, 0.0]).removed_steps, 4);
         assert_eq!(sample(1.0, [0.9, 0.0]).removed_steps, 4);

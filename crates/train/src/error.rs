@@ -11,6 +11,13 @@ pub enum TrainError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
+    /// Options that are unknown, out of range, or do not go together. Their names stand in
+    /// backticks, so that a command line can put its flags in their place.
+    #[error("{reason}")]
+    Options {
+        /// What is wrong, and the next step.
+        reason: String,
+    },
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Model(#[from] model::ModelError),

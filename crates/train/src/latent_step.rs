@@ -17,6 +17,7 @@ mod backward;
 mod forward;
 
 use model::{Cache, Parameter, TrainableDecoder, TrainableHead};
+use record::Losses;
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::digit_head::DigitHead;
@@ -48,18 +49,14 @@ pub struct LatentLosses {
 }
 
 impl LatentLosses {
-    /// The losses that the method has, with their names in logs.
-    pub fn named(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let Self { tokens, teacher, distill, steps, digits, operands } = *self;
-        let auxiliary = [
-            ("teacher", teacher),
-            ("distill", distill),
-            ("steps", steps),
-            ("digits", digits),
-            ("operands", operands),
-        ];
-        let auxiliary = auxiliary.into_iter().filter_map(|(name, loss)| Some((name, loss?)));
-        std::iter::once(("loss", tokens)).chain(auxiliary)
+    /// The losses that the method has, as they are logged.
+    pub fn named(&self) -> Losses {
+        Losses::new(self.tokens)
+            .with("teacher", self.teacher)
+            .with("distill", self.distill)
+            .with("steps", self.steps)
+            .with("digits", self.digits)
+            .with("operands", self.operands)
     }
 }
 
@@ -136,8 +133,8 @@ impl TrainStep for LatentTrainStep {
         &mut self,
         examples: &[TokenizedExample],
         dropout: Option<DropoutConfig>,
-    ) -> Result<Vec<(&'static str, f64)>, DeviceError> {
-        Ok(self.batch_losses(examples, dropout)?.named().collect())
+    ) -> Result<Losses, DeviceError> {
+        Ok(self.batch_losses(examples, dropout)?.named())
     }
 
     fn model(&self) -> &TrainableDecoder {

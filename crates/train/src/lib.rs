@@ -22,6 +22,7 @@ pub mod latent_step;
 pub mod loss;
 pub mod methods;
 pub mod model_dir;
+pub mod options;
 pub mod reasoner;
 pub mod reward;
 pub mod reward_step;

@@ -3,17 +3,22 @@
 //!
 //! Trajectories may differ in their number of thoughts: step t compares those that have it.
 
+use serde::{Deserialize, Serialize};
+
 /// The objective of a reward model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
 pub enum Objective {
-    /// Step-wise contrastive (the paper's): at each step, cross entropy between the labels and a
-    /// softmax over trajectories.
+    /// Step-wise contrastive (the paper's): at each step, cross-entropy between the labels and the
+    /// softmax of the scores over a problem's trajectories
     Contrastive,
-    /// Binary cross entropy: each thought's reward is the logit of its label.
+    /// Binary cross-entropy of each score with its label
     Bce,
-    /// Pairwise logistic: at each step, of two trajectories with different labels the one with the
-    /// higher label should have the higher reward.
+    /// Pairwise logistic: at each step, over all pairs of trajectories with unequal labels
     Pairwise,
+    /// No training: the reasoner's weights and a random head (the paper's ablation)
+    Untrained,
 }
 
 /// The rewards and labels of one problem, one of each per thought of every trajectory.
@@ -66,6 +71,10 @@ impl Objective {
                     w * (r.max(0.0) - r * y + (-r.abs()).exp().ln_1p())
                 };
                 (0..scores.len()).map(element).sum()
+            }
+            Self::Untrained => {
+                gradient.fill(0.0);
+                0.0
             }
             Self::Pairwise => {
                 gradient.fill(0.0);

@@ -9,8 +9,10 @@
 //! | [`latent_sft`] | steps compressed into mixtures of embeddings | tokens, the next mixture |
 //! | [`rot`] | steps compressed into a fixed number of slots | tokens, the next slot |
 //!
-//! A method is an [`ExampleEncoder`] and a [`TrainStep`]; data, optimizer, log, checkpoints and
-//! evaluation are the same for all.
+//! A method is one file: a [`TrainingMethod`] with its settings, an [`ExampleEncoder`] that lays
+//! examples out, and a [`TrainStep`] with the losses; data, optimizer, log, checkpoints and
+//! evaluation are the same for all. To add one, write its file and add its [`MethodEntry`] to
+//! [`METHODS`]; a user of the library passes an entry to the trainer instead.
 
 pub mod coconut;
 pub mod codi;
@@ -21,11 +23,118 @@ pub mod layout;
 pub mod rot;
 pub mod simcot;
 
+use std::fmt::Debug;
+
+use data::TrainExample;
 use model::{ModelError, Parameter, Tokenizer, TrainableDecoder};
+use record::Losses;
+use serde_json::Value;
 use tensor::DeviceError;
 
 use crate::dropout::DropoutConfig;
-use data::TrainExample;
+use crate::error::TrainError;
+use crate::model_dir::ModelUsage;
+use crate::options::{MethodOptions, ReasonerMode};
+use crate::reasoner::TaskSetup;
+use crate::trainer::TrainTask;
+
+/// Every method, in the order of help texts.
+pub const METHODS: [MethodEntry; 5] =
+    [coconut::METHOD, codi::METHOD, colar::METHOD, latent_sft::METHOD, rot::METHOD];
+
+/// A method by name.
+#[derive(Clone, Copy)]
+pub struct MethodEntry {
+    /// The name in options and configurations.
+    pub name: &'static str,
+    /// How thoughts are learned, in one line.
+    pub about: &'static str,
+    /// Takes the method's settings from the options, and refuses options of other methods. What
+    /// depends on the vocabulary is decided by the tokenizer.
+    pub configure: fn(&MethodOptions, &Tokenizer) -> Result<Box<dyn TrainingMethod>, TrainError>,
+}
+
+impl MethodEntry {
+    /// The entry of this name.
+    pub fn named(name: &str) -> Result<Self, TrainError> {
+        METHODS.into_iter().find(|entry| entry.name == name).ok_or_else(|| {
+            let known = METHODS.map(|entry| entry.name).join(", ");
+            let reason = format!("`method` {name} is unknown; there are {known}");
+            TrainError::Options { reason }
+        })
+    }
+}
+
+/// A method with its settings.
+pub trait TrainingMethod: Debug + Send + Sync {
+    /// The family and the defaults that the trained model's configuration names, and the tokens
+    /// that the method adds to the vocabulary.
+    fn usage(&self) -> ModelUsage;
+
+    /// Every setting that determines the trained weights, for the record of the training.
+    fn settings(&self) -> Value;
+
+    /// The heads, losses and encoder on a model: ends with [`TaskSetup::task`].
+    fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError>;
+}
+
+/// Refuses options that belong to other methods.
+pub(crate) struct OptionCheck<'a> {
+    method: &'static str,
+    options: &'a MethodOptions,
+}
+
+impl<'a> OptionCheck<'a> {
+    /// Of a method that learns latent thoughts.
+    pub(crate) fn latent(
+        method: &'static str,
+        options: &'a MethodOptions,
+    ) -> Result<Self, TrainError> {
+        let check = Self { method, options };
+        check.refuse(
+            options.mode != ReasonerMode::Latent,
+            "`method` {} learns latent thoughts; leave `mode` out",
+        )?;
+        Ok(check)
+    }
+
+    fn refuse(&self, is_given: bool, reason: &str) -> Result<(), TrainError> {
+        match is_given {
+            true => Err(TrainError::Options { reason: reason.replace("{}", self.method) }),
+            false => Ok(()),
+        }
+    }
+
+    /// Of a method without SIM-CoT's loss.
+    pub(crate) fn no_step_decoder(self) -> Result<Self, TrainError> {
+        self.refuse(
+            self.options.step_decoder != 0.0,
+            "`step_decoder` reads steps from the thoughts of coconut and codi, not of {}; leave it \
+             out",
+        )?;
+        Ok(self)
+    }
+
+    /// Of a method whose thoughts do not stand for a fixed number of tokens.
+    pub(crate) fn no_compression(self) -> Result<Self, TrainError> {
+        self.refuse(
+            self.options.compression.is_some(),
+            "`compression` is an option of latent-sft and rot, not of {}; leave it out, or give \
+             `min_speed` and `max_speed` to colar",
+        )?;
+        Ok(self)
+    }
+
+    /// Of a method whose thoughts do not stand for several tokens.
+    pub(crate) fn no_order(self) -> Result<Self, TrainError> {
+        self.refuse(
+            self.options.ordered,
+            "`ordered` is for thoughts that stand for several tokens, those of colar, latent-sft \
+             and rot, not of {}; leave it out",
+        )?;
+        Ok(self)
+    }
+}
 
 /// Special tokens of latent reasoners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,13 +200,12 @@ pub trait TrainStep: Send {
     /// A tokenized example.
     type Example: Send + Sync;
 
-    /// Adds the gradients of a batch's loss to all parameters; returns the unweighted losses by
-    /// name.
+    /// Adds the gradients of a batch's loss to all parameters; returns the unweighted losses.
     fn accumulate_gradients(
         &mut self,
         examples: &[Self::Example],
         dropout: Option<DropoutConfig>,
-    ) -> Result<Vec<(&'static str, f64)>, DeviceError>;
+    ) -> Result<Losses, DeviceError>;
 
     /// The decoder.
     fn model(&self) -> &TrainableDecoder;

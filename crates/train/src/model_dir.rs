@@ -5,13 +5,15 @@
 
 mod adapter;
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use model::adapter::{ADAPTER_WEIGHTS, BaseRecord};
+use model::adapter::{ADAPTER_WEIGHTS, BASE_RECORD, BaseRecord};
 use model::checkpoint::ADAPTER_HEADS_FILE;
 use model::save::{self, SaveDtype};
 use model::{
-    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, ModelError, ModelFiles,
+    Checkpoint, Config, DecoderTuning, InitialWeights, LmHead, MemoryFiles, ModelError, ModelFiles,
     ModelWarning, NamedTensor, Parameter, ResizedEmbeddings, TensorSource, Tokenizer,
     TrainableDecoder,
 };
@@ -22,7 +24,7 @@ use crate::error::TrainError;
 use crate::methods::LatentMarkers;
 use crate::trainer::check_new_model;
 use crate::vocabulary::{self, END_LATENT, END_OF_TEXT, LATENT, START_LATENT};
-use adapter::write_base_record;
+use adapter::base_record;
 pub use adapter::{AdapterSource, AdapterSpec, AdapterStart, SavedAdapter};
 
 /// The initial model of a training.
@@ -55,7 +57,7 @@ pub struct TrainableModel {
     /// The weights.
     pub decoder: TrainableDecoder,
     /// The tokenizer.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Its latent markers and end of text.
     pub markers: LatentMarkers,
     /// Writes its weights.
@@ -119,7 +121,7 @@ pub fn init_model(
             let vocab = config.vocab;
             let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0, new_tokens: 0 };
             let initial = InitialModel { init: init.clone(), resize, warnings: Vec::new() };
-            Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
+            Ok(TrainableModel { decoder, tokenizer: Arc::new(tokenizer), markers, writer, initial })
         }
         ModelInit::Pretrained(files) => init_from_pretrained(device, files, out, usage, tuning),
     }
@@ -179,7 +181,7 @@ fn init_from_pretrained(
     let decoder = device.run(|| resize.load(device, &checkpoint, &config, tuning.lora.as_ref()))?;
     let warnings = checkpoint.warnings().to_vec();
     let initial = InitialModel { init: ModelInit::Pretrained(files.clone()), resize, warnings };
-    Ok(TrainableModel { decoder, tokenizer, markers, writer, initial })
+    Ok(TrainableModel { decoder, tokenizer: Arc::new(tokenizer), markers, writer, initial })
 }
 
 /// The initial weights of a training, to be loaded once more.
@@ -348,7 +350,7 @@ pub fn copy_model(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainErr
     let Some(base) = files.base()? else { return Ok(()) };
     copy_existing(&files, to, &["adapter_config.json"])?;
     let record = BaseRecord::read(&files)?.unwrap_or_default();
-    write_base_record(to, base.path(), record)
+    Ok(record::write_document(&to.join(BASE_RECORD), &base_record(to, base.path(), record)?)?)
 }
 
 /// Copies files of the first model of a chain that has one of `marks`.
@@ -398,8 +400,8 @@ fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainErr
 
 /// Reads a JSON file.
 pub fn read_json(path: &Path) -> Result<Value, TrainError> {
-    let text =
-        std::fs::read(path).map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
+    let text = record::files::read_regular(path)
+        .map_err(|source| TrainError::Io { path: path.to_owned(), source })?;
     serde_json::from_slice(&text)
         .map_err(|e| TrainError::BadFile { path: path.to_owned(), reason: e.to_string() })
 }
@@ -450,6 +452,46 @@ impl WeightWriter {
         model: &TrainableDecoder,
         heads: impl IntoIterator<Item = &'a Parameter>,
     ) -> Result<(), TrainError> {
+        let WrittenFiles { weights, documents } = self.files(out, model, heads)?;
+        for (name, tensors) in weights {
+            save::write_safetensors(&out.join(name), &tensors, self.dtype, save::PT_METADATA)?;
+        }
+        documents.into_iter().try_for_each(|(name, content)| write_json(&out.join(name), &content))
+    }
+
+    /// The model as [`Self::write`] would write it beside the configuration and the tokenizer in
+    /// `out`, in memory: it loads as the written one does, with the same bits.
+    pub fn in_memory<'a>(
+        &self,
+        out: &Path,
+        model: &TrainableDecoder,
+        heads: impl IntoIterator<Item = &'a Parameter>,
+    ) -> Result<ModelFiles, TrainError> {
+        let mut files = BTreeMap::new();
+        let described = ModelFiles::Directory(out.to_owned());
+        for name in TOKENIZER_FILES.into_iter().chain(["config.json"]) {
+            files.extend(
+                described.read_optional(name)?.map(|bytes| (name.to_owned(), bytes.into())),
+            );
+        }
+        let WrittenFiles { weights, documents } = self.files(out, model, heads)?;
+        for (name, tensors) in weights {
+            let path = out.join(name);
+            let bytes = save::safetensors_bytes(&path, &tensors, self.dtype, save::PT_METADATA)?;
+            files.insert(name.to_owned(), bytes.into());
+        }
+        for (name, content) in documents {
+            files.insert(name.to_owned(), content.to_string().into_bytes().into());
+        }
+        Ok(ModelFiles::Memory(Arc::new(MemoryFiles { dir: out.to_owned(), files })))
+    }
+
+    fn files<'a>(
+        &self,
+        out: &Path,
+        model: &TrainableDecoder,
+        heads: impl IntoIterator<Item = &'a Parameter>,
+    ) -> Result<WrittenFiles, TrainError> {
         let prefix = model.decoder.config().weight_prefix();
         let mut beside: Vec<NamedTensor> = Vec::new();
         for parameter in heads {
@@ -471,24 +513,22 @@ impl WeightWriter {
                 }
             }
         }
-        let write = |name: &str, tensors: &[NamedTensor]| {
-            save::write_safetensors(&out.join(name), tensors, self.dtype, save::PT_METADATA)
+        let Some(adapter) = &self.adapter else {
+            tensors.extend(beside);
+            let weights = vec![("model.safetensors", tensors)];
+            return Ok(WrittenFiles { weights, documents: Vec::new() });
         };
-        match &self.adapter {
-            None => {
-                tensors.extend(beside);
-                write("model.safetensors", &tensors)?;
-            }
-            Some(adapter) => {
-                if !beside.is_empty() {
-                    write(ADAPTER_HEADS_FILE, &beside)?;
-                }
-                write(ADAPTER_WEIGHTS, &tensors)?;
-                let config = adapter.peft_config(model.decoder.config());
-                write_json(&out.join("adapter_config.json"), &config)?;
-                write_base_record(out, &adapter.base, adapter.record.clone())?;
-            }
-        }
-        Ok(())
+        let mut weights = vec![(ADAPTER_HEADS_FILE, beside), (ADAPTER_WEIGHTS, tensors)];
+        weights.retain(|(name, tensors)| *name == ADAPTER_WEIGHTS || !tensors.is_empty());
+        let config = adapter.peft_config(model.decoder.config());
+        let base = base_record(out, &adapter.base, adapter.record.clone())?;
+        let documents = vec![("adapter_config.json", config), (BASE_RECORD, json!(base))];
+        Ok(WrittenFiles { weights, documents })
     }
+}
+
+/// The files of a model beside its configuration and tokenizer, by name.
+struct WrittenFiles {
+    weights: Vec<(&'static str, Vec<NamedTensor>)>,
+    documents: Vec<(&'static str, Value)>,
 }

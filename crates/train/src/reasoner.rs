@@ -1,26 +1,99 @@
-//! `train reasoner`: a latent reasoner, or a baseline with explicit or no chain of thought.
-
-mod training;
+//! The training of a reasoner as a task: a method's step on its encoder's batches, evaluated by
+//! greedy decoding from the weights in memory.
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use data::TrainExample;
 use engine::{Engine, Perturbation, Reasoner, Request};
-use model::{Cache, FrozenElements, Parameter};
-use serde_json::{Map, Value, json};
+use model::{Cache, FrozenElements, Parameter, Tokenizer, TrainableDecoder};
+use serde_json::{Map, json};
 use tensor::Device;
 
 use crate::activations::BatchRows;
-use crate::data_loader::DataLoader;
+use crate::data_loader::{BatchSpec, DataLoader, ExampleSource};
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::methods::{ExampleEncoder, ExampleRows, TrainStep};
-use crate::model_dir::{WeightWriter, copy_description};
-use crate::trainer::{EXAMPLE_COUNT, EvalResult, TOKEN_COUNT, TrainTask};
-use data::TrainExample;
+use crate::model_dir::{HeadSource, TrainableModel, WeightWriter};
+use crate::trainer::{EvalResult, MicroBatch, TrainTask};
 
-pub use training::{MethodSpec, ReasonerTraining, StepDecoderSpec};
+/// The settings of a reasoner's training that every method shares, the optimizer's aside.
+#[derive(Clone)]
+pub struct ReasonerTraining {
+    /// The data.
+    pub source: ExampleSource,
+    /// Examples per batch.
+    pub batch_size: usize,
+    /// Optimizer steps.
+    pub steps: u32,
+    /// Micro-batches per step.
+    pub accumulation_steps: u32,
+    /// Dropout probability; 0 for none.
+    pub dropout: f32,
+    /// Seed of new weights, curriculum, labels, noise and masks.
+    pub seed: u64,
+    /// Directory of the model; configuration and tokenizer are in it.
+    pub out: PathBuf,
+    /// Problems for evaluation; may be empty.
+    pub held_out: Vec<TrainExample>,
+}
+
+/// What a method makes a task of.
+pub struct TaskSetup {
+    /// Device of the model.
+    pub device: Device,
+    /// The initial model.
+    pub model: TrainableModel,
+    /// The settings that every method shares.
+    pub training: ReasonerTraining,
+}
+
+impl TaskSetup {
+    /// The tokenizer, for an encoder.
+    pub fn tokenizer(&self) -> Arc<Tokenizer> {
+        Arc::clone(&self.model.tokenizer)
+    }
+
+    /// The weights of a head: those of the initial model, where it has the head.
+    pub fn head_source(&self) -> Result<HeadSource, TrainError> {
+        let layers = self.model.decoder.decoder.config().layers;
+        self.model.initial.head_source(self.training.seed, layers)
+    }
+
+    /// The task of a method's encoder and its step, which `step` makes of the decoder.
+    pub fn task<S, E>(
+        self,
+        encoder: E,
+        step: impl FnOnce(TrainableDecoder) -> S,
+    ) -> Result<Box<dyn TrainTask>, TrainError>
+    where
+        S: TrainStep + 'static,
+        E: ExampleEncoder<Encoded = S::Example> + 'static,
+    {
+        let Self { device, model, training } = self;
+        let batches = BatchSpec {
+            source: training.source,
+            encoder,
+            batch_size: training.batch_size,
+            batches: u64::from(training.steps) * u64::from(training.accumulation_steps),
+            seed: training.seed,
+            context: model.decoder.decoder.config().context,
+        };
+        Ok(Box::new(ReasonerTask {
+            device,
+            train_step: step(model.decoder),
+            loader: DataLoader::new(batches),
+            dropout: training.dropout,
+            seed: training.seed,
+            accumulation_steps: training.accumulation_steps,
+            out: training.out,
+            writer: model.writer,
+            held_out: training.held_out,
+        }))
+    }
+}
 
 /// Trains a reasoner on tokenized examples.
 pub struct ReasonerTask<S, E: ExampleEncoder> {
@@ -53,7 +126,7 @@ where
         &mut self,
         step: u32,
         micro_batch: u32,
-    ) -> Result<Map<String, Value>, TrainError> {
+    ) -> Result<MicroBatch, TrainError> {
         let batch = u64::from(step) * u64::from(self.accumulation_steps) + u64::from(micro_batch);
         let examples = self.loader.batch(batch)?;
         let dropout = DropoutConfig { p: self.dropout, seed: self.seed, step };
@@ -61,13 +134,9 @@ where
         let dropout = drops.then_some(dropout);
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, dropout))?;
-        let rows = |example| self.loader.encoder().rows(example);
-        let fed: usize = examples.iter().map(|example| rows(example).fed).sum();
-        let mut log: Map<String, Value> =
-            losses.into_iter().map(|(name, loss)| (name.to_owned(), json!(loss))).collect();
-        log.insert(EXAMPLE_COUNT.to_owned(), json!(examples.len()));
-        log.insert(TOKEN_COUNT.to_owned(), json!(fed));
-        Ok(log)
+        let encoder = self.loader.encoder();
+        let fed: usize = examples.iter().map(|example| encoder.rows(example).fed).sum();
+        Ok(MicroBatch { losses, examples: examples.len() as u64, tokens: Some(fed as u64) })
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
@@ -87,20 +156,19 @@ where
         if self.held_out.is_empty() {
             return Ok(None);
         }
-        // Evaluated from a directory of its own: `out` holds the best model so far.
-        let dir = self.out.join("training/eval");
-        copy_description(&self.out, &dir)?;
-        self.write_weights(&dir)?;
-        let reasoner = Reasoner::load(&self.device, &dir, None)?;
-        let accuracy = greedy_accuracy(reasoner, &self.held_out)?;
-        std::fs::remove_dir_all(&dir).map_err(|source| TrainError::Io { path: dir, source })?;
-        let metrics = [("greedy", json!(accuracy)), ("problems", json!(self.held_out.len()))];
-        let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let heads = self.train_step.head_parameters();
+        let files = self.writer.in_memory(&self.out, self.train_step.model(), heads)?;
+        let accuracy = greedy_accuracy(Reasoner::load(&self.device, files, None)?, &self.held_out)?;
+        let metrics = Map::from_iter([
+            ("greedy".to_owned(), json!(accuracy)),
+            ("problems".to_owned(), json!(self.held_out.len())),
+        ]);
         Ok(Some(EvalResult { metrics, score: accuracy }))
     }
 
     fn save(&mut self) -> Result<(), TrainError> {
-        self.write_weights(&self.out)
+        let heads = self.train_step.head_parameters();
+        self.writer.write(&self.out, self.train_step.model(), heads)
     }
 
     fn is_saved(&self) -> bool {
@@ -124,13 +192,6 @@ where
     }
 }
 
-impl<S: TrainStep, E: ExampleEncoder> ReasonerTask<S, E> {
-    fn write_weights(&self, dir: &Path) -> Result<(), TrainError> {
-        let (model, heads) = (self.train_step.model(), self.train_step.head_parameters());
-        self.writer.write(dir, model, heads)
-    }
-}
-
 /// The fraction of examples that a reasoner answers correctly by greedy decoding.
 pub fn greedy_accuracy(
     reasoner: impl Into<Arc<Reasoner>>,
@@ -138,12 +199,12 @@ pub fn greedy_accuracy(
 ) -> Result<f64, TrainError> {
     let engine = Engine::new(reasoner);
     let mut params = engine.default_params();
-    (params.samples, params.perturbation) = (NonZeroUsize::MIN, Perturbation::None);
-    let request = |(i, example): (usize, &TrainExample)| Request {
-        id: i as u32,
-        ..Request::new(example.question.clone(), params)
-    };
-    let requests: Vec<Request> = examples.iter().enumerate().map(request).collect();
+    params.samples = NonZeroUsize::MIN;
+    params.perturbation = Perturbation::None;
+    let requests: Vec<Request> = (0..)
+        .zip(examples)
+        .map(|(id, example)| Request { id, ..Request::new(example.question.clone(), params) })
+        .collect();
     let mut correct = 0usize;
     engine.run(&requests, |index, reply| -> Result<(), TrainError> {
         let trajectories = reply?.trajectories;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use engine::{LatentModel, Prompt, ReferenceTracer};
 use model::{Cache, FrozenElements, Parameter};
-use serde_json::{Map, Value, json};
+use record::Losses;
+use serde_json::Value;
 use tensor::{Device, Tensor};
 
 use crate::activations::BatchRows;
@@ -17,7 +18,7 @@ use crate::error::TrainError;
 use crate::loss::Objective;
 use crate::model_dir::WeightWriter;
 use crate::reward_step::{RewardExample, RewardLossConfig, RewardTrainStep};
-use crate::trainer::{EXAMPLE_COUNT, EvalResult, TrainTask};
+use crate::trainer::{EvalResult, MicroBatch, TrainTask};
 use metrics::RewardMetrics;
 
 /// Trains a reward model on annotations.
@@ -174,7 +175,7 @@ impl TrainTask for RewardTask {
         &mut self,
         step: u32,
         micro_batch: u32,
-    ) -> Result<Map<String, Value>, TrainError> {
+    ) -> Result<MicroBatch, TrainError> {
         let batch = u64::from(step) * u64::from(self.accumulation_steps) + u64::from(micro_batch);
         let mut examples = self.batch(batch)?;
         self.add_reference_traces(&mut examples)?;
@@ -191,14 +192,12 @@ impl TrainTask for RewardTask {
         };
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, config))?;
-        let mut log = Map::from_iter([
-            ("loss".to_owned(), json!(losses.objective)),
-            (EXAMPLE_COUNT.to_owned(), json!(examples.len())),
-        ]);
-        if self.train_step.digit_heads.is_some() {
-            log.insert("digits".to_owned(), json!(losses.digits));
-        }
-        Ok(log)
+        let digits = self.train_step.digit_heads.is_some().then_some(losses.digits);
+        Ok(MicroBatch {
+            losses: Losses::new(losses.objective).with("digits", digits),
+            examples: examples.len() as u64,
+            tokens: None,
+        })
     }
 
     fn parameters(&self) -> Vec<&Parameter> {

@@ -4,7 +4,7 @@ use model::{Parameter, parameters};
 use tensor::ops::{self, AdamW};
 use tensor::{Device, DeviceError};
 
-/// The learning rate by step: linear warmup, then cosine decay from `peak` to `peak * floor`.
+/// The learning rate by step: linear warmup, then cosine decay from `peak` to `peak * min_ratio`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
     /// The learning rate after warmup.
@@ -14,7 +14,7 @@ pub struct LrSchedule {
     /// Steps in total.
     pub steps: u32,
     /// The final learning rate as a fraction of the peak; 1 keeps it constant.
-    pub floor: f32,
+    pub min_ratio: f32,
 }
 
 impl LrSchedule {
@@ -26,7 +26,7 @@ impl LrSchedule {
         let left = self.steps.saturating_sub(self.warmup).max(1);
         let done = ((step - self.warmup) as f32 / left as f32).min(1.0);
         let cosine = 0.5 * (1.0 + (std::f32::consts::PI * done).cos());
-        self.peak * (self.floor + (1.0 - self.floor) * cosine)
+        self.peak * (self.min_ratio + (1.0 - self.min_ratio) * cosine)
     }
 }
 
@@ -91,13 +91,13 @@ mod tests {
 
     #[test]
     fn lr_warms_up_then_decays_to_its_floor() {
-        let schedule = LrSchedule { peak: 1.0, warmup: 10, steps: 110, floor: 0.1 };
+        let schedule = LrSchedule { peak: 1.0, warmup: 10, steps: 110, min_ratio: 0.1 };
         assert_eq!(schedule.lr(0), 0.1);
         assert_eq!(schedule.lr(9), 1.0);
         assert!((schedule.lr(60) - 0.55).abs() < 1e-6, "half of the cosine");
         assert!((schedule.lr(110) - 0.1).abs() < 1e-6);
         assert!((schedule.lr(500) - 0.1).abs() < 1e-6, "constant after the last step");
         assert!((10..110).all(|s| schedule.lr(s + 1) <= schedule.lr(s)));
-        assert_eq!(LrSchedule { floor: 1.0, ..schedule }.lr(80), 1.0);
+        assert_eq!(LrSchedule { min_ratio: 1.0, ..schedule }.lr(80), 1.0);
     }
 }

@@ -17,8 +17,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use model::{FrozenElements, Parameter};
-use record::{EvalRecord, StepRecord, TrainTiming, TrainingDir};
-use serde_json::{Map, Value, json};
+use record::{EvalRecord, Losses, StepRecord, TrainTiming, TrainingDir};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tensor::{Device, ops};
 
 use crate::error::TrainError;
@@ -30,24 +31,27 @@ use state::TrainState;
 pub use divergence::Divergence;
 pub use memory::TrainMemory;
 pub(crate) use memory::check_new_model;
-pub use state::STATE_FILE;
+pub use state::check_state;
 
-/// The name under which [`TrainTask::accumulate_gradients`] counts examples. Counts are added up
-/// over the micro-batches of a step; all other entries are losses and are averaged.
-pub const EXAMPLE_COUNT: &str = "n_examples";
-/// The name under which it counts the positions that it fed.
-pub const TOKEN_COUNT: &str = "n_tokens";
+/// A micro-batch, as the log records it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MicroBatch {
+    /// Its losses, which are averaged over the micro-batches of a step.
+    pub losses: Losses,
+    /// Its examples, which are added up.
+    pub examples: u64,
+    /// The positions that were fed to the decoder, if the task counts them.
+    pub tokens: Option<u64>,
+}
 
-/// What a [`Trainer`] trains: a model with its data.
+/// What a [`TrainLoop`] trains: a model with its data.
 pub trait TrainTask {
-    /// Adds the gradients of one micro-batch of a step; returns its losses by name, any number of
-    /// them, for the log. The one that is minimised is `loss`. [`EXAMPLE_COUNT`] and
-    /// [`TOKEN_COUNT`] may be there too.
+    /// Adds the gradients of one micro-batch of a step.
     fn accumulate_gradients(
         &mut self,
         step: u32,
         micro_batch: u32,
-    ) -> Result<Map<String, Value>, TrainError>;
+    ) -> Result<MicroBatch, TrainError>;
 
     /// All parameters, in a fixed order.
     fn parameters(&self) -> Vec<&Parameter>;
@@ -114,12 +118,14 @@ pub struct TrainConfig {
 }
 
 /// Which model a training leaves behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
-    /// The one with the best score of all evaluations, the latest of equal ones; without
-    /// evaluations the last.
+    /// The one with the best score on held-out problems
+    // The latest of equal ones; without evaluations the last.
     Best,
-    /// The last.
+    /// The last
     Last,
 }
 
@@ -189,14 +195,14 @@ pub type EventCallback<'a> = dyn FnMut(TrainEvent<'_>) -> ControlFlow<()> + 'a;
 
 /// The training loop.
 #[derive(Clone, Copy)]
-pub struct Trainer<'a> {
+pub struct TrainLoop<'a> {
     /// Device of the optimizer and of restored parameters.
     pub device: &'a Device,
     /// Settings of the loop.
     pub config: &'a TrainConfig,
 }
 
-impl Trainer<'_> {
+impl TrainLoop<'_> {
     /// Trains from the saved state, or from the beginning if there is none.
     pub fn run(
         &self,
@@ -226,7 +232,7 @@ impl Trainer<'_> {
 
 /// A training in progress.
 struct TrainRun<'a> {
-    trainer: Trainer<'a>,
+    trainer: TrainLoop<'a>,
     state: TrainState,
     records: TrainRecords,
     monitor: LossMonitor,
@@ -235,7 +241,7 @@ struct TrainRun<'a> {
 }
 
 impl<'a> TrainRun<'a> {
-    fn open(trainer: Trainer<'a>, task: &mut dyn TrainTask) -> Result<Self, TrainError> {
+    fn open(trainer: TrainLoop<'a>, task: &mut dyn TrainTask) -> Result<Self, TrainError> {
         let config = trainer.config;
         let state = TrainState::open(task, trainer.device, config)?;
         let dir = TrainingDir::new(&config.dir);
@@ -299,15 +305,18 @@ impl<'a> TrainRun<'a> {
 
     /// One optimizer step; returns the line of the log, which is written.
     fn step(&mut self, task: &mut dyn TrainTask) -> Result<StepRecord, TrainError> {
-        let Trainer { device, config } = self.trainer;
+        let TrainLoop { device, config } = self.trainer;
         let (step, accumulated) = (self.state.steps, config.accumulation_steps);
         let mut record = StepRecord { step, ..StepRecord::default() };
         for micro_batch in 0..accumulated {
-            let entries = task.accumulate_gradients(step, micro_batch)?;
-            add_losses(&mut record, entries, f64::from(accumulated));
+            let part = task.accumulate_gradients(step, micro_batch)?;
+            record.losses.add_mean_of(&part.losses, f64::from(accumulated));
+            record.examples = Some(record.examples.unwrap_or(0) + part.examples);
+            if let Some(tokens) = part.tokens {
+                record.tokens = Some(record.tokens.unwrap_or(0) + tokens);
+            }
         }
-        // A number that is not finite is null in JSON.
-        if record.losses.values().any(|loss| !loss.is_number()) {
+        if !record.losses.is_finite() {
             return Err(self.diverged(Divergence::Loss));
         }
         let stats = config.optimizer.step(device, step, accumulated, task.parameters_mut())?;
@@ -341,23 +350,5 @@ impl<'a> TrainRun<'a> {
         // Parameters are looked at after a step, all else is found in one.
         let step = self.state.steps + u32::from(what != Divergence::Parameter);
         TrainError::Diverged { step, what, saved: self.saved }
-    }
-}
-
-/// Adds the losses and counts of one of `accumulated` micro-batches.
-fn add_losses(record: &mut StepRecord, entries: Map<String, Value>, accumulated: f64) {
-    for (name, value) in entries {
-        let count = match name.as_str() {
-            EXAMPLE_COUNT => &mut record.examples,
-            TOKEN_COUNT => &mut record.tokens,
-            _ => {
-                let sum = record.losses.get(&name).map_or(Some(0.0), Value::as_f64);
-                let sum =
-                    sum.unwrap_or(f64::NAN) + value.as_f64().unwrap_or(f64::NAN) / accumulated;
-                record.losses.insert(name, json!(sum));
-                continue;
-            }
-        };
-        *count = Some(count.unwrap_or(0) + value.as_u64().unwrap_or(0));
     }
 }

@@ -95,6 +95,8 @@ def evaluate(
     :meth:`Reasoner.evaluate`."""
     driver = driver or _driver(model, reward_model)
     given, options = _present(arguments, sampling)
+    if given.get("ablate"):
+        raise ValueError("ablate is not measured on a cluster; evaluate in one process")
     with source(given.get("data", "embedded:test")) as name:
         given["data"] = name
         evaluation = driver._evaluation(given, options, read=True, default_count=default_count)

@@ -4,9 +4,10 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use latent_tts::training::Preset;
 use latent_tts::{Family, SamplingOptions};
 
-use super::{MachineArgs, OutputArgs, PresetKind, StoredDtypeKind, TooLongKind, values};
+use super::{MachineArgs, OutputArgs, StoredDtypeKind, TooLongKind, values};
 
 /// The kind of label that each thought gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -51,8 +52,8 @@ pub struct AnnotateArgs {
 
     /// Published settings in place of the defaults: `paper` is 8 trajectories and 128 rollouts from
     /// every thought. Other flags override it
-    #[arg(long, value_parser = super::values::paper_preset(), help_heading = "Labels")]
-    pub preset: Option<PresetKind>,
+    #[arg(long, value_parser = super::preset::preset_parser(Preset::ANNOTATE), help_heading = "Labels")]
+    pub preset: Option<String>,
 
     /// The kind of label that each thought gets [default: rollouts]
     #[arg(long, value_enum, help_heading = "Labels")]

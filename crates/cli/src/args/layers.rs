@@ -62,6 +62,18 @@ pub(crate) fn command() -> Command {
     Cli::command().mut_subcommand("annotate", hide).mut_subcommands(with_env_vars)
 }
 
+/// The command that a line, without its program's name, begins with.
+pub(crate) fn command_of(line: &[String]) -> Command {
+    let mut command = command();
+    for word in line {
+        match command.find_subcommand(word) {
+            Some(found) => command = found.clone(),
+            None => break,
+        }
+    }
+    command
+}
+
 fn with_env_vars(command: Command) -> Command {
     let command = command.mut_args(|arg| match variable_for(&arg) {
         Some(variable) => boolish(arg).env(variable).hide_env(true),

@@ -25,6 +25,10 @@ pub struct SweepArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
+    /// Whose strength is swept [default: the samplers whose strengths are given, else dropout]
+    #[arg(long, value_enum, help_heading = "Sampling")]
+    pub sampler: Option<SweepSamplerKind>,
+
     /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
     /// largest --metric [default: 0:0.9, unless --noise-std or --gumbel-tau is given]
     #[arg(
@@ -36,7 +40,8 @@ pub struct SweepArgs {
     )]
     pub dropout_p: Option<SweepGrid>,
 
-    /// Noise: values, a range, or an interval to search, as for --dropout-p; the paper searches 0.01:1.5
+    /// Noise: values, a range, or an interval to search, as for --dropout-p
+    /// [default with --sampler noise: 0.01:1.5, the paper's]
     #[arg(
         long,
         alias = "sigma",
@@ -47,7 +52,7 @@ pub struct SweepArgs {
     pub noise_std: Option<SweepGrid>,
 
     /// Gumbel: temperatures of mixtures, as values, a range, or an interval to search, as for
-    /// --dropout-p
+    /// --dropout-p [default with --sampler gumbel: 0.1:3]
     #[arg(
         long,
         alias = "tau",
@@ -112,7 +117,7 @@ pub struct SweepArgs {
     pub k: Option<Vec<NonZeroUsize>>,
 
     /// Thoughts of each trajectory, as for eval [default: the family's]
-    #[arg(long, alias = "thoughts", value_name = "T", help_heading = "Sampling")]
+    #[arg(long, visible_alias = "thoughts", value_name = "T", help_heading = "Sampling")]
     pub latent_length: Option<LatentLength>,
 
     /// Maximum number of answer tokens [default: the family's]
@@ -127,7 +132,7 @@ pub struct SweepArgs {
     pub run: RunArgs,
 
     /// The directory of the sweep: one run directory per value, sweep.json and the report [default:
-    /// runs/sweep-MODEL-DATA]
+    /// runs/sweep-MODEL-DATA-DIGEST, the digest of the settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
@@ -137,6 +142,17 @@ pub struct SweepArgs {
     /// Read flags that are not given otherwise from a TOML file
     #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
     pub config: Option<PathBuf>,
+}
+
+/// The samplers that have a strength.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SweepSamplerKind {
+    /// Monte Carlo dropout, by its probability (see --dropout-p, --sites, --scope, --mask)
+    Dropout,
+    /// Gaussian noise on every thought, by its standard deviation (see --noise-std)
+    Noise,
+    /// Gumbel noise on mixtures of token embeddings, by their temperature (see --gumbel-tau)
+    Gumbel,
 }
 
 /// What a sweep maximizes.

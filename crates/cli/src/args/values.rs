@@ -1,15 +1,10 @@
 //! Parsers of single values. A message states what is accepted; clap adds the flag and its value.
 
-use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::Path;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use latent_tts::engine::family::FAMILIES;
 use latent_tts::{DeviceKind, Family, Probability, Rule};
-use model::hub::{HubId, MODEL_EXTENSIONS};
-
-use super::PresetKind;
 
 /// Parses the name of a family.
 pub fn family() -> impl TypedValueParser<Value = Family> {
@@ -49,68 +44,6 @@ pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     })
 }
 
-/// The steps of a learning-rate warmup.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Warmup {
-    /// So many.
-    Steps(u32),
-    /// This share of all steps.
-    Share(f64),
-}
-
-impl Warmup {
-    /// The steps, of so many in all.
-    pub fn steps(self, total: u32) -> u32 {
-        match self {
-            Self::Steps(steps) => steps,
-            Self::Share(share) => (share * f64::from(total)).ceil() as u32,
-        }
-    }
-}
-
-/// Parses a number of steps, or a percentage of them.
-pub fn warmup(text: &str) -> Result<Warmup, String> {
-    let wrong = || "write a number of steps such as 300, or a percentage such as 3%".to_owned();
-    match text.strip_suffix('%') {
-        None => text.parse().map(Warmup::Steps).map_err(|_| wrong()),
-        Some(percent) => {
-            let share = percent.trim().parse::<f64>().map_err(|_| wrong())? / 100.0;
-            if (0.0..=1.0).contains(&share) { Ok(Warmup::Share(share)) } else { Err(wrong()) }
-        }
-    }
-}
-
-/// Parses the name of a preset of commands that only the paper has settings for.
-pub fn paper_preset() -> impl TypedValueParser<Value = PresetKind> {
-    PossibleValuesParser::new(["paper"]).map(|_| PresetKind::Paper)
-}
-
-/// Parses a whole number from 1 to `MAX`: what is beyond would be refused by the memory alone.
-pub fn up_to<const MAX: usize>(text: &str) -> Result<NonZeroUsize, String> {
-    let number = text.parse().ok().filter(|number: &NonZeroUsize| number.get() <= MAX);
-    number.ok_or_else(|| format!("must be a whole number from 1 to {MAX}"))
-}
-
-/// Parses a whole number from 0 to `MAX`.
-pub fn zero_to<const MAX: usize>(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| *number <= MAX);
-    number.ok_or_else(|| format!("must be a whole number from 0 to {MAX}"))
-}
-
-/// Parses a learning rate: a finite number above 0.
-pub fn learning_rate(text: &str) -> Result<f32, String> {
-    deviation(text)
-        .ok()
-        .filter(|number| *number > 0.0)
-        .ok_or_else(|| "must be a finite number above 0".to_owned())
-}
-
-/// Parses a number in [0, 1].
-pub fn whole_share(text: &str) -> Result<f32, String> {
-    let number = deviation(text).ok().filter(|number| *number <= 1.0);
-    number.ok_or_else(|| "must be at least 0 and at most 1".to_owned())
-}
-
 /// Parses a finite number that is at least 0.
 pub fn weight(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
@@ -118,52 +51,6 @@ pub fn weight(text: &str) -> Result<f64, String> {
         Ok(number)
     } else {
         Err("must be finite and at least 0".to_owned())
-    }
-}
-
-/// The built-in corpus among training data.
-const CORPUS: &str = "corpus";
-
-/// A value of `train reasoner --data`: a file or the corpus, perhaps with its share.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WeightedData {
-    name: String,
-    /// The relative share of examples.
-    pub weight: Option<f64>,
-}
-
-impl WeightedData {
-    /// The file; `None` for the built-in corpus.
-    pub fn file(&self) -> Option<&Path> {
-        (self.name != CORPUS).then_some(Path::new(&self.name))
-    }
-}
-
-impl fmt::Display for WeightedData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.weight {
-            Some(weight) => write!(f, "{}:{weight}", self.name),
-            None => f.write_str(&self.name),
-        }
-    }
-}
-
-/// Parses `FILE` or `FILE:WEIGHT`; what follows the last colon is a weight if it is a number.
-pub fn weighted_data(text: &str) -> Result<WeightedData, String> {
-    let (name, weight) = match text.rsplit_once(':') {
-        Some((name, number)) if number.parse::<f64>().is_ok() => (name, Some(above_zero(number)?)),
-        _ => (text, None),
-    };
-    match name {
-        "" => Err("name a file, or `corpus`".to_owned()),
-        // As other commands call it.
-        "embedded:train" => Ok(WeightedData { name: CORPUS.to_owned(), weight }),
-        part if part.starts_with("embedded:") => Err(
-            "the built-in corpus is taken whole, as `corpus`; `latent-tts corpus --split train \
-             --count 1000 --out FILE` writes a part of it"
-                .to_owned(),
-        ),
-        name => Ok(WeightedData { name: name.to_owned(), weight }),
     }
 }
 
@@ -194,16 +81,6 @@ pub fn lens(text: &str) -> Result<NonZeroUsize, String> {
 
 /// The most tokens of a thought that are recorded: samples stay small.
 const MAX_LENS_TOKENS: usize = 20;
-
-/// Parses a standard deviation.
-pub fn deviation(text: &str) -> Result<f32, String> {
-    let number: f32 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if number.is_finite() && number >= 0.0 {
-        Ok(number)
-    } else {
-        Err("must be finite and at least 0".to_owned())
-    }
-}
 
 /// Parses `auto`, `cpu`, `cuda` or `cuda:1`.
 pub fn device(text: &str) -> Result<DeviceKind, String> {
@@ -275,12 +152,6 @@ pub fn format_bytes(size: u64) -> String {
     if unit == "B" { format!("{size} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// An id of the Hugging Face Hub.
-pub fn hub_id(text: &str) -> Result<String, String> {
-    let id = HubId::parse(text, &MODEL_EXTENSIONS).map(|id| id.to_string());
-    id.ok_or_else(|| "expected owner/name, owner/name/file.gguf, perhaps with @revision".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,24 +164,6 @@ mod tests {
                 .iter()
                 .all(|text| part(text).is_err())
         );
-    }
-
-    #[test]
-    fn data_may_have_a_weight() {
-        for (text, name, weight) in [
-            ("a.jsonl", "a.jsonl", None),
-            ("a.jsonl:2", "a.jsonl", Some(2.0)),
-            ("a:b.jsonl", "a:b.jsonl", None),
-            ("corpus:0.5", "corpus", Some(0.5)),
-        ] {
-            let data = weighted_data(text).unwrap();
-            assert_eq!((data.name.as_str(), data.weight), (name, weight), "{text}");
-            assert_eq!(data.to_string(), text);
-            assert_eq!(data.file().is_none(), name == "corpus");
-        }
-        assert_eq!(weighted_data("embedded:train:2"), weighted_data("corpus:2"));
-        let refused = ["", ":2", "a:0", "a:-1", "a:nan", "embedded:train:0..9", "embedded:test"];
-        assert!(refused.iter().all(|text| weighted_data(text).is_err()));
     }
 
     #[test]
@@ -335,15 +188,6 @@ mod tests {
     fn numbers_out_of_range_are_rejected() {
         assert!(probability("0").is_ok() && probability("0.999").is_ok());
         assert!(["1", "-0.1", "NaN", "x", "inf"].iter().all(|p| probability(p).is_err()));
-        assert!(deviation("0").is_ok() && deviation("1.4").is_ok());
-        assert!(["-1", "NaN", "inf", ""].iter().all(|s| deviation(s).is_err()));
-        assert!(
-            learning_rate("1e-5").is_ok() && whole_share("0").is_ok() && whole_share("1").is_ok()
-        );
-        assert!(["0", "-1", "NaN", "inf", "1e39", ""].iter().all(|r| learning_rate(r).is_err()));
-        assert!(["-1", "NaN", "1.01", "2", "1e30"].iter().all(|s| whole_share(s).is_err()));
-        assert!(up_to::<4>("4").is_ok() && zero_to::<4>("0").is_ok());
-        assert!(["0", "5", "-1", "1e3"].iter().all(|n| up_to::<4>(n).is_err()));
         assert!(weight("0").is_ok() && above_zero("0").is_err() && above_zero("1e-3").is_ok());
         assert!(
             ["-1", "NaN", "inf", ""].iter().all(|s| weight(s).is_err() && above_zero(s).is_err())

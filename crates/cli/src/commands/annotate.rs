@@ -199,7 +199,7 @@ impl AnnotateProgress {
             "nothing is labelled in {}: of {} {all_right} have only right trajectories \
              and {all_wrong} only wrong ones; take questions that the model solves now and then \
              (--data, --limit), or sample more trajectories (--samples) of a stronger \
-             perturbation (--p)",
+             perturbation (--dropout-p)",
             out.display(),
             count(self.questions, "question")
         )
@@ -234,6 +234,14 @@ impl AnnotateProgress {
             counts: AnnotationCounts { all_right, all_wrong, .. },
             ..
         } = self;
+        if *questions == 0 && self.total > 0 {
+            return format!(
+                "all {} were annotated before\nlabels are in {}{}",
+                count(self.total, "question"),
+                out.display(),
+                next.map(|next| format!("\nnext: {next}")).unwrap_or_default()
+            );
+        }
         let took = format_duration(self.start.elapsed().as_secs_f64());
         format!(
             "{kept} of {questions} questions kept ({all_right} all right, {all_wrong} all wrong): \

@@ -16,11 +16,17 @@ use corpus::augment::{
 };
 use serde_json::{Value, json};
 
+use record::RecordError;
+use record::files::{self, InputPaths};
+
 use crate::args::AugmentArgs;
 use crate::printer::Printer;
 
 /// Runs `augment`.
 pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
+    let inputs: InputPaths = args.files.iter().chain(&args.without).collect();
+    args.out.iter().try_for_each(|out| inputs.check_output(out))?;
+    tensor::start_global_threads(None)?;
     let problems = read_sources(&args.files)?;
     let options = AugmentOptions {
         seed: args.seed,
@@ -33,14 +39,14 @@ pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
     };
     let start = Instant::now();
     let job = AugmentJob { problems: &problems, options: &options, printer };
-    match &args.out {
+    match args.out.as_ref().filter(|path| !files::is_standard_output(path)) {
         Some(path) => {
             let mut report = None;
-            record::files::replace(path, |out| {
+            files::write_output(path, |out| {
                 report = Some(job.write(out)?);
                 Ok(())
             })
-            .with_context(|| format!("cannot write {}", path.display()))?;
+            .map_err(|source| RecordError::Write { path: path.clone(), source })?;
             let summary = RunSummary::new(report.unwrap_or_default(), start);
             printer.result(&summary.to_json(), || summary.text())?;
         }
@@ -91,14 +97,28 @@ impl AugmentJob<'_> {
     fn write(&self, out: &mut impl Write) -> io::Result<AugmentReport> {
         let mut progress = self.printer.progress(0, self.problems.len());
         let mut written = 0;
-        augment(self.problems, self.options, |outcome| {
+        let report = augment(self.problems, self.options, |outcome| {
             outcome.examples.iter().try_for_each(|example| write_line(out, example))?;
             written += outcome.examples.len();
             progress.advance();
             progress.report(&format!("problems, {written} written"));
-            Ok(())
-        })
+            io::Result::Ok(())
+        })?;
+        match written {
+            0 => Err(io::Error::new(io::ErrorKind::InvalidData, nothing_written(&report))),
+            _ => Ok(report),
+        }
     }
+}
+
+/// Why no variant was made.
+fn nothing_written(report: &AugmentReport) -> String {
+    let refused: usize = report.refused.values().sum();
+    format!(
+        "no variant to write: of {} problems {refused} were refused, and {} variants share text \
+         with the files to avoid",
+        report.problems, report.overlapping
+    )
 }
 
 fn write_line(out: &mut impl Write, example: &AugmentedExample) -> io::Result<()> {

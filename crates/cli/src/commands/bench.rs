@@ -29,7 +29,7 @@ use crate::args::{BenchArgs, BenchShape, StoredDtypeKind};
 use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
 
-/// Default of `--p`.
+/// Default of `--dropout-p`.
 const DEFAULT_P: f32 = 0.2;
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroUsize = NonZeroUsize::new(64).unwrap();
@@ -227,7 +227,8 @@ fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
 
 fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingParams> {
     let share = args.p.unwrap_or(DEFAULT_P);
-    let p = Probability::new(share).with_context(|| format!("--p {share} is not in [0, 1)"))?;
+    let p =
+        Probability::new(share).with_context(|| format!("--dropout-p {share} is not in [0, 1)"))?;
     let perturbation = match share {
         0.0 => Perturbation::None,
         _ => Perturbation::Dropout {

@@ -1,4 +1,5 @@
-//! `latent-tts corpus`: word problems of the built-in generator as the paper's JSON.
+//! `latent-tts corpus`: word problems of the built-in generator as the paper's JSON, or as JSON
+//! lines in a file named `.jsonl`.
 //!
 //! Problems are generated one at a time while they are serialized, so that a file may be larger
 //! than memory.
@@ -9,6 +10,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use corpus::problem;
 use data::TrainExample;
+use record::RecordError;
+use record::files;
 use serde::{Serialize, Serializer};
 
 use crate::args::CorpusArgs;
@@ -23,8 +26,12 @@ pub fn run(args: &CorpusArgs) -> Result<ExitCode> {
             u64::MAX
         );
     }
-    match &args.out {
-        Some(path) => record::write_document(path, &CorpusProblems(args))?,
+    match args.out.as_ref().filter(|path| !files::is_standard_output(path)) {
+        Some(path) => {
+            let lines = path.extension().is_some_and(|ending| ending == "jsonl");
+            files::write_output(path, |out| write(args, lines, out))
+                .map_err(|source| RecordError::Write { path: path.clone(), source })?;
+        }
         None => print(args)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -41,19 +48,37 @@ struct CorpusRecord {
     idx: u64,
 }
 
+impl CorpusProblems<'_> {
+    fn records(&self) -> impl Iterator<Item = CorpusRecord> {
+        let CorpusArgs { split, seed, offset, count, .. } = *self.0;
+        let numbered = move |idx| CorpusRecord { example: problem(split, seed, idx).into(), idx };
+        (offset..offset + count).map(numbered)
+    }
+}
+
 impl Serialize for CorpusProblems<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let CorpusArgs { split, seed, offset, count, .. } = *self.0;
-        let numbered = |idx| CorpusRecord { example: problem(split, seed, idx).into(), idx };
-        serializer.collect_seq((offset..offset + count).map(numbered))
+        serializer.collect_seq(self.records())
     }
+}
+
+/// Writes one problem a line, or an array.
+fn write(args: &CorpusArgs, lines: bool, out: &mut impl Write) -> io::Result<()> {
+    let problems = CorpusProblems(args);
+    if !lines {
+        serde_json::to_writer_pretty(&mut *out, &problems)?;
+        return writeln!(out);
+    }
+    for record in problems.records() {
+        serde_json::to_writer(&mut *out, &record)?;
+        writeln!(out)?;
+    }
+    Ok(())
 }
 
 fn print(args: &CorpusArgs) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
-    let written =
-        serde_json::to_writer_pretty(&mut out, &CorpusProblems(args)).map_err(io::Error::from);
-    match written.and_then(|()| writeln!(out)).and_then(|()| out.flush()) {
+    match write(args, false, &mut out).and_then(|()| out.flush()) {
         // A closed pipe (`| head`) is not an error.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")

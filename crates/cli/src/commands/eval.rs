@@ -14,7 +14,7 @@ use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
     AblationKind, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation,
     ModelSelection, OnExisting, Question, Rule, SamplingOptions, SamplingParams, aggregate,
-    evaluation_params, grade,
+    evaluation_params, grade, notes,
 };
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ use crate::args::{EvalArgs, TooLongKind};
 use crate::interrupt::{self, InterruptGuard};
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
-use crate::{aggregation, range, settings, too_long};
+use crate::{aggregation, settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
@@ -35,8 +35,9 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     let questions = job.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open(printer)?;
     let model = load_models(&job.models, &device, printer)?;
-    if let Some(note) = range::data_note(&job.models, &model, &questions)? {
-        printer.note(&note);
+    let is_embedded = notes::is_embedded(&job.models.reasoner);
+    if let Some(note) = notes::of_questions(model.reasoner(), is_embedded, &questions)? {
+        printer.note(&format!("note: {note}"));
     }
     let engine = args.run.machine.engine(&model)?;
     let (questions, skipped) = job.fitting(args.run.too_long, questions, &engine, printer)?;

@@ -28,7 +28,10 @@ use listing::TensorListing;
 
 /// Runs `inspect`.
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
-    let checkpoint = Checkpoint::open(files_over(&args.dir, args.base.as_deref())?)?;
+    tensor::start_global_threads(None)?;
+    let mut checkpoint = Checkpoint::open(files_over(&args.dir, args.base.as_deref())?)?;
+    // The heads are read to detect the family: the first missing tensor would hide the others.
+    checkpoint.collect_missing();
     printer.warnings(checkpoint.warnings());
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
     let expected = expected::expected_tensors(&checkpoint, kind.lm_head())?;
@@ -297,7 +300,7 @@ fn format_defaults(method: &Method) -> String {
         );
     }
     format!(
-        "--thoughts {} --max-new-tokens {} --p {} --sites {}, or --sigma {}",
+        "--thoughts {} --max-new-tokens {} --dropout-p {} --sites {}, or --noise-std {}",
         method.length,
         method.max_new_tokens,
         method.p,
@@ -312,8 +315,11 @@ impl TensorListing<'_> {
         let dir = dir.display();
         if let Some(first) = self.missing().first() {
             bail!(
-                "{dir}: {} tensors are missing, the first is `{}`; download the checkpoint again",
-                self.missing().len(),
+                "{dir}: {} missing, the first is `{}`; download the checkpoint again",
+                match self.missing().len() {
+                    1 => "1 tensor is".to_owned(),
+                    count => format!("{count} tensors are"),
+                },
                 first.name
             );
         }

@@ -3,15 +3,18 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use latent_tts::EMBEDDED;
+use latent_tts::tensor::Precision;
+use latent_tts::{Device, EMBEDDED, Engine, ModelSelection, RewardModelChoice};
+use model::Config;
 use serde_json::json;
-use serve::{ChatTemplate, ServeOptions};
+use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions, UpstreamOptions};
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{HttpArgs, LimitArgs, LogFormat, ServeArgs};
+use crate::args::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 use crate::load::{load_models, select_models};
 use crate::printer::Printer;
 
@@ -20,18 +23,96 @@ const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 
 /// Runs `serve`.
 pub fn run(args: &ServeArgs, printer: &Printer) -> Result<ExitCode> {
-    let models = select_models(&args.model)?;
     let options = options(args)?;
-    let device = args.machine.device.open(printer)?;
-    let model = load_models(&models, &device, printer)?;
-    let engine = args.machine.engine(&model)?;
+    let models = served_models(args, &options.model_name, printer)?;
     start_log(&args.http, args.output.quiet);
-    serve::run(engine, &models.reasoner, options, |address| {
+    serve::run(models, options, |address| {
         let url = format!("http://{address}");
         // Nothing can be done about a closed standard output, and clients do not need it.
         let _ = printer.result(&json!({ "url": url }), || format!("listening at {url}"));
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The model of `--model`, loaded, and those of `--add-model`, loaded when they are asked for.
+fn served_models(args: &ServeArgs, name: &str, printer: &Printer) -> Result<Vec<ModelSource>> {
+    if args.upstream.upstream.is_some() {
+        if args.model.model.is_some() || !args.http.add_model.is_empty() {
+            bail!("a gateway has no model of its own; leave out --upstream, or --model");
+        }
+        return Ok(Vec::new());
+    }
+    let device = args.machine.device.open(printer)?;
+    let selection = select_models(&args.model)?;
+    let first = load_models(&selection, &device, printer)?;
+    let memory = args.machine.kv_cache_bytes(&device)?;
+    let first = first.engine()?.with_memory(memory);
+    let mut models = vec![
+        ModelLoader { selection, device: device.clone(), memory }
+            .into_source(name.to_owned(), Some(first)),
+    ];
+    for given in &args.http.add_model {
+        let (name, selection) = further_model(given)?;
+        let loader = ModelLoader { selection, device: device.clone(), memory };
+        models.push(loader.into_source(name, None));
+    }
+    Ok(models)
+}
+
+/// The name and the files of a value of `--add-model`.
+fn further_model(given: &str) -> Result<(String, ModelSelection)> {
+    let Some((name, paths)) = given.split_once('=') else {
+        bail!("--add-model {given}: give NAME=DIR, or NAME=DIR,REWARD_DIR");
+    };
+    let (reasoner, reward_model) = match paths.split_once(',') {
+        Some((reasoner, reward_model)) => (reasoner, RewardModelChoice::Named(reward_model)),
+        None => (paths, RewardModelChoice::Default),
+    };
+    if name.is_empty() || reasoner.is_empty() {
+        bail!("--add-model {given}: neither the name nor the directory may be empty");
+    }
+    let selection = ModelSelection::new(reasoner, reward_model)
+        .with_context(|| format!("--add-model {given}"))?;
+    Ok((name.to_owned(), selection))
+}
+
+/// How a model is loaded.
+struct ModelLoader {
+    selection: ModelSelection,
+    device: Device,
+    /// Bytes of keys and values.
+    memory: usize,
+}
+
+impl ModelLoader {
+    /// `first` is what the first load gives: an engine that is in memory already.
+    fn into_source(self, name: String, first: Option<Engine>) -> ModelSource {
+        let bytes = self.bytes();
+        let first = Mutex::new(first);
+        let load = move || {
+            let loaded = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let engine = match loaded {
+                Some(engine) => engine,
+                None => self.selection.load(&self.device)?.engine()?.with_memory(self.memory),
+            };
+            Ok(LoadedModel { engine, files: self.selection.reasoner.clone() })
+        };
+        ModelSource { name, bytes, load: Box::new(load) }
+    }
+
+    /// Memory of the weights, the keys and the values. A model whose configuration cannot be read
+    /// counts with its keys and values only: loading it fails with the reason.
+    fn bytes(&self) -> u64 {
+        let element = match self.device.precision() {
+            Precision::F32 => 4,
+            Precision::Bf16 => 2,
+            Precision::Int8 | Precision::Fp8 => 1,
+        };
+        let files = std::iter::once(&self.selection.reasoner).chain(&self.selection.reward_model);
+        let configs = files.filter_map(|files| Config::read(files.clone()).ok());
+        let parameters: u64 = configs.map(|config| config.parameters()).sum();
+        parameters * element + self.memory as u64
+    }
 }
 
 fn options(args: &ServeArgs) -> Result<ServeOptions> {
@@ -41,22 +122,46 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
     if http.api_key.as_deref().is_some_and(str::is_empty) {
         bail!("--api-key is empty; give a key, or leave it out");
     }
+    if http.api_key.as_deref().is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+        bail!(
+            "--api-key has white space or characters that are not ASCII, which no request can send; \
+             give a key of letters, digits and signs"
+        );
+    }
     Ok(ServeOptions {
         address: SocketAddr::new(http.host, http.port),
         model_name: http.model_name.clone().unwrap_or_else(|| model.to_owned()),
         api_key: http.api_key.clone(),
+        api_keys_file: http.api_keys_file.clone(),
+        open_metrics: http.open_metrics,
+        allowed_origins: http.allowed_origins.clone(),
         allowed_hosts: http.allowed_hosts.clone(),
+        model_memory: http.model_memory.map(|bytes| bytes as u64),
         max_waiting_rows: max_queue.get(),
         max_samples: max_samples.get().min(max_queue.get()),
         max_connections: max_connections.get(),
         max_body_bytes: max_body,
+        max_memory: limits.max_memory,
         request_timeout: seconds("--request-timeout", limits.request_timeout)?,
         io_timeout: seconds("--io-timeout", limits.io_timeout)?,
         shutdown_timeout: seconds("--shutdown-timeout", limits.shutdown_timeout)?,
         chat_template: chat_template(http.chat_template.as_deref())?,
         log_prompts: http.log_prompts,
+        otlp_endpoint: http.otlp_endpoint.clone(),
+        upstream: upstream(&args.upstream)?,
         runs: http.runs.clone(),
     })
+}
+
+fn upstream(args: &UpstreamArgs) -> Result<Option<UpstreamOptions>> {
+    let Some(url) = args.upstream.clone() else { return Ok(None) };
+    Ok(Some(UpstreamOptions {
+        url,
+        api_key: args.upstream_api_key.clone(),
+        model: args.upstream_model.clone(),
+        concurrency: args.upstream_concurrency.get(),
+        timeout: seconds("--upstream-timeout", args.upstream_timeout)?,
+    }))
 }
 
 fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
@@ -71,8 +176,10 @@ fn chat_template(given: Option<&Path>) -> Result<ChatTemplate> {
         None | Some("auto") => Ok(ChatTemplate::Auto),
         Some("family") => Ok(ChatTemplate::Family),
         Some(file) => {
-            let text = std::fs::read_to_string(file);
+            let text = record::files::read_regular(Path::new(file));
             let text = text.with_context(|| format!("cannot read the chat template {file}"))?;
+            let text = String::from_utf8(text)
+                .with_context(|| format!("the chat template {file} is not UTF-8"))?;
             Ok(ChatTemplate::Jinja(text))
         }
     }

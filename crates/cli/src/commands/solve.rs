@@ -8,15 +8,14 @@ use anyhow::{Context, Result, bail};
 use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
-    Lens, LensToken, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
-    StageSeconds, Trajectory, aggregate, evaluation_params, grade,
+    Lens, LensToken, Note, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
+    StageSeconds, Trajectory, aggregate, evaluation_params, grade, notes,
 };
 use serde_json::{Value, json};
 
 use crate::args::SolveArgs;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
-use crate::range::RangeCheck;
 use crate::{aggregation, settings};
 
 /// Default of `--samples`.
@@ -36,13 +35,14 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
 
     let params = evaluation_params(&options, &engine).map_err(settings::flag_error)?;
     let lens = args.lens.map(|tokens| Lens { tokens, sampled: true });
+    let is_embedded = notes::is_embedded(&models.reasoner);
     for question in &questions {
-        let range = RangeCheck::new(&models, &model, question)?;
-        range.notes().iter().for_each(|note| printer.note(note));
+        let notes = notes::of_question(model.reasoner(), is_embedded, question)?;
+        notes.iter().for_each(|note| printer.note(&note_line(note)));
         let request = Request { lens, ..Request::new(question.clone(), params) };
         let reply = engine.solve(&request)?;
         let rules = aggregation::rules(&args.aggregation);
-        let report = SolveReport { question, reply: &reply, params, rules, range, show: args.show };
+        let report = SolveReport { question, reply: &reply, params, rules, notes, show: args.show };
         let title = if questions.len() > 1 { format!("{question}\n") } else { String::new() };
         printer.result(&report.to_json(), || format!("{title}{}", report.text()))?;
         if questions.len() > 1 && !printer.is_json() {
@@ -50,6 +50,17 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A note as it is printed, with the command that helps.
+fn note_line(note: &Note) -> String {
+    let advice = match note {
+        Note::UnknownWords(_) => {
+            " (`latent-tts corpus --count 5` shows questions in its vocabulary)"
+        }
+        _ => "",
+    };
+    format!("note: {note}{advice}")
 }
 
 /// The question of the argument, or one a line of standard input.
@@ -88,8 +99,8 @@ struct SolveReport<'a> {
     params: SamplingParams,
     /// The rules that `--aggregate` names.
     rules: Option<Vec<Rule>>,
-    /// What of the question is outside the model's range.
-    range: RangeCheck,
+    /// In what the question is outside the model's range.
+    notes: Vec<Note>,
     /// Print every trajectory.
     show: bool,
 }
@@ -140,6 +151,22 @@ impl SolveReport<'_> {
         let mut votes = self.reply.votes();
         votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
         votes
+    }
+
+    fn unknown_words(&self) -> Vec<String> {
+        let words = self.notes.iter().filter_map(|note| match note {
+            Note::UnknownWords(words) => Some(words.clone()),
+            _ => None,
+        });
+        words.flatten().collect()
+    }
+
+    fn out_of_range(&self) -> Vec<String> {
+        let reasons = self.notes.iter().filter_map(|note| match note {
+            Note::OutOfRange(reasons) => Some(reasons),
+            _ => None,
+        });
+        reasons.flatten().map(ToString::to_string).collect()
     }
 
     fn without_answer(&self) -> usize {
@@ -206,9 +233,8 @@ impl SolveReport<'_> {
                 "outcome_reward": beam.best.outcome_reward,
             });
         }
-        document["unknown_words"] = json!(self.range.unknown_words);
-        let out_of_range = self.range.out_of_range.iter().map(ToString::to_string);
-        document["out_of_range"] = out_of_range.collect();
+        document["unknown_words"] = self.unknown_words().into();
+        document["out_of_range"] = self.out_of_range().into();
         document["stopped"] = json!(self.reply.stopped);
         document["seconds"] = json!(grade::seconds(self.reply.seconds));
         document["trajectories_per_s"] = json!(self.trajectories_per_s());
@@ -291,7 +317,7 @@ impl SolveReport<'_> {
             return format!("{answer} (by {rule})");
         };
         let all = self.trajectories().len();
-        let doubt = if self.range.is_within() { "" } else { "; outside the model's range" };
+        let doubt = if self.notes.is_empty() { "" } else { "; outside the model's range" };
         format!("{answer} (by {rule}: {} of {all} trajectories{doubt})", candidate.votes)
     }
 
@@ -369,6 +395,7 @@ impl SolveReport<'_> {
             let why = match stopped.reason {
                 StopReason::Certain => "no further one can change the vote",
                 StopReason::Confident => "the lead is large enough",
+                StopReason::Deadline => "the deadline has passed",
             };
             let content = format!(
                 "after {} of {} trajectories: {why}",

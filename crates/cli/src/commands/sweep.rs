@@ -9,11 +9,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use latent_tts::record::RunDir;
 use latent_tts::report::{self, BestRun, ReportOptions};
-use latent_tts::sweep::{self, PointRunner, SUMMARY_FILE, Sweep, SweepOutput, SweepSpec};
+use latent_tts::sweep::{
+    self, PointRunner, SUMMARY_FILE, Sweep, SweepGrid, SweepOutput, SweepSpec,
+};
 use latent_tts::{Engine, Question, SamplingOptions};
 
 use super::eval::EvalJob;
-use crate::args::{EvalArgs, SweepArgs, default_eval_args};
+use crate::args::{EvalArgs, SweepArgs, SweepSamplerKind, default_eval_args};
 use crate::load::{NO_REWARD_MODEL, load_models};
 use crate::printer::Printer;
 use crate::settings;
@@ -25,7 +27,8 @@ const DEFAULT_QUESTIONS: usize = 200;
 
 /// Runs `sweep`.
 pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
-    let (spec, ks) = (sweep_spec(args), ks(args)?);
+    let spec = sweep_spec(args)?;
+    let ks = ks(args)?;
     let base = EvalJob::from_args(&base_eval_args(args, &spec))?;
     if spec.needs_rewards() && base.models.reward_model.is_none() {
         bail!("--metric {} needs rewards; give --reward-model", value_name(args.metric));
@@ -35,13 +38,14 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let model = load_models(&base.models, &device, printer)?;
     let engine = args.run.machine.engine(&model)?;
     let (questions, _) = base.fitting(args.run.too_long, questions, &engine, printer)?;
-    let default_out = || sweep::default_out(base.models.reasoner.path(), &base.data);
-    let out = args.out.clone().unwrap_or_else(default_out);
-
     let architecture = engine.reasoner().decoder.config().architecture;
     let evaluation = base.evaluation(&engine, Default::default())?.manifest(&engine, &questions)?;
     let (evaluation, resume) = (&evaluation, args.run.resume);
-    let sweep = Sweep { spec: &spec, out: &out, ks, architecture, evaluation, resume };
+    let out = Path::new("");
+    let sweep = Sweep { spec: &spec, out, ks, architecture, evaluation, resume };
+    let default_out = || sweep::default_out(base.models.reasoner.path(), &base.data, &sweep);
+    let out = args.out.clone().unwrap_or_else(default_out);
+    let sweep = Sweep { out: &out, ..sweep };
     let mut points = LocalPoints { engine: &engine, questions: &questions, base: &base, printer };
     let SweepOutput { summary, runs } = sweep.run(&mut points)?;
     let page = match args.run.no_report {
@@ -75,18 +79,49 @@ fn value_name(kind: impl clap::ValueEnum) -> String {
     kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
-fn sweep_spec(args: &SweepArgs) -> SweepSpec {
-    SweepSpec {
-        p: args.dropout_p.clone(),
-        sigma: args.noise_std.clone(),
-        tau: args.gumbel_tau.clone(),
+fn sweep_spec(args: &SweepArgs) -> Result<SweepSpec> {
+    let [p, sigma, tau] = grids(args)?;
+    Ok(SweepSpec {
+        p,
+        sigma,
+        tau,
         sites: args.sites.iter().flatten().copied().collect(),
         scopes: args.scope.iter().flatten().copied().collect(),
         masks: args.mask.iter().flatten().copied().collect(),
         tolerance: args.tolerance,
         evaluations: args.evaluations,
         metric: Some(args.metric.name()),
+    })
+}
+
+/// The strengths of dropout, noise and mixtures: those given, and of `--sampler` the default ones
+/// if none are given. Flags of a sampler other than `--sampler` are refused.
+fn grids(args: &SweepArgs) -> Result<[Option<SweepGrid>; 3]> {
+    let Some(sampler) = args.sampler else {
+        return Ok([args.dropout_p.clone(), args.noise_std.clone(), args.gumbel_tau.clone()]);
+    };
+    let flags = [
+        ("--dropout-p", SweepSamplerKind::Dropout, args.dropout_p.is_some()),
+        ("--sites", SweepSamplerKind::Dropout, args.sites.is_some()),
+        ("--scope", SweepSamplerKind::Dropout, args.scope.is_some()),
+        ("--mask", SweepSamplerKind::Dropout, args.mask.is_some()),
+        ("--noise-std", SweepSamplerKind::Noise, args.noise_std.is_some()),
+        ("--gumbel-tau", SweepSamplerKind::Gumbel, args.gumbel_tau.is_some()),
+    ];
+    if let Some((flag, ..)) = flags.iter().find(|(_, of, given)| *given && *of != sampler) {
+        bail!(
+            "{flag} has no meaning with --sampler {}; leave one of them out",
+            value_name(sampler)
+        );
     }
+    let grid = |of: SweepSamplerKind, given: &Option<SweepGrid>, default: SweepGrid| {
+        (of == sampler).then(|| given.clone().unwrap_or(default))
+    };
+    Ok([
+        grid(SweepSamplerKind::Dropout, &args.dropout_p, sweep::DEFAULT_DROPOUT_GRID),
+        grid(SweepSamplerKind::Noise, &args.noise_std, sweep::DEFAULT_NOISE_GRID),
+        grid(SweepSamplerKind::Gumbel, &args.gumbel_tau, sweep::DEFAULT_GUMBEL_GRID),
+    ])
 }
 
 /// The numbers of trajectories in the table: those of `--k`, else powers of four and N.

@@ -1,103 +1,74 @@
-//! `latent-tts train`: the training loop that `train reasoner` and `train reward` share.
+//! `latent-tts train`: flags become the options of a training of the library, whose progress and
+//! result are printed.
 
-mod data;
 mod progress;
-mod reasoner;
-mod reward;
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
-use model::save::SaveDtype;
-use record::{DirLock, EvalRecord, TrainingDir};
-use serde_json::{Map, Value, json};
-use tensor::Device;
-use train::schedule::{LrSchedule, Optimizer};
-use train::trainer::{
-    KeepPolicy, STATE_FILE, TrainConfig, TrainMemory, TrainOutcome, TrainSettings, TrainTask,
-    Trainer,
-};
+use anyhow::{Result, anyhow, ensure};
+use latent_tts::train::TrainError;
+use latent_tts::train::loss::Objective;
+use latent_tts::training::{ReasonerMode, WeightedData};
+use latent_tts::{CancelToken, Device, Error, RewardTrainer, TrainReport, Trainer};
+use serde_json::{Value, json};
 
-use crate::args::{DeviceArgs, DtypeKind, KeepKind, StoredDtypeKind, TrainCommand, TrainingArgs};
-use crate::interrupt;
+use crate::args::{DeviceArgs, DtypeKind, ReasonerArgs, RewardArgs, TrainCommand};
+use crate::interrupt::{self, shell_quoted};
 use crate::printer::{Printer, format_duration};
 use progress::TrainProgress;
 
 /// Runs `train reasoner` or `train reward`.
 pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     match command {
-        TrainCommand::Reasoner(args) => reasoner::run(args, &Printer::new(&args.output)),
-        TrainCommand::Reward(args) => reward::run(args, &Printer::new(&args.output)),
+        TrainCommand::Reasoner(args) => reasoner(args, &Printer::new(&args.output)),
+        TrainCommand::Reward(args) => reward(args, &Printer::new(&args.output)),
     }
 }
 
-/// The trainer's configuration; `settings` holds every setting that determines the trained weights.
-fn train_config(args: &TrainingArgs, out: &Path, settings: TrainSettings) -> Result<TrainConfig> {
-    let dir = out.join(record::TRAINING_DIR);
-    if dir.join(STATE_FILE).exists() && !args.resume {
-        bail!(
-            "{}: holds a training already; pass --resume to go on with it, or another --out",
-            out.display()
-        );
-    }
-    let schedule = LrSchedule {
-        peak: args.lr,
-        warmup: args.warmup.steps(args.steps.get()),
-        steps: args.steps.get(),
-        floor: args.floor,
-    };
-    Ok(TrainConfig {
-        optimizer: Optimizer {
-            schedule,
-            betas: (0.9, args.beta2),
-            eps: 1e-8,
-            weight_decay: args.weight_decay,
-            decay_all: false,
-            clip: (args.clip > 0.0).then_some(args.clip),
-        },
-        accumulation_steps: args.accumulate.get(),
-        dir,
-        save_every: args.save_every,
-        eval_every: args.eval_every,
-        keep: match args.keep {
-            KeepKind::Best => KeepPolicy::Best,
-            KeepKind::Last => KeepPolicy::Last,
-        },
-        patience: args.patience,
-        max_loss_ratio: (args.max_loss_ratio > 0.0).then_some(args.max_loss_ratio),
-        settings,
-        change_optimizer: args.change_optimizer,
-    })
+fn reasoner(args: &ReasonerArgs, printer: &Printer) -> Result<ExitCode> {
+    let trainer = Trainer::new(&args.out, args.options.clone()).map_err(with_flags)?;
+    let device = open_device(&args.device, printer)?;
+    let cancel = CancelToken::default();
+    interrupt::cancel_on_signal(&cancel)?;
+    let mut progress = TrainProgress::new(printer, &args.options.training, &device);
+    let report = trainer.run(&device, &mut progress, &cancel).map_err(with_flags)?;
+    drop(progress);
+    print_report(&report, printer, || finished_text(&report, &after_reasoner(args)))
 }
 
-/// Locks the directory of a training, and removes the temporary files of one that was killed.
-fn lock_out(out: &Path) -> Result<DirLock> {
-    let lock = record::lock_dir(out)?;
-    let dir = out.join(record::TRAINING_DIR);
-    record::files::remove_strays(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
-    Ok(lock)
-}
-
-fn weight_dtype(dtype: StoredDtypeKind) -> SaveDtype {
-    match dtype {
-        StoredDtypeKind::F32 => SaveDtype::F32,
-        StoredDtypeKind::Bf16 => SaveDtype::Bf16,
+fn reward(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
+    let trainer = RewardTrainer::new(&args.out, args.options.clone()).map_err(with_flags)?;
+    let device = open_device(&args.device, printer)?;
+    let cancel = CancelToken::default();
+    interrupt::cancel_on_signal(&cancel)?;
+    let mut progress = TrainProgress::new(printer, &args.options.training, &device);
+    let report = trainer.run(&device, &mut progress, &cancel).map_err(with_flags)?;
+    drop(progress);
+    if args.options.objective == Objective::Untrained {
+        let out = &report.out;
+        printer.result(&json!({ "out": out }), || {
+            format!("{} is written, untrained", out.display())
+        })?;
+        return Ok(ExitCode::SUCCESS);
     }
+    let model = shell_quoted(&args.options.model);
+    let out = shell_quoted(&args.out.display().to_string());
+    let next = format!("latent-tts eval --model {model} --reward-model {out}");
+    print_report(&report, printer, || finished_text(&report, &next))
 }
 
 /// Opens the device of a training, which needs gradients.
 fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
     ensure!(
         args.dtype != Some(DtypeKind::Int8),
-        "--dtype int8 has no gradients; a processor trains in f32, so leave --dtype out"
+        "--dtype int8 has no gradients; a CPU trains in f32, so leave --dtype out"
     );
     let device = args.open(printer)?;
     check_gradients(args, &device)?;
+    // Those that prepare batches while the device computes.
+    tensor::start_global_threads(args.threads)?;
+    printer.note(&format!("on {}", device.describe()));
     Ok(device)
 }
 
@@ -115,144 +86,105 @@ pub(super) fn check_gradients(args: &DeviceArgs, device: &Device) -> Result<()> 
     Ok(())
 }
 
-/// Where a model goes, and the command that uses it.
-struct Destination<'a> {
-    out: &'a Path,
-    next: String,
+/// An error of options with flags in place of the options' names.
+fn with_flags(error: Error) -> anyhow::Error {
+    match error {
+        Error::Train(TrainError::Options { reason }) => anyhow!(flags_for_options(&reason)),
+        Error::Train(error) => error.into(),
+        error => error.into(),
+    }
 }
 
-/// The disk that the training state takes, beside the model itself.
-fn disk_note(memory: &TrainMemory, config: &TrainConfig) -> String {
-    // Parameters and both moments, in float32.
-    let bytes = 12 * memory.trained;
+/// A text with `--flag` in place of every `option` in backticks.
+fn flags_for_options(text: &str) -> String {
+    let is_option = |part: &str| {
+        let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        !part.is_empty() && part.bytes().all(is_part)
+    };
+    let mut parts = text.split('`');
+    let mut flags = parts.next().unwrap_or_default().to_owned();
+    while let Some(quoted) = parts.next() {
+        let after = parts.next();
+        match after {
+            Some(_) if is_option(quoted) => {
+                flags.push_str("--");
+                flags.push_str(&quoted.replace('_', "-"));
+            }
+            Some(_) => flags.push_str(&format!("`{quoted}`")),
+            None => flags.push_str(&format!("`{quoted}")),
+        }
+        flags.push_str(after.unwrap_or_default());
+    }
+    flags
+}
+
+/// What usually follows: a chain of thought becomes a latent reasoner, which is measured.
+fn after_reasoner(args: &ReasonerArgs) -> String {
+    let out = shell_quoted(&args.out.display().to_string());
+    if args.options.thinking.mode != ReasonerMode::Cot {
+        return format!("latent-tts eval --model {out}, or latent-tts annotate --model {out}");
+    }
+    // A model for a CPU stays one, and is trained on the same data.
+    let tiny = args.preset.as_deref() == Some("tiny");
+    let preset = if tiny { " --preset tiny" } else { "" };
+    let data = &args.options.data;
+    let named = |of: &&WeightedData| of.file().is_some() || data.len() > 1;
+    let data: String = data
+        .iter()
+        .filter(named)
+        .map(|data| format!(" --data {}", shell_quoted(&data.to_string())))
+        .collect();
     format!(
-        "the state of the training takes {} of disk in {}; it can be deleted when the training is \
-         done",
-        format_bytes(bytes),
-        config.dir.display()
+        "latent-tts train reasoner{preset} --mode latent --init {out}{data} --out DIR, or \
+         latent-tts eval --model {out}"
     )
 }
 
-/// Bytes in the largest suitable unit.
-fn format_bytes(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b < 1e6 => format!("{:.0} kB", b / 1e3),
-        b if b < 1e9 => format!("{:.0} MB", b / 1e6),
-        b => format!("{:.1} GB", b / 1e9),
+/// Prints the result of a training, or how to continue it.
+fn print_report(
+    report: &TrainReport,
+    printer: &Printer,
+    text: impl FnOnce() -> String,
+) -> Result<ExitCode> {
+    if !report.finished {
+        printer.note(interrupt::message("interrupted; the state is saved").trim_start());
+        return Ok(ExitCode::from(interrupt::INTERRUPTED));
     }
+    let metrics = report.kept.iter().flat_map(|kept| {
+        std::iter::once(("step".to_owned(), json!(kept.step))).chain(kept.metrics.clone())
+    });
+    let summary = json!({
+        "out": report.out,
+        "seconds": report.seconds,
+        "finished": report.finished,
+        "held_out": Value::Object(metrics.collect()),
+    });
+    printer.result(&summary, text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What was trained, how good it is, and what to do with it.
-fn finished_text(out: &Path, seconds: f64, kept: Option<&EvalRecord>, next: String) -> String {
-    let eval = kept.map(|eval| format!("{}\n", progress::eval_sentence(eval))).unwrap_or_default();
+fn finished_text(report: &TrainReport, next: &str) -> String {
+    let TrainReport { out, seconds, kept, .. } = report;
+    let eval = kept.iter().map(|eval| format!("{}\n", progress::eval_sentence(eval)));
+    let page = Path::new(out).join(record::TRAINING_DIR).join("report.html");
     format!(
-        "{} is trained ({})\n{eval}learning curves are in {}\nnext: {next}",
+        "{} is trained ({})\n{}learning curves are in {}\nnext: {next}",
         out.display(),
-        format_duration(seconds),
-        out.join(record::TRAINING_DIR).join("report.html").display()
+        format_duration(*seconds),
+        eval.collect::<String>(),
+        page.display()
     )
 }
 
-/// Trains `task` with progress output, and prints its outcome.
-fn run_training(
-    task: &mut dyn TrainTask,
-    device: &Device,
-    config: &TrainConfig,
-    printer: &Printer,
-    Destination { out, next }: Destination<'_>,
-) -> Result<ExitCode> {
-    let memory = TrainMemory::of(task, device)?;
-    printer.note(&memory.to_string());
-    memory.check()?;
-    printer.note(&disk_note(&memory, config));
-    printer.note("preparing the first batches; the first step may take longer than the others");
-    let stop = Arc::new(AtomicBool::new(false));
-    interrupt::set_flag_on_signal(&stop)?;
-    let (started, mut progress) = (Instant::now(), TrainProgress::new(printer, config, device));
-    let outcome = Trainer { device, config }.run(task, &mut |event| {
-        progress.show(&event);
-        if stop.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    })?;
-    let seconds = started.elapsed().as_secs_f64();
-    progress.finish();
-    let summary = json!({
-        "out": out,
-        "seconds": seconds,
-        "finished": outcome == TrainOutcome::Finished,
-        "held_out": kept_metrics(config)?,
-    });
-    match outcome {
-        TrainOutcome::Finished => {
-            let kept = kept_eval(config)?;
-            printer.result(&summary, || finished_text(out, seconds, kept.as_ref(), next))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        TrainOutcome::Interrupted => {
-            printer.note(interrupt::message("interrupted; the state is saved").trim_start());
-            Ok(ExitCode::from(interrupt::INTERRUPTED))
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::flags_for_options;
 
-/// The evaluation of the model that is kept, if there was one.
-fn kept_eval(config: &TrainConfig) -> Result<Option<EvalRecord>> {
-    let evals = TrainingDir::new(&config.dir).evals()?;
-    Ok(evals.into_iter().rfind(|eval| eval.kept))
-}
-
-/// Metrics of the model that is kept, with its step; empty without an evaluation.
-fn kept_metrics(config: &TrainConfig) -> Result<Map<String, Value>> {
-    let Some(kept) = kept_eval(config)? else { return Ok(Map::new()) };
-    Ok(std::iter::once(("step".to_owned(), json!(kept.step))).chain(kept.metrics).collect())
-}
-
-/// Every setting that determines the trained weights: those of the model and those of the training
-/// loop. `inputs` is the digest of the files that are read.
-fn train_settings(model_settings: Value, args: &TrainingArgs, inputs: String) -> TrainSettings {
-    let loop_settings = json!({
-        "steps": args.steps,
-        "batch": args.batch,
-        "accumulate": args.accumulate,
-        "dropout": args.dropout,
-        "seed": args.seed,
-    });
-    let optimizer = json!({
-        "lr": args.lr,
-        "warmup": args.warmup.steps(args.steps.get()),
-        "floor": args.floor,
-        "weight_decay": args.weight_decay,
-        "beta2": args.beta2,
-        "clip": args.clip,
-    });
-    let fixed = [model_settings, loop_settings].map(entries).into_iter().flatten().collect();
-    TrainSettings { fixed, optimizer: entries(optimizer), inputs }
-}
-
-/// The entries of a JSON object, for people to read.
-fn entries(value: Value) -> Map<String, Value> {
-    match shorten_floats(value) {
-        Value::Object(entries) => entries,
-        _ => Map::new(),
-    }
-}
-
-/// Writes every number that was an f32 with the digits of an f32: 0.1 for 0.10000000149011612.
-fn shorten_floats(value: Value) -> Value {
-    match value {
-        Value::Number(number) if number.is_f64() => {
-            let wide = number.as_f64().unwrap_or_default();
-            let narrow = wide as f32;
-            let short = narrow.to_string().parse().ok().filter(|_| f64::from(narrow) == wide);
-            json!(short.unwrap_or(wide))
-        }
-        Value::Array(items) => items.into_iter().map(shorten_floats).collect(),
-        Value::Object(entries) => {
-            entries.into_iter().map(|(name, value)| (name, shorten_floats(value))).collect()
-        }
-        other => other,
+    #[test]
+    fn options_in_backticks_become_flags() {
+        let text = "`min_speed` 3 is above `beta2` 2; see `annotate --help` and a ` alone";
+        let flags = "--min-speed 3 is above --beta2 2; see `annotate --help` and a ` alone";
+        assert_eq!(flags_for_options(text), flags);
     }
 }

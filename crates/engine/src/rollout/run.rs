@@ -2,10 +2,11 @@
 //! thought.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use model::{Cache, CacheMark};
-use tensor::{DeviceError, Tensor, ops};
+use tensor::{DeviceError, Tensor};
 
 use super::{
     AnnotatedQuestion, Grade, Grader, LabelledTrajectory, RolloutCost, RolloutRunner,
@@ -13,15 +14,16 @@ use super::{
 };
 use crate::batch::BatchItem;
 use crate::cost::CostModel;
-use crate::decode::{AnswerTokens, decode};
 use crate::error::EngineError;
+use crate::executor::{
+    AnswerTokens, Executor, Gather, MadeThoughts, SequenceSpec, SequenceState, ThoughtRef,
+};
 use crate::perturb::Perturbation;
-use crate::prefill::{PrefillOutput, RowSpec, prefill, step};
 use crate::prompt::Prompt;
 use crate::reply::ComputeCost;
 use crate::request::CancelToken;
-use crate::sampler::{PassStage, RowId, Sampler};
-use crate::think::{Row, ThinkParams, ThoughtBatch, continue_thinking, think};
+use crate::sampler::{RowId, Sampler};
+use crate::stage_timer::StageTimer;
 
 /// A wave of questions and how it is annotated.
 pub(super) struct WaveRun<'a> {
@@ -47,13 +49,13 @@ struct RolloutSpec {
 /// A wave's trajectories, in the cache up to their last thoughts.
 struct TrajectoryWave<'a> {
     sampler: Sampler<'a>,
-    thoughts: ThoughtBatch,
+    sequences: Vec<SequenceState>,
     /// The state of the cache after the last thought.
     mark: CacheMark,
 }
 
 impl TrajectoryWave<'_> {
-    fn prompt_len(&self, row: &Row) -> usize {
+    fn prompt_len(&self, row: &SequenceState) -> usize {
         self.sampler.items[row.spec.item].prompt_len()
     }
 }
@@ -77,7 +79,7 @@ impl WaveRun<'_> {
             first: self.first,
             known: vec![HashMap::new(); self.prompts.len()],
         };
-        let graded = wave.thoughts.rows.iter().zip(tokens).map(|(row, tokens)| {
+        let graded = wave.sequences.iter().zip(tokens).map(|(row, tokens)| {
             let grade = grades.grade(row.spec.item, &tokens)?;
             Ok((tokens, grade))
         });
@@ -98,7 +100,7 @@ impl WaveRun<'_> {
             let tokens = self.run_rollouts(cache, &wave, batch, &mut spent.cost)?;
             self.check_cancelled(cancel)?;
             for (spec, tokens) in batch.iter().zip(tokens) {
-                let item = wave.thoughts.rows[spec.row].spec.item;
+                let item = wave.sequences[spec.row].spec.item;
                 right.push(grades.grade(item, &tokens)?.correct);
             }
         }
@@ -126,7 +128,7 @@ impl WaveRun<'_> {
         answers: Vec<(AnswerTokens, Grade)>,
         shares: impl Iterator<Item = (RolloutSpec, f32)>,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let latents = self.latents_to_host(&wave.thoughts, kept)?;
+        let latents = self.latents_to_host(&wave.sequences, kept)?;
         let labelled = |(thoughts, (tokens, grade)): (Tensor, (AnswerTokens, Grade))| {
             let Grade { answer, correct } = grade;
             let labels = vec![f32::from(u8::from(correct)); thoughts.rows()];
@@ -137,7 +139,7 @@ impl WaveRun<'_> {
         let mut rollouts = vec![0; self.prompts.len()];
         for (RolloutSpec { row, thought, .. }, share) in shares {
             trajectories[row].labels[thought - 1] = share;
-            rollouts[wave.thoughts.rows[row].spec.item] += self.runner.labels.rollouts();
+            rollouts[wave.sequences[row].spec.item] += self.runner.labels.rollouts();
         }
         let per_question = self.runner.params.samples.get();
         let mut trajectories = trajectories.into_iter();
@@ -164,31 +166,27 @@ impl WaveRun<'_> {
             let question = of.prompt.id;
             let id = move |trajectory| RowId { question, trajectory };
             let numbers = 0..params.samples.get() as u32;
-            numbers.map(move |k| RowSpec { item, id: id(k), perturbed: true })
+            numbers.map(move |k| SequenceSpec { item, id: id(k), perturbed: true })
         });
-        let specs: Vec<RowSpec> = specs.collect();
-        let device = model.decoder.device();
-        let start = device.record_event()?;
-        let prefilled = prefill(model, cache, &specs, sampler)?;
-        let after_prefill = device.record_event()?;
+        let specs: Vec<SequenceSpec> = specs.collect();
+        let mut executor = Executor::aligned(model, &specs);
+        executor.timer = Some(StageTimer::default());
         // Rollouts draw other noise on the same thoughts.
-        let keep_noiseless = *labels != ThoughtLabels::Final
+        executor.keep_noiseless = *labels != ThoughtLabels::Final
             && matches!(params.perturbation, Perturbation::Gaussian { .. });
-        let think_params = ThinkParams { keep_noiseless, ..ThinkParams::new(sampler) };
-        let mut thoughts = think(model, cache, prefilled, think_params)?;
-        let after_thoughts = device.record_event()?;
+        executor.run_thoughts(cache, sampler)?;
         let mark = cache.mark();
-        let tokens = decode(model, cache, &mut thoughts, sampler)?.tokens;
-        let after_answers = device.record_event()?;
-        spent.seconds.prefill += start.elapsed(&after_prefill)?;
-        spent.seconds.thoughts += after_prefill.elapsed(&after_thoughts)?;
-        spent.seconds.answers += after_thoughts.elapsed(&after_answers)?;
+        executor.run(cache, sampler)?;
+        spent.seconds += executor.timer.unwrap_or_default().finish(model.decoder.device())?;
+        let sequences = executor.sequences;
+        let tokens: Vec<AnswerTokens> =
+            sequences.iter().map(|sequence| sequence.tokens.clone()).collect();
         let costs = |item: usize| self.cost_model(sampler, item);
         (0..sampler.items.len()).for_each(|item| spent.cost += costs(item).prompt());
-        for (row, tokens) in thoughts.rows.iter().zip(&tokens) {
-            spent.cost += costs(row.spec.item).row(row.thoughts.len(), tokens.len());
+        for row in &sequences {
+            spent.cost += costs(row.spec.item).row(row.thoughts.len(), row.tokens.len());
         }
-        Ok((TrajectoryWave { sampler, thoughts, mark }, tokens))
+        Ok((TrajectoryWave { sampler, sequences, mark }, tokens))
     }
 
     fn cost_model<'s>(&'s self, sampler: Sampler<'s>, item: usize) -> CostModel<'s> {
@@ -197,7 +195,7 @@ impl WaveRun<'_> {
 
     /// The rollouts of a wave: those of one thought are neighbours.
     fn rollout_specs(&self, wave: &TrajectoryWave<'_>, kept: &[bool]) -> Vec<RolloutSpec> {
-        let rows = wave.thoughts.rows.iter().enumerate();
+        let rows = wave.sequences.iter().enumerate();
         let open = rows.filter(|(_, row)| kept[row.spec.item]).flat_map(|(r, row)| {
             let is_open = |&thought: &usize| !self.is_settled(wave.sampler, row, thought);
             (1..=row.thoughts.len()).filter(is_open).map(move |thought| (r, thought))
@@ -210,7 +208,7 @@ impl WaveRun<'_> {
     }
 
     /// Whether nothing random happens after a trajectory's thought.
-    fn is_settled(&self, sampler: Sampler<'_>, row: &Row, thought: usize) -> bool {
+    fn is_settled(&self, sampler: Sampler<'_>, row: &SequenceState, thought: usize) -> bool {
         let perturbation = self.runner.params.perturbation;
         match perturbation {
             // The pass over the last thought that a row may have is clean. One after which the
@@ -246,107 +244,62 @@ impl WaveRun<'_> {
         let feeds_thought =
             !matches!(perturbation, Perturbation::None | Perturbation::Gaussian { .. });
         let first_fed = |spec: &RolloutSpec| spec.thought + usize::from(!feeds_thought);
-        let trajectory = |spec: &RolloutSpec| &wave.thoughts.rows[spec.row];
+        let trajectory = |spec: &RolloutSpec| &wave.sequences[spec.row];
         let left = |spec: &RolloutSpec| sampler.max_thoughts(trajectory(spec)) - first_fed(spec);
         let fork = |spec: &RolloutSpec| {
             let row = trajectory(spec);
             let id = rollout_row(row.spec.id, spec.thought, spec.rollout);
             let position = wave.prompt_len(row) + first_fed(spec) - 1;
-            Row::with_sequence(RowSpec { id, ..row.spec }, row.sequence.fork_at(position))
+            let kv = row.kv.fork_at(position);
+            let limit = Some(left(spec) + 1);
+            SequenceState { kv, limit, ..SequenceState::new(SequenceSpec { id, ..row.spec }) }
         };
-        // Rows that think on, then those whose last thought is given: it goes with their end
-        // tokens.
-        let (thinking, ending): (Vec<usize>, Vec<usize>) =
-            (0..batch.len()).partition(|&i| left(&batch[i]) > 0);
-        let order: Vec<usize> = thinking.iter().chain(&ending).copied().collect();
-        let mut rows: Vec<Row> = order.iter().map(|&i| fork(&batch[i])).collect();
-        let noiseless = wave.thoughts.noiseless.as_ref().filter(|_| !feeds_thought);
-        let vector = |&i: &usize| trajectory(&batch[i]).thoughts[first_fed(&batch[i]) - 1];
-        let vectors: Vec<usize> = order.iter().map(vector).collect();
-        let mut x = ops::select(device, noiseless.unwrap_or(&wave.thoughts.steps), &vectors)?;
-        sampler.add_noise(device, rows.iter(), 0, &mut x)?;
-
-        let ending_rows = rows.split_off(thinking.len());
-        let limits: Vec<usize> = thinking.iter().map(|&i| left(&batch[i])).collect();
-        let mut continued = self.continue_rows(cache, sampler, rows, &limits, &x)?;
-        continued.end_with(device, ending_rows, &x)?;
-        let tokens = decode(model, cache, &mut continued, sampler)?.tokens;
-        let mut answers = vec![AnswerTokens::new(); batch.len()];
-        for ((&i, row), tokens) in order.iter().zip(&continued.rows).zip(tokens) {
-            let made = row.thoughts.len() - usize::from(left(&batch[i]) == 0);
-            let costs = self.cost_model(sampler, row.spec.item);
-            *cost += costs.rollout(first_fed(&batch[i]), made, tokens.len());
-            answers[i] = tokens;
+        let mut sequences: Vec<SequenceState> = batch.iter().map(fork).collect();
+        let mut given = Gather::with_capacity(batch.len());
+        for spec in batch {
+            let ThoughtRef { made, row } = &trajectory(spec).thoughts[first_fed(spec) - 1];
+            let noiseless = made.noiseless.as_ref().filter(|_| !feeds_thought);
+            given.push(noiseless.unwrap_or(&made.fed), *row);
+        }
+        let mut given = given.select(device)?;
+        sampler.add_noise(device, sequences.iter(), 0, &mut given)?;
+        let given = Arc::new(MadeThoughts { fed: given, noiseless: None });
+        for (row, sequence) in sequences.iter_mut().enumerate() {
+            sequence.push_thought(ThoughtRef { made: Arc::clone(&given), row });
+        }
+        let mut executor = Executor::aligned(model, &[]);
+        executor.sequences = sequences;
+        executor.run(cache, sampler)?;
+        let mut answers = Vec::with_capacity(batch.len());
+        for (spec, sequence) in batch.iter().zip(executor.sequences) {
+            let made = sequence.thoughts.len() - 1;
+            let costs = self.cost_model(sampler, sequence.spec.item);
+            *cost += costs.rollout(first_fed(spec), made, sequence.tokens.len());
+            answers.push(sequence.tokens);
         }
         Ok(answers)
-    }
-
-    /// Feeds the first vectors of x to the rows, one each, and lets them think on.
-    fn continue_rows(
-        &self,
-        cache: &mut Cache,
-        sampler: Sampler<'_>,
-        mut rows: Vec<Row>,
-        limits: &[usize],
-        x: &Tensor,
-    ) -> Result<ThoughtBatch, DeviceError> {
-        if rows.is_empty() {
-            return Ok(ThoughtBatch::default());
-        }
-        let model = self.runner.model;
-        let places: Vec<usize> = (0..rows.len()).collect();
-        let first = ops::select(model.decoder.device(), [x], &places)?;
-        let row_refs = &mut rows.iter_mut().collect::<Vec<_>>();
-        let hidden = step(model, cache, row_refs, first, sampler, PassStage::Thought(0))?;
-        let start = PrefillOutput { rows, hidden };
-        continue_thinking(model, cache, start, limits, ThinkParams::new(sampler))
     }
 
     /// The thoughts of each trajectory, on the host; none of questions that are left out.
     fn latents_to_host(
         &self,
-        thoughts: &ThoughtBatch,
+        sequences: &[SequenceState],
         kept: &[bool],
     ) -> Result<Vec<Tensor>, DeviceError> {
         let decoder = &self.runner.model.decoder;
-        let own = |row: &Row| if kept[row.spec.item] { row.thoughts.len() } else { 0 };
-        let rows = thoughts.rows.iter();
-        let vectors: Vec<usize> =
-            rows.flat_map(|row| row.thoughts[..own(row)].iter().copied()).collect();
+        let own = |row: &SequenceState| if kept[row.spec.item] { row.thoughts.len() } else { 0 };
+        let vectors = sequences.iter().flat_map(|row| &row.thoughts[..own(row)]);
+        let vectors = Gather::of_thoughts(vectors);
         let all = match vectors.is_empty() {
             true => Tensor::zeros(0, decoder.config().width),
-            false => ops::select(decoder.device(), &thoughts.steps, &vectors)?.to_host()?,
+            false => vectors.select(decoder.device())?.to_host()?,
         };
         let mut next = 0;
-        let latents = thoughts.rows.iter().map(|row| {
+        let latents = sequences.iter().map(|row| {
             next += own(row);
             all.select(next - own(row)..next)
         });
         Ok(latents.collect())
-    }
-}
-
-impl ThoughtBatch {
-    /// Adds rows whose last thoughts are the last vectors of x, one each, and are still to be fed.
-    fn end_with(
-        &mut self,
-        device: &tensor::Device,
-        rows: Vec<Row>,
-        x: &Tensor,
-    ) -> Result<(), DeviceError> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let places: Vec<usize> = (x.rows() - rows.len()..x.rows()).collect();
-        let vectors = ops::select(device, [x], &places)?;
-        let before = self.steps.iter().map(Tensor::rows).sum::<usize>();
-        self.steps.push(vectors);
-        self.rows.extend(rows.into_iter().enumerate().map(|(i, row)| Row {
-            thoughts: [before + i].as_slice().into(),
-            pending: true,
-            ..row
-        }));
-        Ok(())
     }
 }
 

@@ -12,36 +12,30 @@
 use std::sync::mpsc::{SendError, Sender};
 
 use model::Cache;
-use smallvec::SmallVec;
-use tensor::{DeviceError, Tensor, ops};
+use tensor::{DeviceError, Tensor};
 
-use super::job::{
-    AfterRound, CompletedRequest, Job, NextFeed, Prefix, RowProgress, RunningJob, ScoredLater,
-};
-use super::pass::{PassBuilder, ThoughtParts};
-use super::step::{BatchStep, HiddenStates, PendingAnswers, StartedRow};
+use super::job::{AfterRound, CompletedRequest, Job, RunningJob, ScoredLater};
 use crate::batch::BatchItem;
 use crate::batch_plan::Footprint;
-use crate::decode::AnswerTokens;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::executor::{
+    Alignment, Executor, Gather, Lookahead, NextInput, SequenceSpec, SequenceState,
+};
 use crate::logprobs::{self, TokenScore};
-use crate::prefill::RowSpec;
 use crate::prompt::Prompt;
+use crate::question::FinishedSequence;
 use crate::reference_trace::ReferenceTracer;
 use crate::sampler::{RowId, Sampler};
-use crate::score::{AnswerBatch, ScoreBatch, score};
-use crate::think::{Row, ThoughtBatch};
-use crate::wave::{FinishedRow, ensure_slots, reference_trace};
+use crate::score::{AnswerBatch, ScoreBatch, ScoredSequence, score};
+use crate::wave::{ensure_slots, reference_trace};
 
 /// Requests with rows in the KV cache.
 pub(crate) struct ContinuousBatch<'a> {
     engine: &'a Engine,
     /// In the order of admission. Rows refer to them, and to `prefixes`, by index.
     jobs: Vec<RunningJob>,
-    prefixes: Vec<Option<Prefix>>,
-    rows: Vec<Row>,
-    progress: Vec<RowProgress>,
+    executor: Executor<'a>,
     cache: Option<Cache>,
     reward_cache: Option<Cache>,
     tracer: ReferenceTracer,
@@ -53,18 +47,6 @@ pub(crate) struct ContinuousBatch<'a> {
     finished_rows: usize,
     /// Takes the requests that are complete.
     completed: Sender<CompletedRequest>,
-    /// The tokens of the last pass, where they are not read yet.
-    pending: Option<PendingAnswers>,
-    lookahead: Lookahead,
-}
-
-/// When the next pass is queued before the tokens of the last one are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lookahead {
-    /// While a device still computes them.
-    WhileComputed,
-    /// Always: on a processor what a GPU does, for tests.
-    Always,
 }
 
 impl<'a> ContinuousBatch<'a> {
@@ -76,12 +58,12 @@ impl<'a> ContinuousBatch<'a> {
     ) -> Self {
         let decoder = &engine.reasoner().decoder;
         let bytes = Cache::bytes_per_position(decoder.device(), decoder.config());
+        let mut executor = Executor::new(&engine.reasoner().model, Alignment::Mixed);
+        executor.lookahead = lookahead;
         Self {
             engine,
             jobs: Vec::new(),
-            prefixes: Vec::new(),
-            rows: Vec::new(),
-            progress: Vec::new(),
+            executor,
             cache: None,
             reward_cache: None,
             tracer: ReferenceTracer::default(),
@@ -91,8 +73,6 @@ impl<'a> ContinuousBatch<'a> {
             max_rows: decoder.device().max_batch_rows(),
             finished_rows: 0,
             completed,
-            pending: None,
-            lookahead,
         }
     }
 
@@ -110,7 +90,7 @@ impl<'a> ContinuousBatch<'a> {
     }
 
     pub(crate) fn running_rows(&self) -> usize {
-        self.rows.len()
+        self.executor.sequences.len()
     }
 
     /// Rows that the last pass finished.
@@ -125,7 +105,7 @@ impl<'a> ContinuousBatch<'a> {
 
     /// Whether a request can join: beside all rows before it there is memory for one of its own.
     pub(crate) fn has_room(&self, job: &Job) -> bool {
-        let (mut rows, mut slots) = (self.rows.len(), self.reserved);
+        let (mut rows, mut slots) = (self.executor.sequences.len(), self.reserved);
         for before in &self.jobs {
             rows += before.waiting_rows();
             slots += before.waiting_rows() * before.footprint.own_slots();
@@ -140,7 +120,6 @@ impl<'a> ContinuousBatch<'a> {
         let job = RunningJob::new(self.engine, job);
         self.reserved += job.footprint.shared_slots();
         self.jobs.push(job);
-        self.prefixes.push(None);
     }
 
     /// Whether there is memory for so many positions.
@@ -168,9 +147,8 @@ impl<'a> ContinuousBatch<'a> {
             self.slots = Cache::slots_for(self.slots / 2);
         }
         self.release_caches();
-        (self.reserved, self.rows, self.progress) = (0, Vec::new(), Vec::new());
-        self.pending = None;
-        self.prefixes.clear();
+        self.reserved = 0;
+        self.executor.clear();
         for job in self.jobs.drain(..) {
             job.job.fail(EngineError::PassFailed { why: error.to_string() });
         }
@@ -178,7 +156,7 @@ impl<'a> ContinuousBatch<'a> {
 
     /// One pass: cancelled requests leave, rows join, all rows advance, finished ones leave.
     pub(crate) fn step(&mut self) -> Result<(), EngineError> {
-        self.remove_cancelled()?;
+        self.remove_cancelled();
         self.admit_rows();
         let device = self.engine.reasoner().decoder.device();
         device.run(|| {
@@ -203,135 +181,61 @@ impl<'a> ContinuousBatch<'a> {
             let greedy = usize::from(params.greedy);
             while running.waiting_rows() > 0 {
                 let slots = running.footprint.own_slots();
-                if self.rows.len() >= self.max_rows || self.reserved + slots > self.slots {
+                if self.executor.sequences.len() >= self.max_rows
+                    || self.reserved + slots > self.slots
+                {
                     return;
                 }
                 self.reserved += slots;
                 let number = running.next_row;
                 running.next_row += 1;
                 let id = RowId { question, trajectory: number.saturating_sub(greedy) as u32 };
-                self.rows.push(Row::new(RowSpec { item, id, perturbed: number >= greedy }));
-                self.progress.push(RowProgress {
-                    number,
-                    limit: 0,
-                    thoughts: SmallVec::new(),
-                    tokens: AnswerTokens::new(),
-                    logprob: 0.0,
-                    next: NextFeed::Prompt,
-                });
+                let spec = SequenceSpec { item, id, perturbed: number >= greedy };
+                self.executor.sequences.push(SequenceState::new(spec));
             }
         }
     }
 
     /// Advances every row by one pass.
     fn advance(&mut self) -> Result<(), DeviceError> {
-        if self.rows.is_empty() {
+        if self.executor.sequences.is_empty() {
             return Ok(());
         }
         self.cache()?;
-        let Self { engine, jobs, prefixes, rows, progress, cache, pending, .. } = self;
-        let Some(cache) = cache else { return Ok(()) };
-        let model = &engine.reasoner().model;
-        let items: Vec<BatchItem<'_>> = jobs.iter().map(|running| running.job.item()).collect();
-        let step = BatchStep { engine, sampler: Sampler::new(&items) };
-        let mut pass = PassBuilder::default();
-        let mut outputs = Vec::new();
-        let fed: Vec<NextFeed> = progress.iter().map(|progress| progress.next).collect();
-        let mut places = Vec::with_capacity(rows.len());
-        for (row, progress) in rows.iter_mut().zip(progress.iter_mut()) {
-            places.push(match progress.next {
-                NextFeed::Prompt => {
-                    progress.limit = step.sampler.max_thoughts(row);
-                    let prefix = &mut prefixes[row.spec.item];
-                    let start = StartedRow { pass: &mut pass, prefix, outputs: &mut outputs };
-                    step.start(cache, row, start)
-                }
-                _ => step.feed(cache, row, progress, &mut pass),
-            });
-        }
-        let embedded = pending.as_ref().and_then(PendingAnswers::embedded);
-        let hidden = pass.forward(model, cache, embedded)?;
-        let device = model.decoder.device();
-        for (item, output) in outputs {
-            if let (Some(prefix), Some(hidden)) = (&mut prefixes[item], &hidden) {
-                prefix.hidden = Some(ops::select(device, [hidden], &[output])?);
-            }
-        }
-        let hidden = HiddenStates::new(hidden, prefixes, rows, &places);
-        step.think(&hidden, rows, progress)?;
-        if let Some(before) = pending.take() {
-            before.read(&model.method, progress)?;
-        }
-        let Some(mut tokens) = step.answer(&hidden, &fed, rows, progress)? else { return Ok(()) };
-        let looks_ahead = !tokens.is_ready() || self.lookahead == Lookahead::Always;
-        if looks_ahead && tokens.embed(model)? {
-            *pending = Some(tokens);
-            return Ok(());
-        }
-        tokens.read(&model.method, progress)
-    }
-
-    /// Reads the tokens of the last pass, if they are not read yet.
-    fn read_pending(&mut self) -> Result<(), DeviceError> {
-        let Some(pending) = self.pending.take() else { return Ok(()) };
-        pending.read(&self.engine.reasoner().model.method, &mut self.progress)
+        let Some(cache) = &mut self.cache else { return Ok(()) };
+        let items: Vec<BatchItem<'_>> =
+            self.jobs.iter().map(|running| running.job.item()).collect();
+        self.executor.step(cache, Sampler::new(&items))
     }
 
     /// Takes the rows whose answers are complete out of the batch.
     fn collect_finished(&mut self) -> Result<(), EngineError> {
-        let is_done = |progress: &RowProgress| progress.next == NextFeed::Done;
-        self.finished_rows = 0;
-        if !self.progress.iter().any(is_done) {
+        let done = self.executor.remove(|sequence| sequence.next == NextInput::Done);
+        self.finished_rows = done.len();
+        if done.is_empty() {
             return Ok(());
         }
-        if let Some(pending) = &mut self.pending {
-            let mut kept = 0..;
-            let place = |progress: &RowProgress| match is_done(progress) {
-                true => usize::MAX, // no token of it is pending
-                false => kept.next().unwrap_or_default(),
-            };
-            pending.move_rows(&self.progress.iter().map(place).collect::<Vec<usize>>());
-        }
-        let (mut done, mut parts, mut places) = (Vec::new(), ThoughtParts::default(), Vec::new());
-        let rows = std::mem::take(&mut self.rows).into_iter();
-        for (mut row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
-            if is_done(&progress) {
-                if self.jobs[row.spec.item].job.detail.latents {
-                    places.extend(progress.thoughts.iter().map(|thought| parts.place(thought)));
-                }
-                let (spec, lens) = (row.spec, std::mem::take(&mut row.lens));
-                self.release_row(row);
-                done.push((spec, lens, progress));
-            } else {
-                self.rows.push(row);
-                self.progress.push(progress);
-            }
-        }
-        let config = self.engine.reasoner().decoder.config();
-        let device = self.engine.reasoner().decoder.device();
-        let latents = match places.is_empty() {
-            true => Tensor::zeros(0, config.width),
-            false => ops::select(device, parts.parts(), &places)?.to_host()?,
+        let returns = |sequence: &SequenceState| self.jobs[sequence.spec.item].job.detail.latents;
+        let returned = done.iter().filter(|sequence| returns(sequence));
+        let gather = Gather::of_thoughts(returned.flat_map(|sequence| &sequence.thoughts));
+        let decoder = &self.engine.reasoner().decoder;
+        let latents = match gather.is_empty() {
+            true => Tensor::zeros(0, decoder.config().width),
+            false => gather.select(decoder.device())?.to_host()?,
         };
-        self.finished_rows = done.len();
         let mut first = 0;
-        for (RowSpec { item, id, perturbed }, lens, progress) in done {
-            let RowProgress { number, thoughts, tokens, logprob, .. } = progress;
-            let returns_latents = self.jobs[item].job.detail.latents;
-            let own = first..first + if returns_latents { thoughts.len() } else { 0 };
-            first = own.end;
-            let row = FinishedRow {
-                id,
-                perturbed,
-                thoughts: thoughts.len(),
-                latents: returns_latents.then(|| latents.select(own)),
-                lens,
-                tokens,
-                logprob,
-                rewards: None,
-            };
-            let done = ScoredLater { row, thoughts };
-            self.jobs[item].finish_row(self.engine, number, done)?;
+        for mut sequence in done {
+            let item = sequence.spec.item;
+            let mut row = FinishedSequence::new(&sequence);
+            if self.jobs[item].job.detail.latents {
+                let own = first..first + row.thoughts;
+                first = own.end;
+                row.latents = Some(latents.select(own));
+            }
+            row.lens = std::mem::take(&mut sequence.lens);
+            let thoughts = std::mem::take(&mut sequence.thoughts);
+            self.release(sequence);
+            self.jobs[item].finish_row(self.engine, ScoredLater { row, thoughts })?;
         }
         Ok(())
     }
@@ -394,27 +298,17 @@ impl<'a> ContinuousBatch<'a> {
         let Some(reward_model) = self.engine.reward_model().filter(|_| !rows.is_empty()) else {
             return Ok(());
         };
-        let device = reward_model.decoder.device();
         let mut slots = 0;
-        let (mut batch, mut parts) = (ThoughtBatch::default(), ThoughtParts::default());
-        let (mut answers, mut places) = (Vec::new(), Vec::new());
+        let (mut sequences, mut answers) = (Vec::new(), Vec::new());
         for (i, &item) in items.iter().enumerate() {
-            let own: Vec<usize> =
-                rows.iter().filter(|(of, _)| *of == i).map(|&(_, place)| place).collect();
-            slots += self.jobs[item].footprint.reward_slots(own.len());
-            let finished: Vec<&mut ScoredLater> = self.jobs[item].finished_rows().collect();
-            for &place in &own {
-                let done = &finished[place];
-                let spec = RowSpec { item: i, id: done.row.id, perturbed: done.row.perturbed };
-                let mut row = Row::new(spec);
-                row.thoughts = (places.len()..places.len() + done.thoughts.len()).collect();
-                places.extend(done.thoughts.iter().map(|thought| parts.place(thought)));
-                batch.rows.push(row);
+            let own = rows.iter().filter(|(of, _)| *of == i);
+            slots += self.jobs[item].footprint.reward_slots(own.clone().count());
+            let finished: Vec<&ScoredLater> = self.jobs[item].finished_rows().collect();
+            for &(_, place) in own {
+                let done = finished[place];
+                sequences.push(ScoredSequence { item: i, thoughts: &done.thoughts });
                 answers.push(done.row.tokens.clone());
             }
-        }
-        if !places.is_empty() {
-            batch.steps.push(ops::select(device, parts.parts(), &places)?);
         }
         ensure_slots(&mut self.reward_cache, slots, &reward_model.decoder)?;
         let prompts: Vec<&Prompt> = items.iter().map(|&item| &self.jobs[item].job.prompt).collect();
@@ -424,12 +318,12 @@ impl<'a> ContinuousBatch<'a> {
         let to_score = ScoreBatch {
             prompts: &prompts,
             trace: trace.as_ref(),
-            thoughts: &batch,
+            sequences: &sequences,
             answers: Some(AnswerBatch { end_latent, answers: &answers }),
         };
         let rewards = score(reward_model, cache, to_score)?.rewards;
         for (&(of, place), rewards) in rows.iter().zip(rewards) {
-            if let Some(done) = self.jobs[items[of]].finished_rows().nth(place) {
+            if let Some(done) = self.jobs[items[of]].finished_rows_mut().nth(place) {
                 done.row.rewards = Some(rewards);
             }
         }
@@ -437,14 +331,10 @@ impl<'a> ContinuousBatch<'a> {
     }
 
     /// Takes the rows of cancelled requests out of the batch, and the requests.
-    fn remove_cancelled(&mut self) -> Result<(), DeviceError> {
+    fn remove_cancelled(&mut self) {
         let cancelled: Vec<usize> =
             (0..self.jobs.len()).filter(|&i| self.jobs[i].job.is_cancelled()).collect();
-        if !cancelled.is_empty() {
-            self.read_pending()?; // it knows rows by their indices
-        }
         self.remove(&cancelled).into_iter().for_each(|running| running.job.cancelled());
-        Ok(())
     }
 
     /// Takes requests, by ascending index, out of the batch, with their rows and prefixes.
@@ -452,27 +342,17 @@ impl<'a> ContinuousBatch<'a> {
         if items.is_empty() {
             return Vec::new();
         }
-        let leaves = |row: &Row| items.binary_search(&row.spec.item).is_ok();
         // A request that is complete has no rows any more; one that is cancelled has.
-        if self.rows.iter().any(leaves) {
-            let rows = std::mem::take(&mut self.rows).into_iter();
-            for (row, progress) in rows.zip(std::mem::take(&mut self.progress)) {
-                if leaves(&row) {
-                    self.release_row(row);
-                } else {
-                    self.rows.push(row);
-                    self.progress.push(progress);
-                }
-            }
+        let leaves = |sequence: &SequenceState| items.binary_search(&sequence.spec.item).is_ok();
+        for sequence in self.executor.remove(leaves) {
+            self.release(sequence);
         }
-        for row in &mut self.rows {
-            row.spec.item -= items.partition_point(|&item| item < row.spec.item);
+        let prefixes = self.executor.remove_items(items);
+        if let Some(cache) = &mut self.cache {
+            prefixes.into_iter().for_each(|prefix| cache.release(prefix.kv, 0));
         }
         let mut removed = Vec::with_capacity(items.len());
         for &item in items.iter().rev() {
-            if let (Some(prefix), Some(cache)) = (self.prefixes.remove(item), &mut self.cache) {
-                cache.release(prefix.sequence, 0);
-            }
             let running = self.jobs.remove(item);
             self.reserved -= running.footprint.shared_slots();
             removed.push(running);
@@ -482,12 +362,12 @@ impl<'a> ContinuousBatch<'a> {
     }
 
     /// Frees the slots of a row that leaves.
-    fn release_row(&mut self, row: Row) {
-        let running = &self.jobs[row.spec.item];
+    fn release(&mut self, sequence: SequenceState) {
+        let running = &self.jobs[sequence.spec.item];
         let shared = running.job.item().shared_tokens();
         self.reserved -= running.footprint.own_slots();
-        if let Some(cache) = self.cache.as_mut().filter(|_| !row.sequence.is_empty()) {
-            cache.release(row.sequence, shared);
+        if let Some(cache) = self.cache.as_mut().filter(|_| !sequence.kv.is_empty()) {
+            cache.release(sequence.kv, shared);
         }
     }
 }

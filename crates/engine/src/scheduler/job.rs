@@ -2,22 +2,18 @@
 
 use std::time::Instant;
 
-use model::Sequence;
 use smallvec::SmallVec;
-use tensor::Tensor;
 
-use super::pass::ThoughtRef;
 use super::{Event, EventDetail};
 use crate::batch::BatchItem;
 use crate::batch_plan::Footprint;
-use crate::decode::AnswerTokens;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::executor::ThoughtRef;
 use crate::prompt::Prompt;
-use crate::question::{QuestionContext, QuestionState};
+use crate::question::{FinishedSequence, QuestionContext, QuestionState};
 use crate::reply::{StageSeconds, Trajectory};
 use crate::request::Request;
-use crate::wave::FinishedRow;
 
 /// Takes a request's events, on the engine's thread: it must not block.
 pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
@@ -68,13 +64,6 @@ impl Job {
     }
 }
 
-/// The part of a prompt that the rows of a request share, in the cache.
-pub(crate) struct Prefix {
-    pub(crate) sequence: Sequence,
-    /// At the prompt's last token, where all of it is shared: (1, width).
-    pub(crate) hidden: Option<Tensor>,
-}
-
 /// A request whose rows are in the batch, or wait for memory there.
 pub(crate) struct RunningJob {
     pub(crate) job: Job,
@@ -89,7 +78,7 @@ pub(crate) struct RunningJob {
 
 /// A finished row, whose thoughts the reward model may still have to read.
 pub(crate) struct ScoredLater {
-    pub(crate) row: FinishedRow,
+    pub(crate) row: FinishedSequence,
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
 }
 
@@ -127,11 +116,17 @@ impl RunningJob {
     pub(crate) fn finish_row(
         &mut self,
         engine: &Engine,
-        number: usize,
         done: ScoredLater,
     ) -> Result<(), EngineError> {
-        let FinishedRow {
-            id, perturbed, thoughts, ref tokens, ref latents, ref lens, logprob, ..
+        let FinishedSequence {
+            id,
+            perturbed,
+            thoughts,
+            ref tokens,
+            ref latents,
+            ref lens,
+            logprob,
+            ..
         } = done.row;
         if perturbed && self.tells_progress() {
             let of = QuestionContext { engine, item: self.job.item() };
@@ -145,6 +140,8 @@ impl RunningJob {
             };
             self.job.send(Event::Trajectory(Box::new(trajectory)));
         }
+        let greedy = usize::from(self.job.request.params.greedy);
+        let number = if perturbed { id.trajectory as usize + greedy } else { 0 };
         let place = number - self.state.round.start;
         self.finished[place] = Some(done);
         Ok(())
@@ -155,7 +152,12 @@ impl RunningJob {
     }
 
     /// The finished rows of a complete round, in their order.
-    pub(crate) fn finished_rows(&mut self) -> impl Iterator<Item = &mut ScoredLater> {
+    pub(crate) fn finished_rows(&self) -> impl Iterator<Item = &ScoredLater> {
+        self.finished.iter().flatten()
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn finished_rows_mut(&mut self) -> impl Iterator<Item = &mut ScoredLater> {
         self.finished.iter_mut().flatten()
     }
 
@@ -184,7 +186,7 @@ impl RunningJob {
     /// Adds the rows of a complete round to the reply.
     pub(crate) fn end_round(&mut self, engine: &Engine) -> Result<AfterRound, EngineError> {
         let rows = std::mem::take(&mut self.finished);
-        let rows: Vec<FinishedRow> = rows.into_iter().flatten().map(|done| done.row).collect();
+        let rows: Vec<FinishedSequence> = rows.into_iter().flatten().map(|done| done.row).collect();
         let round = self.state.round.clone();
         let of = QuestionContext { engine, item: self.job.item() };
         self.state.add_rows(of, &round, rows)?;
@@ -199,7 +201,8 @@ impl RunningJob {
     /// this thread uses the device.
     pub(crate) fn complete(self) -> CompletedRequest {
         let Self { job, state, finished, since, .. } = self;
-        let rows: Vec<FinishedRow> = finished.into_iter().flatten().map(|done| done.row).collect();
+        let rows: Vec<FinishedSequence> =
+            finished.into_iter().flatten().map(|done| done.row).collect();
         CompletedRequest { job, state, rows, since }
     }
 }
@@ -209,7 +212,7 @@ pub(crate) struct CompletedRequest {
     job: Job,
     state: QuestionState,
     /// Rows of the last round that are not in the state yet.
-    rows: Vec<FinishedRow>,
+    rows: Vec<FinishedSequence>,
     since: Instant,
 }
 
@@ -227,33 +230,4 @@ impl CompletedRequest {
         let reply = added.and_then(|()| state.finish(of, None, seconds));
         job.send(Event::Done(reply.map(Box::new)));
     }
-}
-
-/// A row's way through the stages.
-pub(crate) struct RowProgress {
-    /// Its number among the rows of its request.
-    pub(crate) number: usize,
-    /// Its most thoughts.
-    pub(crate) limit: usize,
-    pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
-    pub(crate) tokens: AnswerTokens,
-    pub(crate) logprob: f32,
-    pub(crate) next: NextFeed,
-}
-
-/// What a row feeds at the next pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextFeed {
-    Prompt,
-    /// Its last thought.
-    Thought,
-    /// The last thought, if it is pending, and the end tokens.
-    End,
-    Token(u32),
-    /// The token at this place among the pending ones, which the host has not read.
-    PendingToken(usize),
-    /// Nothing: its last token is pending.
-    AwaitLastToken,
-    /// Nothing: the answer is complete.
-    Done,
 }

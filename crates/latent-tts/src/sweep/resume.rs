@@ -43,6 +43,7 @@ impl Sweep<'_> {
     /// Writes the summary without points, unless a sweep with equal settings is continued. The
     /// lock is held until the sweep ends.
     pub(super) fn begin(&self) -> Result<DirLock, Error> {
+        record::files::check_no_weights(self.out)?;
         let lock = record::lock_dir(self.out)?;
         let (path, begun) = (self.out.join(SUMMARY_FILE), self.empty_summary());
         if !path.is_file() {

@@ -174,8 +174,14 @@ impl PlotArea {
             top: top + INSET_TOP,
             width: width - INSET_LEFT - INSET_RIGHT,
             height: height - INSET_TOP - INSET_BOTTOM,
-            x: AxisRange::enclosing(panel.x.scale, points().map(|point| point.x)),
-            y: AxisRange::enclosing(panel.y.scale, points().map(|point| point.y).chain(ends)),
+            x: AxisRange::enclosing(
+                panel.x.scale,
+                points().map(|point| point.x).chain(panel.x.encloses.iter().copied()),
+            ),
+            y: AxisRange::enclosing(
+                panel.y.scale,
+                points().map(|point| point.y).chain(ends).chain(panel.y.encloses.iter().copied()),
+            ),
         }
     }
 

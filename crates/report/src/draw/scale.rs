@@ -14,6 +14,12 @@ pub struct AxisRange {
 const TARGET_TICKS: f64 = 5.0;
 /// The smallest range of a percent axis, so that insignificant differences look small.
 const MIN_PERCENT_SPAN: f64 = 0.05;
+/// The smallest range of a linear axis, as a share of its largest absolute value: a single value or
+/// nearly equal ones would otherwise get tick labels of many digits.
+const MIN_RELATIVE_SPAN: f64 = 0.05;
+/// The smallest range of a logarithmic axis, in powers of its base: wide enough for a tick.
+const MIN_LOG2_SPAN: f64 = 1.0;
+const MIN_LOG10_SPAN: f64 = 0.4;
 
 impl AxisRange {
     /// A range that contains all values, with padding; from 0 to 1 if there are none.
@@ -26,11 +32,7 @@ impl AxisRange {
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        let min_span = if scale == AxisScale::Percent {
-            MIN_PERCENT_SPAN
-        } else {
-            1e-9_f64.max(high.abs() * 1e-6)
-        };
+        let min_span = min_span(scale, low, high);
         let span = high - low;
         let padding = 0.06 * span.max(min_span) + (min_span - span).max(0.0) / 2.0;
         (low, high) = (low - padding, high + padding);
@@ -38,7 +40,8 @@ impl AxisRange {
             // No share is outside; nothing is clipped, so markers at the bounds are whole.
             (low, high) = (low.max(0.0), high.min(1.0));
         }
-        if scale == AxisScale::Linear && low < 0.0 && low + padding >= 0.0 {
+        let is_linear = matches!(scale, AxisScale::Linear | AxisScale::Count);
+        if is_linear && low < 0.0 && low + padding >= 0.0 {
             low = 0.0;
         }
         Self { scale, low, high }
@@ -58,12 +61,19 @@ impl AxisRange {
                 .collect(),
             AxisScale::Log10 => self.log10_ticks(),
             AxisScale::Linear => self.linear_ticks(self.low, self.high, 1.0),
+            AxisScale::Count => {
+                let step = nice_step((self.high - self.low) / TARGET_TICKS).max(1.0);
+                self.ticks_every(step, self.low, self.high, 1.0)
+            }
             AxisScale::Percent => self.linear_ticks(self.low.max(0.0), self.high.min(1.0), 100.0),
         }
     }
 
     fn linear_ticks(&self, low: f64, high: f64, unit: f64) -> Vec<(f64, String)> {
-        let step = nice_step((high - low) * unit / TARGET_TICKS);
+        self.ticks_every(nice_step((high - low) * unit / TARGET_TICKS), low, high, unit)
+    }
+
+    fn ticks_every(&self, step: f64, low: f64, high: f64, unit: f64) -> Vec<(f64, String)> {
         let digits = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
         let (first, last) =
             ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
@@ -87,9 +97,22 @@ impl AxisRange {
     }
 }
 
+/// The smallest range of an axis with values from `low` to `high`, in transformed coordinates.
+fn min_span(scale: AxisScale, low: f64, high: f64) -> f64 {
+    match scale {
+        AxisScale::Percent => MIN_PERCENT_SPAN,
+        AxisScale::Log2 => MIN_LOG2_SPAN,
+        AxisScale::Log10 => MIN_LOG10_SPAN,
+        AxisScale::Count => (low.abs().max(high.abs()) * MIN_RELATIVE_SPAN).max(1.0),
+        AxisScale::Linear | AxisScale::Unlabelled => {
+            (low.abs().max(high.abs()) * MIN_RELATIVE_SPAN).max(1e-9)
+        }
+    }
+}
+
 fn transform(scale: AxisScale, value: f64) -> f64 {
     match scale {
-        AxisScale::Linear | AxisScale::Percent | AxisScale::Unlabelled => value,
+        AxisScale::Linear | AxisScale::Count | AxisScale::Percent | AxisScale::Unlabelled => value,
         AxisScale::Log2 => value.log2(),
         AxisScale::Log10 => value.log10(),
     }
@@ -162,9 +185,27 @@ mod tests {
     }
 
     #[test]
+    fn a_single_value_or_a_small_range_has_short_labels() {
+        assert_eq!(labels(AxisScale::Count, &[500.0]), ["490", "495", "500", "505", "510"]);
+        assert_eq!(labels(AxisScale::Count, &[1.0, 2.0]), ["1", "2"]);
+        assert_eq!(labels(AxisScale::Count, &[0.0, 2000.0]), ["0", "500", "1000", "1500", "2000"]);
+        assert_eq!(
+            labels(AxisScale::Linear, &[0.73010, 0.73012]),
+            ["0.71", "0.72", "0.73", "0.74", "0.75"]
+        );
+        assert_eq!(labels(AxisScale::Log2, &[12.0]), ["16"]);
+        assert_eq!(labels(AxisScale::Log10, &[2.30e9, 2.31e9]), ["1.5 G", "2 G", "3 G"]);
+        for value in [1e-12, 0.0, 3.0, 7.77e7] {
+            let longest = labels(AxisScale::Linear, &[value]).iter().map(String::len).max();
+            assert!(longest.unwrap_or_default() <= 13, "{value}: {longest:?}");
+        }
+    }
+
+    #[test]
     fn values_lie_inside() {
         for scale in [
             AxisScale::Linear,
+            AxisScale::Count,
             AxisScale::Percent,
             AxisScale::Log2,
             AxisScale::Log10,

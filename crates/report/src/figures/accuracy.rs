@@ -73,7 +73,7 @@ fn curve(run: &RunData, index: usize, name: MetricName) -> Option<Series> {
 }
 
 /// The style of the rule at `index` of the display order.
-fn style(index: usize, name: MetricName) -> SeriesStyle {
+pub(super) fn style(index: usize, name: MetricName) -> SeriesStyle {
     // Greedy, the first, has the last colour, grey.
     let style = SeriesStyle::line(COLOURS[(index + COLOURS.len() - 1) % COLOURS.len()]);
     match name {
@@ -91,7 +91,16 @@ fn style(index: usize, name: MetricName) -> SeriesStyle {
             ..style
         },
         MetricName::MAJORITY => style,
-        // The other rules share most answers: overlapping bands would hide the lines.
+        MetricName::WEIGHTED => {
+            SeriesStyle { symbol: Symbol::Square, intervals: IntervalStyle::None, ..style }
+        }
+        MetricName::NORMALIZED => {
+            SeriesStyle { symbol: Symbol::Triangle, intervals: IntervalStyle::None, ..style }
+        }
+        MetricName::BEST_OF => {
+            SeriesStyle { symbol: Symbol::Diamond, intervals: IntervalStyle::None, ..style }
+        }
+        // All rules share most answers: overlapping bands would hide the lines.
         _ => SeriesStyle { intervals: IntervalStyle::None, ..style },
     }
 }

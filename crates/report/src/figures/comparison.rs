@@ -3,8 +3,8 @@
 use record::MetricName;
 
 use super::figure::{
-    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series,
-    SeriesStyle, percent_interval,
+    AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, SYMBOLS,
+    Series, SeriesStyle, percent_interval,
 };
 use super::group_by;
 use crate::rules;
@@ -69,7 +69,8 @@ fn curve(run: &RunData, metric: MetricName, index: usize, with_band: bool) -> Op
         .collect();
     // Every other line is dashed, so that equal ones are both seen.
     let line = if index.is_multiple_of(2) { LineStyle::Solid } else { LineStyle::Dashed };
-    let style = SeriesStyle { line, ..SeriesStyle::line(COLOURS[index % COLOURS.len()]) };
+    let symbol = SYMBOLS[index % SYMBOLS.len()];
+    let style = SeriesStyle { line, symbol, ..SeriesStyle::line(COLOURS[index % COLOURS.len()]) };
     let style = match with_band {
         true => style,
         false => SeriesStyle { intervals: IntervalStyle::None, ..style },

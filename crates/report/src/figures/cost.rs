@@ -13,6 +13,7 @@ use super::{best_run, device_name, group_by};
 use crate::draw::drawing::Symbol;
 use crate::rules;
 use crate::run_data::RunData;
+use crate::table::gflop;
 
 const RULES: [(MetricName, Symbol); 5] = [
     (MetricName::Greedy, Symbol::Triangle),
@@ -79,8 +80,8 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
         .filter(|(_, members)| costs_differ(members))
         .flat_map(|(split, members)| {
             [
-                panel(split, "floating-point operations a question", members, |cost| cost.flops),
-                panel(split, "seconds a question", members, |cost| cost.seconds),
+                panel(split, "GFLOP per question", members, |cost| cost.flops / 1e9),
+                panel(split, "seconds per question", members, |cost| cost.seconds),
             ]
         })
         .flatten()
@@ -147,7 +148,7 @@ fn data_point(run: &RunData, rule: MetricName, axis: fn(RuleCost) -> f64) -> Opt
         percent_interval(&accuracy)
     );
     let cost = RuleCost::of(run, rule)?;
-    let cost_text = format!("{:.3e} operations, {:.3} s a question", cost.flops, cost.seconds);
+    let cost_text = format!("{} GFLOP, {:.3} s per question", gflop(cost.flops), cost.seconds);
     let x = axis(cost);
     (x > 0.0)
         .then(|| DataPoint::with_interval(x, accuracy, format!("{accuracy_text}\n{cost_text}")))

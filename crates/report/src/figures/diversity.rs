@@ -20,7 +20,7 @@ fn sampler_ramp(sampler: &SamplerInfo) -> (Colour, Colour) {
 
 /// One run per strength, from weak to strong: the one with the largest N. Runs whose sampler has no
 /// strength are left out.
-fn by_strength<'a>(runs: &[&'a RunData]) -> Vec<&'a RunData> {
+pub(super) fn by_strength<'a>(runs: &[&'a RunData]) -> Vec<&'a RunData> {
     let strength = |run: &RunData| run.traits.sampler.strength();
     let strengths = group_by(runs.iter().copied().filter(|s| strength(s).is_some()), |s| {
         strength(s).map(f64::to_bits)
@@ -113,7 +113,7 @@ pub fn by_step(runs: &[RunData]) -> Option<Figure> {
         let series: Vec<Series> =
             sorted.iter().enumerate().map(|(i, run)| step_series(run, i, sorted.len())).collect();
         let (x, y) = (
-            FigureAxis::new("thought", AxisScale::Linear),
+            FigureAxis::new("thought", AxisScale::Count),
             FigureAxis::new("diversity", AxisScale::Linear),
         );
         (!series.is_empty()).then(|| Panel {

@@ -36,12 +36,19 @@ pub struct FigureAxis {
     pub label: String,
     /// Linear or logarithmic.
     pub scale: AxisScale,
+    /// Values inside the axis besides those of the data.
+    pub encloses: Vec<f64>,
 }
 
 impl FigureAxis {
     /// An axis with this label and scale.
     pub fn new(label: impl Into<String>, scale: AxisScale) -> Self {
-        Self { label: label.into(), scale }
+        Self { label: label.into(), scale, encloses: Vec::new() }
+    }
+
+    /// The axis, wide enough for these values besides those of the data.
+    pub fn enclosing(self, values: impl IntoIterator<Item = f64>) -> Self {
+        Self { encloses: values.into_iter().collect(), ..self }
     }
 }
 
@@ -50,6 +57,8 @@ impl FigureAxis {
 pub enum AxisScale {
     /// Linear.
     Linear,
+    /// Linear with ticks at whole numbers.
+    Count,
     /// Linear; shares from 0 to 1, labelled in percent.
     Percent,
     /// Base-2 logarithm, for numbers of trajectories.
@@ -170,17 +179,23 @@ pub fn percent_interval(interval: &Interval) -> String {
     )
 }
 
-/// Colours of categorical series; each is legible on white and on near-black.
+/// Colours of categorical series: each has a contrast of 3 to white and to near-black, and the
+/// first six and the last are told apart with any common colour vision deficiency
+/// (`.ci/browser.py`).
 pub const COLOURS: [Colour; 8] = [
-    Colour(0x2f, 0x7f, 0xc9),
-    Colour(0xd9, 0x6b, 0x0f),
-    Colour(0x2a, 0x9d, 0x5c),
-    Colour(0xc9, 0x3c, 0x5b),
-    Colour(0x8a, 0x63, 0xd2),
+    Colour(0x33, 0x92, 0xff),
+    Colour(0xb7, 0x8d, 0x05),
+    Colour(0xae, 0x24, 0xab),
+    Colour(0xd8, 0x09, 0x20),
+    Colour(0xff, 0x2c, 0xd9),
+    Colour(0x11, 0x77, 0x4d),
     Colour(0x14, 0x96, 0x9e),
-    Colour(0xa1, 0x6b, 0x47),
     GREY,
 ];
+
+/// Symbols of categorical series, so that colours are not the only difference.
+pub const SYMBOLS: [Symbol; 4] =
+    [Symbol::Circle, Symbol::Square, Symbol::Diamond, Symbol::Triangle];
 
 /// The ramp of dropout, from weak to strong.
 pub const REDS: (Colour, Colour) = (Colour(0xf3, 0xae, 0x8d), Colour(0xb0, 0x1c, 0x33));

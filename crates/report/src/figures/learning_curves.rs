@@ -51,7 +51,7 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
         let curves = one.loss_names().into_iter().enumerate().map(|(i, name)| Curve {
             label: name.to_owned(),
             colour: colour(i),
-            points: one.curve(|record| record.loss(name)),
+            points: one.curve(|record| record.losses.get(name)),
         });
         return curve_panel("losses", "loss", curves.collect()).into_iter().collect();
     }
@@ -62,7 +62,11 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
         }
     }
     let panel = |name: &str| {
-        curve_panel(name, name, curves(trainings, |training| training.curve(|r| r.loss(name))))
+        curve_panel(
+            name,
+            name,
+            curves(trainings, |training| training.curve(|r| r.losses.get(name))),
+        )
     };
     names.into_iter().filter_map(panel).collect()
 }
@@ -80,7 +84,7 @@ fn lr_panel(trainings: &[TrainingData]) -> Option<Panel> {
     let series = series.iter().map(|curve| curve.line(&curve.points)).collect();
     Some(Panel {
         title: "learning rate".into(),
-        x: FigureAxis::new("steps", AxisScale::Linear),
+        x: FigureAxis::new("steps", AxisScale::Count),
         y: FigureAxis::new("learning rate", AxisScale::Linear),
         series,
     })
@@ -104,10 +108,18 @@ fn accuracy_panel(trainings: &[TrainingData]) -> Option<Panel> {
     };
     (!series.is_empty()).then(|| Panel {
         title: "held-out problems".into(),
-        x: FigureAxis::new("steps", AxisScale::Linear),
+        // The axis of the losses, however few evaluations there were.
+        x: FigureAxis::new("steps", AxisScale::Count).enclosing(step_range(trainings)),
         y: FigureAxis::new(label, scale),
         series,
     })
+}
+
+/// The first and the last step of all trainings.
+fn step_range(trainings: &[TrainingData]) -> Vec<f64> {
+    let steps = || trainings.iter().flat_map(|training| &training.steps);
+    let ends = [steps().map(|record| record.step).min(), steps().map(|record| record.step).max()];
+    ends.into_iter().flatten().map(f64::from).collect()
 }
 
 fn accuracy_series(training: &TrainingData, label: &str, colour: Colour) -> Series {
@@ -198,7 +210,7 @@ fn curve_panel(title: &str, label: &str, curves: Vec<Curve>) -> Option<Panel> {
     let log = low > 0.0 && high > LOG_RATIO * low;
     (!series.is_empty()).then(|| Panel {
         title: title.into(),
-        x: FigureAxis::new("steps", AxisScale::Linear),
+        x: FigureAxis::new("steps", AxisScale::Count),
         y: FigureAxis::new(label, if log { AxisScale::Log10 } else { AxisScale::Linear }),
         series,
     })

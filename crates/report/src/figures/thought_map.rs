@@ -1,4 +1,5 @@
-//! t-SNE of the thoughts of an easy and a hard question (the paper's figure 5).
+//! A map of the last thoughts of an easy and a hard question (the paper's figure 5): t-SNE, or
+//! principal components where there are few points.
 
 use super::figure::{
     AxisScale, BLUES, DataPoint, Figure, FigureAxis, GREEN, GREY, Panel, REDS, Series, SeriesStyle,
@@ -8,22 +9,40 @@ use super::{group_by, pair_title};
 use crate::draw::drawing::{Colour, Symbol};
 use crate::error::ReportError;
 use crate::run_data::RunData;
-use crate::tsne::tsne;
+use crate::tsne::{Embedding, embed};
 
 /// The largest number of points: exact t-SNE takes quadratic time.
 const MAX_POINTS: usize = 900;
 
-/// How to read the figure.
+/// How to read the figure, after the sentences on each embedding.
 const CAPTION: &str = "\
-    Each point is the last thought of one trajectory, placed by t-SNE (perplexity 20, from \
-    principal components) so that neighbours are alike. Diamonds: the answer was right; crosses: \
-    wrong. Red: dropout, blue: noise; darker is stronger. The green star is the thought without \
-    perturbation, where it was kept. Easy and hard: the questions with the largest share of right \
-    trajectories up to 95%, and with the smallest from 5%.";
+    Diamonds: the answer was right; crosses: wrong. Red: dropout, blue: noise; darker is stronger. \
+    The green star is the thought without perturbation, where it was kept. Easy and hard: the \
+    questions with the largest share of right trajectories up to 95%, and with the smallest from 5%.";
+
+/// How the points were placed, as the start of the caption.
+fn placement(embedding: Embedding) -> String {
+    let place = match embedding {
+        Embedding::Pca => "the principal components of these points".to_owned(),
+        Embedding::Tsne { perplexity } => {
+            format!("t-SNE (perplexity {perplexity:.0}, initialized with principal components)")
+        }
+    };
+    format!("Each point is the last thought of one trajectory, placed by {place}.")
+}
+
+/// The labels of the two axes.
+fn axis_labels(embedding: Embedding) -> [&'static str; 2] {
+    match embedding {
+        Embedding::Pca => ["principal component 1", "principal component 2"],
+        Embedding::Tsne { .. } => ["t-SNE 1", "t-SNE 2"],
+    }
+}
 
 /// `None` if no run kept its thoughts.
 pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
     let mut panels = Vec::new();
+    let mut placements: Vec<String> = Vec::new();
     for ((model, split), members) in
         group_by(runs, |s| (s.traits.model.as_str(), s.traits.split.as_str()))
     {
@@ -34,18 +53,23 @@ pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
         let which =
             if single { String::new() } else { format!("{}: ", pair_title(model, split, runs)) };
         for (word, (id, share)) in [("easy", easy), ("hard", hard)] {
-            let series = series(&kept, id)?;
+            let (series, embedding) = series(&kept, id)?;
+            if series.is_empty() {
+                continue;
+            }
             let title = format!("{which}{word} question {id}, {:.0}% right", 100.0 * share);
-            let axis = |label| FigureAxis::new(label, AxisScale::Unlabelled);
-            if !series.is_empty() {
-                panels.push(Panel { title, x: axis("t-SNE 1"), y: axis("t-SNE 2"), series });
+            let [x, y] =
+                axis_labels(embedding).map(|label| FigureAxis::new(label, AxisScale::Unlabelled));
+            panels.push(Panel { title, x, y, series });
+            if !placements.contains(&placement(embedding)) {
+                placements.push(placement(embedding));
             }
         }
     }
     Ok((!panels.is_empty()).then(|| Figure {
         name: "thoughts",
         title: "Where the thoughts go: a map of one easy and one hard question".into(),
-        caption: CAPTION.into(),
+        caption: format!("{} {CAPTION}", placements.join(" ")),
         panels,
     }))
 }
@@ -94,7 +118,7 @@ struct PointInfo {
     tooltip: String,
 }
 
-fn series(runs: &[&RunData], id: u32) -> Result<Vec<Series>, ReportError> {
+fn series(runs: &[&RunData], id: u32) -> Result<(Vec<Series>, Embedding), ReportError> {
     let (mut values, mut points, mut width) = (Vec::new(), Vec::new(), None);
     let most = (MAX_POINTS / runs.len()).max(1);
     for run in runs {
@@ -127,7 +151,8 @@ fn series(runs: &[&RunData], id: u32) -> Result<Vec<Series>, ReportError> {
             points.push(unperturbed_point());
         }
     }
-    Ok(into_series(tsne(&values, width.unwrap_or_default()), points))
+    let (positions, embedding) = embed(&values, width.unwrap_or_default());
+    Ok((into_series(positions, points), embedding))
 }
 
 fn unperturbed_point() -> PointInfo {

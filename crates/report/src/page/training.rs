@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{document, figure_section};
+use super::{document, figure_grid, header, headline};
 use crate::draw::escape;
 use crate::figures::{Figure, percent};
 use crate::training_data::{TrainingData, score_interval, smooth};
@@ -14,10 +14,11 @@ pub fn html(trainings: &[TrainingData], figures: &[Figure]) -> String {
         many => format!("{} trainings compared", many.len()),
     };
     let lead: String = trainings.iter().map(|training| lead(training, trainings.len())).collect();
-    let figures: String = figures.iter().map(figure_section).collect();
+    let sections = [("figures", "Figures"), ("summary", "Trainings"), ("settings", "Settings")];
     let body = format!(
-        "<header><h1>{}</h1>\n{lead}</header>\n<main>\n{}{figures}{}{}</main>\n",
-        escape(&title),
+        "{}<main>\n{}{}{}{}</main>\n",
+        header(&title, &sections, &format!("{}{lead}", tiles(trainings))),
+        figure_grid(figures),
         summary(trainings),
         differences(trainings),
         settings(trainings)
@@ -25,11 +26,29 @@ pub fn html(trainings: &[TrainingData], figures: &[Figure]) -> String {
     document(&title, &body, "")
 }
 
+/// The main numbers of a single training; several are in the table.
+fn tiles(trainings: &[TrainingData]) -> String {
+    let [training] = trainings else { return String::new() };
+    let mut tiles = headline::tile("steps", &training.steps.len().to_string(), "");
+    if let Some((_, loss)) = smooth(&training.curve(|record| record.losses.get("loss"))).pop() {
+        tiles.push_str(&headline::tile("last loss", &format!("{loss:.4}"), "moving average"));
+    }
+    if let Some(kept) = training.kept() {
+        let below = format!("after {} steps", kept.step);
+        let value = match score_interval(kept) {
+            Some(interval) => percent(interval.value),
+            None => format!("{:.4}", kept.score),
+        };
+        tiles.push_str(&headline::tile("held-out, kept model", &value, &below));
+    }
+    format!("<div class=\"tiles\">\n{tiles}</div>\n")
+}
+
 /// A training in two sentences.
 fn lead(training: &TrainingData, count: usize) -> String {
     let which = if count > 1 { format!("{}: ", training.label) } else { String::new() };
     let mut text = format!("{which}{} steps. ", training.steps.len());
-    let losses = smooth(&training.curve(|record| record.loss("loss")));
+    let losses = smooth(&training.curve(|record| record.losses.get("loss")));
     if let (Some((_, first)), Some((_, last))) = (losses.first(), losses.last()) {
         text.push_str(&format!("The loss went from {first:.3} to {last:.3}. "));
     }
@@ -53,7 +72,7 @@ fn lead(training: &TrainingData, count: usize) -> String {
 fn summary(trainings: &[TrainingData]) -> String {
     let rows: String = trainings.iter().map(summary_row).collect();
     format!(
-        "<section id=\"summary\">\n<h2>Summary</h2>\n<div class=\"wide\"><table>\n\
+        "<section id=\"summary\">\n<h2>Trainings</h2>\n<div class=\"wide\"><table class=\"sortable\">\n\
          <thead><tr><th>training</th><th>steps</th><th>last loss</th><th>held-out, kept</th>\
          <th>kept after</th><th>held-out, last</th><th>steps/s</th><th>examples/s</th>\
          <th>tokens/s</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n\
@@ -77,7 +96,7 @@ fn summary_row(training: &TrainingData) -> String {
             ),
         },
     };
-    let loss = smooth(&training.curve(|record| record.loss("loss"))).pop();
+    let loss = smooth(&training.curve(|record| record.losses.get("loss"))).pop();
     let (seconds, timed) = training.seconds;
     let per_step = |count: f64| count / training.steps.len() as f64;
     let rate = |count: f64| match count > 0.0 && seconds > 0.0 {
@@ -140,5 +159,7 @@ fn settings(trainings: &[TrainingData]) -> String {
         format!("<h3>{}</h3>\n<pre>{}</pre>\n", escape(&training.label), escape(&text))
     };
     let all: String = trainings.iter().map(section).collect();
-    format!("<section>\n<details><summary>All settings</summary>\n{all}</details>\n</section>\n")
+    format!(
+        "<section id=\"settings\">\n<details><summary>All settings</summary>\n{all}</details>\n</section>\n"
+    )
 }

@@ -273,7 +273,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({ "logprobs": true }), "logprobs"),
         (json!({ "tools": [{ "type": "function" }] }), "tools"),
         (json!({ "presence_penalty": 0.5 }), "presence_penalty"),
-        (json!({ "response_format": { "type": "json_object" } }), "response_format"),
+        (json!({ "response_format": { "type": "xml" } }), "response_format"),
         (json!({ "stream": 1 }), "stream"),
         (json!({ "latent": 1 }), "latent"),
         (latent(json!({ "samples": 101 })), "latent.samples"),

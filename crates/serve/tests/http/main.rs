@@ -4,10 +4,16 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails to run fails the test")]
 
+mod access;
+mod answers;
 mod chat;
 mod completions;
+mod gateway;
 mod limits;
+mod models;
 mod overload;
+mod responses;
 mod support;
 mod tokens;
+mod traces;
 mod web_ui;

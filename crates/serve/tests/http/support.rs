@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use latent_tts::{Engine, Model, Reply, Request, SamplingOptions, SamplingParams};
-use latent_tts_serve::{ServeOptions, Server};
+use latent_tts_serve::{LoadedModel, ModelSource, ServeError, ServeOptions, Server};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -28,6 +28,12 @@ pub fn engine() -> Engine {
     model().engine().unwrap().with_memory(256 << 20)
 }
 
+/// Starts a server and drops it.
+pub fn try_start(models: Vec<ModelSource>, options: ServeOptions) -> Result<(), ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(Server::with_models(models, options)).map(drop)
+}
+
 /// A server in this process.
 pub struct TestServer {
     pub address: SocketAddr,
@@ -45,6 +51,15 @@ impl TestServer {
     }
 
     pub fn of(engine: Engine, options: ServeOptions) -> Self {
+        let name = options.model_name.clone();
+        let load = move || {
+            let files = latent_tts::model_files("embedded").unwrap();
+            Ok(LoadedModel { engine: engine.clone(), files })
+        };
+        Self::of_models(vec![ModelSource { name, bytes: 0, load: Box::new(load) }], options)
+    }
+
+    pub fn of_models(models: Vec<ModelSource>, options: ServeOptions) -> Self {
         let (stop, stopped) = oneshot::channel::<()>();
         let (sender, receiver) = std::sync::mpsc::channel();
         let options = ServeOptions { address: "127.0.0.1:0".parse().unwrap(), ..options };
@@ -55,11 +70,11 @@ impl TestServer {
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let files = latent_tts::model_files("embedded").unwrap();
-                let server = Server::bind(engine, &files, options).await.unwrap();
+                let server = Server::with_models(models, options).await.unwrap();
                 sender.send(server.address().unwrap()).unwrap();
                 server.run(async { drop(stopped.await) }).await;
             });
+            runtime.shutdown_background();
         });
         let address = receiver.recv().unwrap();
         Self { address, stop: Some(stop), thread: Some(thread) }

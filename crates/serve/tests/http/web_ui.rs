@@ -69,9 +69,13 @@ fn thoughts_are_read_graded_and_mapped() {
     let largest = largest.map(|x| x.as_f64().unwrap().abs()).fold(0.0, f64::max);
     assert_eq!(largest, 1.0, "a map is scaled");
     let embedded = ask(&server, json!({ "samples": 4, "map": "tsne", "return": [] })).ok();
-    let map = &embedded["choices"][0]["latent"]["map"];
-    assert_eq!(map.as_array().unwrap().len(), 4);
-    assert_eq!(map[3].as_array().unwrap().len(), 6);
+    let latent = &embedded["choices"][0]["latent"];
+    assert_eq!(latent["map"].as_array().unwrap().len(), 4);
+    assert_eq!(latent["map"][3].as_array().unwrap().len(), 6);
+    assert_eq!(latent["map_method"], json!({ "name": "pca" }), "24 thoughts are too few for t-SNE");
+    let many = ask(&server, json!({ "samples": 16, "map": "tsne", "return": [] })).ok();
+    let method = &many["choices"][0]["latent"]["map_method"];
+    assert_eq!((&method["name"], &method["perplexity"]), (&json!("tsne"), &json!(20.0)));
 }
 
 #[test]

@@ -5,16 +5,146 @@
 //! question \n                                      step \n … ### answer [eos]   CoT and no-CoT
 //! ```
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use model::{ModelError, Tokenizer};
-
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, guarded};
-use crate::curriculum::{Curriculum, CurriculumSample};
-use crate::digit_head::ThoughtTarget;
-use crate::tokenized_example::TokenizedExample;
 use data::TrainExample;
 use data::worked_step::{step_operands, step_result};
+use model::{InitialWeights, ModelError, Tokenizer, TrainableHead};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tensor::Device;
+
+use super::simcot::StepDecoderSpec;
+use super::{
+    ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, MethodEntry, OptionCheck,
+    TrainingMethod, guarded,
+};
+use crate::curriculum::{Curriculum, CurriculumSample, Removal};
+use crate::digit_head::{DigitHead, ThoughtTarget};
+use crate::error::TrainError;
+use crate::latent_step::{AuxiliaryLosses, LatentTrainStep};
+use crate::model_dir::ModelUsage;
+use crate::options::{CurriculumKind, MethodOptions, ReasonerMode};
+use crate::reasoner::TaskSetup;
+use crate::tokenized_example::TokenizedExample;
+use crate::trainer::TrainTask;
+
+/// COCONUT's entry.
+pub const METHOD: MethodEntry = MethodEntry {
+    name: "coconut",
+    about: "Thoughts replace the steps one by one; the hidden state is the next thought",
+    configure: |options, _| Ok(Box::new(Coconut::new(options)?)),
+};
+
+/// COCONUT, or a baseline with explicit or no steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "method", rename = "coconut")]
+pub struct Coconut {
+    /// Decides which steps become thoughts.
+    pub curriculum: Curriculum,
+    /// Thoughts that a step should take; see [`CoconutEncoder::thoughts_per_step`].
+    pub thoughts_per_step: usize,
+    /// Weight of the digit losses; 0 for none.
+    pub digit_loss_weight: f32,
+    /// SIM-CoT's loss.
+    pub step_decoder: StepDecoderSpec,
+}
+
+impl Coconut {
+    fn new(options: &MethodOptions) -> Result<Self, TrainError> {
+        let check = OptionCheck { method: METHOD.name, options }.no_compression()?.no_order()?;
+        if options.mode != ReasonerMode::Latent {
+            check.no_step_decoder()?;
+        }
+        let default = match options.curriculum {
+            CurriculumKind::Smooth => 1,
+            CurriculumKind::Stages => 2,
+        };
+        let thoughts_per_step = options.thoughts_per_step.map_or(default, NonZeroUsize::get);
+        Ok(Self {
+            curriculum: curriculum(options, thoughts_per_step),
+            thoughts_per_step,
+            digit_loss_weight: options.digit_loss_weight,
+            step_decoder: StepDecoderSpec { loss_weight: options.step_decoder, thoughts_per_step },
+        })
+    }
+
+    /// A digit head, if the thoughts of this curriculum have a digit loss.
+    fn digit_head(
+        &self,
+        device: &Device,
+        source: &InitialWeights,
+        (name, numbers): (&str, usize),
+        width: usize,
+    ) -> Result<Option<DigitHead>, TrainError> {
+        let is_latent = matches!(self.curriculum, Curriculum::Latent { .. });
+        if !is_latent || self.digit_loss_weight == 0.0 {
+            return Ok(None);
+        }
+        let weight = self.digit_loss_weight;
+        Ok(Some(DigitHead::with_numbers(device, source, name, width, numbers, weight)?))
+    }
+}
+
+fn curriculum(options: &MethodOptions, thoughts_per_step: usize) -> Curriculum {
+    let end = f64::from(options.curriculum_end);
+    let uniform_prob = f64::from(options.uniform_stage_prob);
+    let no_cot_fraction = f64::from(options.no_cot_fraction);
+    let removal = match options.curriculum {
+        CurriculumKind::Smooth => Removal::Smooth { end, no_cot_fraction, uniform_prob },
+        CurriculumKind::Stages => {
+            let stages = options.stages;
+            Removal::Stages { stages, thoughts_per_step, end, uniform_prob }
+        }
+    };
+    match options.mode {
+        ReasonerMode::Cot => Curriculum::Cot,
+        ReasonerMode::NoCot => Curriculum::NoCot,
+        ReasonerMode::Latent => {
+            Curriculum::Latent { thoughts: options.thoughts.map_or(6, NonZeroUsize::get), removal }
+        }
+    }
+}
+
+impl TrainingMethod for Coconut {
+    fn usage(&self) -> ModelUsage {
+        ModelUsage::from(match self.curriculum {
+            Curriculum::Cot => json!({ "family": "cot", "max_new_tokens": 128 }),
+            Curriculum::NoCot => json!({ "family": "cot", "max_new_tokens": 24 }),
+            Curriculum::Latent { thoughts, .. } => {
+                json!({ "family": "coconut", "thoughts": thoughts, "max_new_tokens": 24 })
+            }
+        })
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError> {
+        let device = setup.device.clone();
+        let config = setup.model.decoder.decoder.config().clone();
+        let source = InitialWeights { seed: setup.training.seed, layers: config.layers };
+        let operand_head = match self.thoughts_per_step > 1 {
+            true => self.digit_head(&device, &source, ("operands", 3), config.width)?,
+            false => None,
+        };
+        let auxiliary = AuxiliaryLosses {
+            digit_head: self.digit_head(&device, &source, ("digits", 1), config.width)?,
+            operand_head,
+            step_decoder: self.step_decoder.load(&setup)?,
+            ..AuxiliaryLosses::default()
+        };
+        let encoder = CoconutEncoder {
+            tokenizer: setup.tokenizer(),
+            markers: setup.model.markers,
+            curriculum: self.curriculum,
+            thoughts_per_step: self.thoughts_per_step,
+        };
+        setup.task(encoder, |model| LatentTrainStep::new(model, TrainableHead::Identity, auxiliary))
+    }
+}
 
 /// Tokenizes examples in COCONUT's layout.
 #[derive(Clone)]

@@ -10,19 +10,112 @@
 //! mean over the embedding and all blocks (the last after the final norm) of
 //! `smooth_l1(student, teacher) / std(teacher)`; no gradient flows into the teacher's side.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use model::{ModelError, Tokenizer};
+use data::TrainExample;
+use engine::family::CODI_PROJECTOR;
+use model::{MlpShape, ModelError, Tokenizer, TrainableHead, TrainableMlp};
+use serde::Serialize;
+use serde_json::{Value, json};
 use tensor::ops;
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, guarded};
-use crate::latent_step::{ComparedRow, ForwardSegment};
+use super::simcot::StepDecoderSpec;
+use super::{
+    ExampleEncoder, ExamplePlace, ExampleRows, LatentMarkers, MethodEntry, OptionCheck,
+    TrainingMethod, guarded,
+};
+use crate::error::TrainError;
+use crate::latent_step::{AuxiliaryLosses, ComparedRow, ForwardSegment, LatentTrainStep};
+use crate::model_dir::ModelUsage;
+use crate::options::MethodOptions;
+use crate::reasoner::TaskSetup;
 use crate::tokenized_example::{DistillRole, TokenizedExample};
-use data::TrainExample;
+use crate::trainer::TrainTask;
+
+/// CODI's entry.
+pub const METHOD: MethodEntry = MethodEntry {
+    name: "codi",
+    about: "Self-distillation from written steps; a projector makes the next thought",
+    configure: |options, tokenizer| Ok(Box::new(Codi::new(options, tokenizer)?)),
+};
 
 /// The words before an answer.
 const ANSWER_INTRODUCTION: &str = "The answer is:";
+/// The token that Llama 3's prompts begin with.
+const BEGIN_OF_TEXT: &str = "<|begin_of_text|>";
+
+/// CODI's settings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "method", rename = "codi")]
+pub struct Codi {
+    /// Thoughts of the student.
+    pub thoughts: usize,
+    /// Weight of the distillation loss.
+    pub gamma: f32,
+    /// Inner width of the projector; `None` for the hidden size.
+    pub projector: Option<usize>,
+    /// Whether the teacher writes the last step too.
+    pub keeps_last_step: bool,
+    /// Text before the question.
+    pub prompt_prefix: String,
+    /// SIM-CoT's loss.
+    pub step_decoder: StepDecoderSpec,
+}
+
+impl Codi {
+    fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        OptionCheck::latent(METHOD.name, options)?.no_compression()?.no_order()?;
+        let has_prefix = tokenizer.token_to_id(BEGIN_OF_TEXT).is_some();
+        Ok(Self {
+            thoughts: options.thoughts.map_or(6, NonZeroUsize::get),
+            gamma: options.gamma,
+            projector: options.projector.map(NonZeroUsize::get),
+            keeps_last_step: options.keep_last_step,
+            prompt_prefix: if has_prefix { BEGIN_OF_TEXT } else { "" }.to_owned(),
+            step_decoder: StepDecoderSpec {
+                loss_weight: options.step_decoder,
+                thoughts_per_step: 1,
+            },
+        })
+    }
+}
+
+impl TrainingMethod for Codi {
+    fn usage(&self) -> ModelUsage {
+        ModelUsage::from(json!({
+            "family": "codi", "thoughts": self.thoughts, "max_new_tokens": 24,
+            "prompt_prefix": self.prompt_prefix,
+        }))
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError> {
+        let source = setup.head_source()?;
+        let width = setup.model.decoder.decoder.config().width;
+        let hidden = source.rows(&format!("{}.weight", CODI_PROJECTOR.up)).or(self.projector);
+        let shape = MlpShape { inputs: width, hidden: hidden.unwrap_or(width), outputs: width };
+        let head = TrainableMlp::load(&setup.device, &source, &CODI_PROJECTOR, shape)?;
+        let auxiliary = AuxiliaryLosses {
+            distillation: Some(Distillation { loss_weight: self.gamma }),
+            step_decoder: self.step_decoder.load(&setup)?,
+            ..AuxiliaryLosses::default()
+        };
+        let encoder = CodiEncoder {
+            tokenizer: setup.tokenizer(),
+            markers: setup.model.markers,
+            prompt_prefix: self.prompt_prefix.clone(),
+            thoughts: self.thoughts,
+            keeps_last_step: self.keeps_last_step,
+        };
+        let head = TrainableHead::Mlp(Box::new(head));
+        setup.task(encoder, |model| LatentTrainStep::new(model, head, auxiliary))
+    }
+}
 
 /// Tokenizes examples for student and teacher.
 #[derive(Clone)]

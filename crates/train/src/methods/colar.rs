@@ -14,7 +14,12 @@
 
 use std::sync::Arc;
 
+use data::TrainExample;
+use engine::family::COLAR_HEAD;
 use model::{Cache, ModelError, Parameter, Tokenizer, TrainableDecoder, TrainableGaussianHead};
+use record::Losses;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tensor::ops::{self, GaussianLoss, PerturbedRows, RowPerturbation, SiteSet};
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
@@ -22,11 +27,88 @@ use tensor::{Device, DeviceError, Tensor};
 use super::compressed::{
     CompressedBatch, CompressedPass, CompressedSequence, FactorNorm, GroupFactors, mean,
 };
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
+use super::{
+    ExampleEncoder, ExamplePlace, ExampleRows, MethodEntry, OptionCheck, TrainStep, TrainingMethod,
+    guarded,
+};
 use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
+use crate::model_dir::{self, ModelUsage};
+use crate::options::MethodOptions;
+use crate::reasoner::TaskSetup;
 use crate::rows::{assemble_rows, reuse_cache};
-use data::TrainExample;
+use crate::trainer::TrainTask;
+
+/// CoLaR's entry.
+pub const METHOD: MethodEntry = MethodEntry {
+    name: "colar",
+    about: "Compressed steps; a Gaussian head predicts the next one, the model decides when to end",
+    configure: |options, tokenizer| Ok(Box::new(Colar::new(options, tokenizer)?)),
+};
+
+/// The settings of CoLaR's supervised stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "method", rename = "colar")]
+pub struct Colar {
+    /// The fewest and the most tokens that a thought stands for.
+    pub speeds: (usize, usize),
+    /// Whether later tokens of a thought weigh less, so that their order can be recovered.
+    pub ordered: bool,
+    /// Inner width of the latent head.
+    pub latent_head: usize,
+}
+
+impl Colar {
+    fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?.no_compression()?;
+        let MethodOptions { min_speed, max_speed, .. } = options;
+        if min_speed > max_speed {
+            let reason = format!("`min_speed` {min_speed} is above `max_speed` {max_speed}");
+            return Err(TrainError::Options { reason });
+        }
+        check_vocabulary(tokenizer)?;
+        Ok(Self {
+            speeds: (min_speed.get(), max_speed.get()),
+            ordered: options.ordered,
+            latent_head: options.latent_head.get(),
+        })
+    }
+}
+
+impl TrainingMethod for Colar {
+    fn usage(&self) -> ModelUsage {
+        ModelUsage::from(json!({ "family": "colar", "max_new_tokens": 24 }))
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError> {
+        check_vocabulary(&setup.model.tokenizer)?;
+        let source = setup.head_source()?;
+        let config = setup.model.decoder.decoder.config();
+        let hidden = source.rows(&format!("{}.weight", COLAR_HEAD.up));
+        let shape = (config.width, hidden.unwrap_or(self.latent_head));
+        let head = TrainableGaussianHead::load(&setup.device, &source, &COLAR_HEAD, shape)?;
+        let std = match config.latent.embedding_std {
+            Some(std) => std,
+            None => setup.model.decoder.embedding_std()?,
+        };
+        model_dir::set_embedding_std(&setup.training.out, std)?;
+        let seed = setup.training.seed;
+        let encoder = ColarEncoder {
+            tokenizer: setup.tokenizer(),
+            eos: setup.model.markers.eos,
+            speeds: self.speeds,
+            seed,
+        };
+        setup.task(encoder, |model| {
+            let step = ColarTrainStep::new(model, head, std);
+            ColarTrainStep { ordered: self.ordered, seed, ..step }
+        })
+    }
+}
 
 /// The text around thoughts: the prompt ends with it, and so do the thoughts.
 pub const SEPARATOR: &str = "###";
@@ -263,9 +345,9 @@ impl TrainStep for ColarTrainStep {
         &mut self,
         examples: &[ColarExample],
         dropout: Option<DropoutConfig>,
-    ) -> Result<Vec<(&'static str, f64)>, DeviceError> {
+    ) -> Result<Losses, DeviceError> {
         let ColarLosses { tokens, latent } = self.batch_losses(examples, dropout)?;
-        Ok(vec![("loss", tokens), ("latent", latent)])
+        Ok(Losses::new(tokens).with("latent", latent))
     }
 
     fn model(&self) -> &TrainableDecoder {

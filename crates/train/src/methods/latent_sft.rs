@@ -16,10 +16,15 @@
 //! The published method learns its mixtures with an encoder in a first stage; here they are fixed.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use data::TrainExample;
 use engine::family::{LATENT_SFT_MARKERS, LATENT_SFT_MIXTURE, LATENT_SFT_PROMPT};
 use model::{Cache, LatentHead, ModelError, Parameter, Tokenizer, TrainableDecoder};
+use record::Losses;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tensor::{DeviceError, ops};
 
 use super::compressed::{
@@ -27,10 +32,75 @@ use super::compressed::{
     weighted_sum,
 };
 use super::layout::{FamilyLayout, is_in_vocabulary};
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
+use super::{
+    ExampleEncoder, ExamplePlace, ExampleRows, MethodEntry, OptionCheck, TrainStep, TrainingMethod,
+    guarded,
+};
 use crate::dropout::DropoutConfig;
+use crate::error::TrainError;
+use crate::model_dir::ModelUsage;
+use crate::options::MethodOptions;
+use crate::reasoner::TaskSetup;
 use crate::rows::{assemble_rows, reuse_cache};
-use data::TrainExample;
+use crate::trainer::TrainTask;
+
+/// Latent-SFT's entry.
+pub const METHOD: MethodEntry = MethodEntry {
+    name: "latent-sft",
+    about: "Compressed steps as mixtures of token embeddings; the LM head mixes the next one, the \
+            model decides when to end",
+    configure: |options, tokenizer| Ok(Box::new(LatentSft::new(options, tokenizer)?)),
+};
+
+/// The settings of a training like Latent-SFT's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "method", rename = "latent-sft")]
+pub struct LatentSft {
+    /// Tokens that a thought stands for.
+    pub compression: usize,
+    /// Whether later tokens of a thought weigh less, so that their order can be recovered.
+    pub ordered: bool,
+    /// The share of examples that are fed the model's own mixtures.
+    pub scheduled_sampling: f32,
+    /// The most thoughts of inference.
+    pub thoughts: usize,
+    /// Texts around question and thoughts.
+    pub layout: FamilyLayout,
+}
+
+impl LatentSft {
+    fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?;
+        Ok(Self {
+            compression: options.compression.map_or(2, NonZeroUsize::get),
+            ordered: options.ordered,
+            scheduled_sampling: options.scheduled_sampling,
+            thoughts: options.thoughts.map_or(64, NonZeroUsize::get),
+            layout: layout(tokenizer)?,
+        })
+    }
+}
+
+impl TrainingMethod for LatentSft {
+    fn usage(&self) -> ModelUsage {
+        self.layout.usage(METHOD.name, self.thoughts)
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError> {
+        let encoder = LatentSftEncoder {
+            tokenizer: setup.tokenizer(),
+            layout: self.layout.clone(),
+            eos: setup.model.markers.eos,
+            compression: self.compression,
+            scheduled_sampling: self.scheduled_sampling,
+        };
+        setup.task(encoder, |model| LatentSftTrainStep::new(model, self.ordered))
+    }
+}
 
 /// The text before an answer, and after it.
 const ANSWER_BOX: [&str; 2] = ["\\boxed{", "}"];
@@ -226,9 +296,9 @@ impl TrainStep for LatentSftTrainStep {
         &mut self,
         examples: &[CompressedExample],
         dropout: Option<DropoutConfig>,
-    ) -> Result<Vec<(&'static str, f64)>, DeviceError> {
+    ) -> Result<Losses, DeviceError> {
         let LatentSftLosses { tokens, thoughts } = self.batch_losses(examples, dropout)?;
-        Ok(vec![("loss", tokens), ("latent", thoughts)])
+        Ok(Losses::new(tokens).with("latent", thoughts))
     }
 
     fn model(&self) -> &TrainableDecoder {

@@ -5,6 +5,9 @@
 
 use model::{ModelError, Tokenizer};
 use serde::Serialize;
+use serde_json::json;
+
+use crate::model_dir::ModelUsage;
 
 /// The texts of a family for one vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -32,6 +35,17 @@ impl FamilyLayout {
             prompt_suffix: suffix.to_owned(),
             added_tokens: Vec::new(),
         })
+    }
+
+    /// How a model of a family with these texts will be used.
+    pub(crate) fn usage(&self, family: &str, thoughts: usize) -> ModelUsage {
+        ModelUsage {
+            config: json!({
+                "family": family, "thoughts": thoughts, "max_new_tokens": 24,
+                "prompt_prefix": self.prompt_prefix, "prompt_suffix": self.prompt_suffix,
+            }),
+            added_tokens: self.added_tokens.clone(),
+        }
     }
 
     /// The tokens of a question's prompt, without those that begin the thoughts.

@@ -14,10 +14,15 @@
 //! The published method's targets are a vision encoder's features of the rendered chain, a picture
 //! of a line of text; ours are sums of the model's own embeddings.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use engine::family::{ROT_MARKERS, ROT_PROMPT};
+use data::TrainExample;
+use engine::family::{ROT_HEAD, ROT_MARKERS, ROT_PROMPT};
 use model::{Cache, ModelError, Parameter, Tokenizer, TrainableDecoder, TrainableSwiGlu};
+use record::Losses;
+use serde::Serialize;
+use serde_json::{Value, json};
 use tensor::ops::{self, GaussianLoss};
 use tensor::{DeviceError, Tensor};
 
@@ -25,10 +30,91 @@ use super::compressed::{
     CompressedBatch, CompressedExample, CompressedPass, FactorNorm, FedThoughts, GroupFactors, mean,
 };
 use super::layout::FamilyLayout;
-use super::{ExampleEncoder, ExamplePlace, ExampleRows, TrainStep, guarded};
+use super::{
+    ExampleEncoder, ExamplePlace, ExampleRows, MethodEntry, OptionCheck, TrainStep, TrainingMethod,
+    guarded,
+};
 use crate::dropout::DropoutConfig;
+use crate::error::TrainError;
+use crate::model_dir::{self, ModelUsage};
+use crate::options::MethodOptions;
+use crate::reasoner::TaskSetup;
 use crate::rows::{assemble_rows, reuse_cache};
-use data::TrainExample;
+use crate::trainer::TrainTask;
+
+/// Render-of-Thought's entry.
+pub const METHOD: MethodEntry = MethodEntry {
+    name: "rot",
+    about: "Compressed steps in a fixed number of slots; a SwiGLU head projects the next one",
+    configure: |options, tokenizer| Ok(Box::new(Rot::new(options, tokenizer)?)),
+};
+
+/// The settings of a training like Render-of-Thought's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "method", rename = "rot")]
+pub struct Rot {
+    /// Thoughts of every example.
+    pub thoughts: usize,
+    /// Tokens that a thought stands for, more where the chain would not fit.
+    pub compression: usize,
+    /// Whether later tokens of a thought weigh less, so that their order can be recovered.
+    pub ordered: bool,
+    /// Weight of the regression.
+    pub gamma: f32,
+    /// The share of examples that are fed the head's own thoughts.
+    pub scheduled_sampling: f32,
+    /// Inner width of the projection head.
+    pub latent_head: usize,
+    /// Texts around question and thoughts.
+    pub layout: FamilyLayout,
+}
+
+impl Rot {
+    fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?;
+        Ok(Self {
+            thoughts: options.thoughts.map_or(32, NonZeroUsize::get),
+            compression: options.compression.map_or(2, NonZeroUsize::get),
+            ordered: options.ordered,
+            gamma: options.gamma,
+            scheduled_sampling: options.scheduled_sampling,
+            latent_head: options.latent_head.get(),
+            layout: layout(tokenizer)?,
+        })
+    }
+}
+
+impl TrainingMethod for Rot {
+    fn usage(&self) -> ModelUsage {
+        self.layout.usage(METHOD.name, self.thoughts)
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError> {
+        let source = setup.head_source()?;
+        let hidden = source.rows(&format!("{}.weight", ROT_HEAD.up));
+        let width = setup.model.decoder.decoder.config().width;
+        let shape = (width, hidden.unwrap_or(self.latent_head));
+        let head = TrainableSwiGlu::load(&setup.device, &source, &ROT_HEAD, shape)?;
+        let std = setup.model.decoder.embedding_std()?;
+        let encoder = RotEncoder {
+            markers: model_dir::token_ids(&setup.model.tokenizer, ROT_MARKERS)?,
+            tokenizer: setup.tokenizer(),
+            layout: self.layout.clone(),
+            eos: setup.model.markers.eos,
+            thoughts: self.thoughts,
+            compression: self.compression,
+            scheduled_sampling: self.scheduled_sampling,
+        };
+        setup.task(encoder, |model| {
+            let step = RotTrainStep::new(model, head, std);
+            RotTrainStep { ordered: self.ordered, loss_weight: self.gamma, ..step }
+        })
+    }
+}
 
 /// The texts of the family in a vocabulary; its markers are added tokens.
 pub fn layout(tokenizer: &Tokenizer) -> Result<FamilyLayout, ModelError> {
@@ -203,9 +289,9 @@ impl TrainStep for RotTrainStep {
         &mut self,
         examples: &[CompressedExample],
         dropout: Option<DropoutConfig>,
-    ) -> Result<Vec<(&'static str, f64)>, DeviceError> {
+    ) -> Result<Losses, DeviceError> {
         let RotLosses { tokens, slots } = self.batch_losses(examples, dropout)?;
-        Ok(vec![("loss", tokens), ("latent", slots)])
+        Ok(Losses::new(tokens).with("latent", slots))
     }
 
     fn model(&self) -> &TrainableDecoder {

@@ -11,12 +11,42 @@
 //! tokens, then over the slots that have any.
 
 use model::{Cache, Sequence, TrainableDecoder};
+use serde::Serialize;
 use tensor::ops;
 use tensor::{DeviceError, Tensor};
 
+use crate::error::TrainError;
 use crate::latent_step::{StepLoss, ThoughtStep};
+use crate::reasoner::TaskSetup;
 use crate::rows::{PassRows, RowInput, assemble_rows, reuse_cache, scatter_add};
 use crate::tokenized_example::TokenizedExample;
+
+/// The settings of SIM-CoT's loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepDecoderSpec {
+    /// Its weight; 0 for none.
+    pub loss_weight: f32,
+    /// Thoughts that a step is read from.
+    pub thoughts_per_step: usize,
+}
+
+impl StepDecoderSpec {
+    /// No loss.
+    pub const NONE: Self = Self { loss_weight: 0.0, thoughts_per_step: 1 };
+
+    /// The step decoder, which begins as a copy of the model; `None` without its loss.
+    pub(crate) fn load(self, setup: &TaskSetup) -> Result<Option<StepDecoder>, TrainError> {
+        if self.loss_weight == 0.0 {
+            return Ok(None);
+        }
+        let model = &setup.model;
+        let mut copy = model.initial.load_copy(&setup.device, model.decoder.decoder.config())?;
+        copy.set_recompute(model.decoder.recomputes());
+        let mut decoder = StepDecoder::new(copy, self.thoughts_per_step.max(1), model.markers.eos);
+        decoder.loss_weight = self.loss_weight;
+        Ok(Some(decoder))
+    }
+}
 
 /// Decodes steps from thoughts.
 #[derive(Debug)]
@@ -80,9 +110,9 @@ impl StepDecoder {
             sequences.iter().map(|of| Cache::slots_for(of.thoughts.len() + of.tokens.len()));
         let mut cache = reuse_cache(self.cache.take(), &self.decoder.decoder, slots.sum())?;
         let (rows, targets) = self.rows(&mut cache, &sequences);
-        let picked: Vec<usize> =
+        let indices: Vec<usize> =
             sequences.iter().flat_map(|of| of.thoughts.iter().copied()).collect();
-        let vectors = ops::select(&device, thoughts.iter().map(|of| &of.vectors), &picked)?;
+        let vectors = ops::select(&device, thoughts.iter().map(|of| &of.vectors), &indices)?;
         let x = rows.embed(&reasoner.decoder, Some(vectors))?;
         let (hidden, segment) = self.decoder.forward(&mut cache, &rows.pass, x, None)?;
         let means = token_weights(&sequences);
@@ -96,7 +126,7 @@ impl StepDecoder {
         self.decoder.collect_gradients()?;
         let count = thoughts.iter().map(|of| of.vectors.rows()).sum();
         let mut all = Tensor::zeros_on(&device, count, dvectors.cols())?;
-        scatter_add(&device, &dvectors, &picked, &mut all)?;
+        scatter_add(&device, &dvectors, &indices, &mut all)?;
         let mut start = 0;
         let split = |of: &ThoughtStep| {
             let rows: Vec<usize> = (start..start + of.vectors.rows()).collect();

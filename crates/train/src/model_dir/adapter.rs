@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use model::adapter::{self, BASE_RECORD, BaseRecord};
+use model::adapter::{self, BaseRecord};
 use model::config::Architecture;
 use model::{
     Checkpoint, Config, LoraConfig, LoraTargets, ModelError, TensorSource, UnmergedCheckpoint,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::TrainError;
@@ -25,11 +26,13 @@ pub struct AdapterSpec {
 }
 
 /// What is trained of an initial model that is an adapter itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
 pub enum AdapterStart {
-    /// Its factors: the result is an adapter of the same base.
+    /// Its factors go on: an adapter of the same base and rank
     Continue,
-    /// New factors over it: the result is an adapter whose base is that adapter.
+    /// New factors over it: an adapter whose base is the initial one
     Over,
 }
 
@@ -125,14 +128,13 @@ impl SavedAdapter {
     }
 }
 
-/// Writes an adapter's `base.json`, with the way to its base.
-pub(super) fn write_base_record(
+/// The `base.json` of an adapter in `dir`, with the way to its base.
+pub(super) fn base_record(
     dir: &Path,
     base: &Path,
     record: BaseRecord,
-) -> Result<(), TrainError> {
+) -> Result<BaseRecord, TrainError> {
     let path = adapter::path_from(dir, base)
         .map_err(|source| TrainError::Io { path: base.to_owned(), source })?;
-    let record = BaseRecord { path: Some(path), ..record };
-    Ok(record::write_document(&dir.join(BASE_RECORD), &record)?)
+    Ok(BaseRecord { path: Some(path), ..record })
 }

@@ -1,16 +1,20 @@
 //! Reward heads: from hidden states to one reward per thought or answer.
 
 use model::{ModelError, Parameter, TensorSource, TrainableLinear};
+use serde::{Deserialize, Serialize};
 use tensor::ops::{self, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
 /// The form of a reward head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "kebab-case")]
 pub enum RewardHeadKind {
-    /// A linear map of the hidden state at the thought (the published form).
+    /// A linear map of the hidden state (the published layout)
     Linear,
-    /// A SwiGLU over the hidden state at the thought, the one a position before it, and the thought
-    /// itself, so that the predicted and the actual thought can be compared.
+    /// Two layers over the hidden state before a thought and the thought itself
+    // A SwiGLU over the hidden state at the thought, the one a position before it, and the thought,
+    // so that the predicted and the actual thought can be compared.
     Compare,
 }
 

@@ -70,7 +70,7 @@ impl LossMonitor {
 
     /// Adds a step's `loss`; a step without one is ignored.
     pub(super) fn add(&mut self, record: &StepRecord) -> Option<Divergence> {
-        let (ratio, loss) = (self.ratio?, record.loss("loss")?);
+        let (ratio, loss) = (self.ratio?, record.losses.get("loss")?);
         let decay = 1.0 - 1.0 / HORIZON;
         (self.sum, self.weight) = (decay * self.sum + loss, decay * self.weight + 1.0);
         self.steps += 1.0;
@@ -88,7 +88,7 @@ impl LossMonitor {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, json};
+    use record::Losses;
 
     use super::*;
 
@@ -97,7 +97,7 @@ mod tests {
         let mut monitor = LossMonitor::new(Some(3.0));
         let record = |step: u32| StepRecord {
             step,
-            losses: Map::from_iter([("loss".to_owned(), json!(loss(step)))]),
+            losses: Losses::new(loss(step)),
             ..StepRecord::default()
         };
         (0..2000).find(|&step| monitor.add(&record(step)).is_some())
@@ -137,8 +137,7 @@ mod tests {
     #[test]
     fn without_a_ratio_nothing_diverges() {
         let mut monitor = LossMonitor::new(None);
-        let losses = Map::from_iter([("loss".to_owned(), json!(1e9))]);
-        let record = StepRecord { losses, ..StepRecord::default() };
+        let record = StepRecord { losses: Losses::new(1e9), ..StepRecord::default() };
         assert!((0..500).all(|_| monitor.add(&record).is_none()));
     }
 }

@@ -68,7 +68,7 @@ impl LineFile {
         keep: impl Fn(&T) -> bool,
     ) -> Result<(Self, Vec<T>), TrainError> {
         let failed = |source| TrainError::Io { path: path.to_owned(), source };
-        let text = match std::fs::read(path) {
+        let text = match record::files::read_regular(path) {
             Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             read => read.map_err(failed)?,
         };
@@ -79,7 +79,7 @@ impl LineFile {
             kept.push(record);
             length += line.len();
         }
-        let out = File::options().create(true).append(true).open(path).map_err(failed)?;
+        let out = record::files::open_append(path).map_err(failed)?;
         out.set_len(length as u64).map_err(failed)?;
         Ok((Self { path: path.to_owned(), out: BufWriter::new(out) }, kept))
     }

@@ -3,21 +3,21 @@
 //! Tensors `i.value`, `i.first` and `i.second` are parameter i and its AdamW moments, in f32; the
 //! header's metadata holds the rest as JSON, with a checksum of everything.
 
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use model::NamedTensor;
 use model::save::{self, SaveDtype};
-use record::EvalRecord;
 use record::files::Checksum;
+use record::{EvalRecord, STATE_FILE};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tensor::{Device, Tensor};
 
 use super::{EvalResult, KeepPolicy, TrainConfig, TrainTask};
 use crate::error::TrainError;
 
-/// The file of the state, in the directory of the training.
-pub const STATE_FILE: &str = "state.safetensors";
 /// What the state holds of each parameter.
 const PARTS: [&str; 3] = ["value", "first", "second"];
 /// The key of the header's metadata.
@@ -46,6 +46,33 @@ pub(super) struct TrainState {
     checksum: Option<u32>,
 }
 
+/// Fails if the directory of a training holds the state of another one. Called before anything of
+/// the model is written.
+///
+/// # Errors
+///
+/// [`TrainError::SettingsChanged`], [`TrainError::InputsChanged`],
+/// [`TrainError::OptimizerChanged`], or that the state cannot be read.
+pub fn check_state(config: &TrainConfig) -> Result<(), TrainError> {
+    let path = config.dir.join(STATE_FILE);
+    let header = match read_header(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        header => header.map_err(|source| TrainError::Io { path: path.clone(), source })?,
+    };
+    let damaged = |reason| TrainError::BadState { path: path.clone(), reason };
+    TrainState::parse_header(&header).map_err(damaged)?.check_settings(config, &path)
+}
+
+/// The first bytes of a safetensors file: the length of its header, and the header.
+fn read_header(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = record::files::open_regular(path)?;
+    let mut bytes = vec![0; size_of::<u64>()];
+    file.read_exact(&mut bytes)?;
+    let length = bytes.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
+    file.take(length).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 impl TrainState {
     /// Restores the saved state into the task's parameters; a fresh state if there is none.
     pub(super) fn open(
@@ -56,7 +83,7 @@ impl TrainState {
         let path = config.dir.join(STATE_FILE);
         let bytes = match record::files::read_regular(&path) {
             Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
                 let (fingerprint, optimizer) = config.settings.fingerprints();
                 let inputs = Some(config.settings.inputs.clone());
                 return Ok(Self { fingerprint, optimizer, inputs, ..Self::default() });
@@ -64,12 +91,7 @@ impl TrainState {
             Err(source) => return Err(TrainError::Io { path, source }),
         };
         let damaged = |reason: String| TrainError::BadState { path: path.clone(), reason };
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(e.to_string()))?;
-        let metadata = header.metadata().as_ref().and_then(|entries| entries.get(METADATA_KEY));
-        let metadata =
-            metadata.ok_or_else(|| damaged(format!("no `{METADATA_KEY}` in its header")))?;
-        let mut state: Self = serde_json::from_str(metadata)
-            .map_err(|e| damaged(format!("`{METADATA_KEY}` in its header: {e}")))?;
+        let mut state = Self::parse_header(&bytes).map_err(damaged)?;
         let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
         if let Some(stored) = state.checksum.take() {
             let mut checksum = state.checksum_start().map_err(damaged)?;
@@ -95,6 +117,17 @@ impl TrainState {
         }
         task.sync_weights()?;
         Ok(state)
+    }
+
+    /// What the header says, without the tensors.
+    fn parse_header(bytes: &[u8]) -> Result<Self, String> {
+        let (length, rest) = bytes.split_first_chunk().ok_or("it is empty")?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        let header = rest.get(..length).ok_or("it ends within its header")?;
+        let header: Value = serde_json::from_slice(header).map_err(|e| e.to_string())?;
+        let metadata = header["__metadata__"][METADATA_KEY].as_str();
+        let metadata = metadata.ok_or_else(|| format!("no `{METADATA_KEY}` in its header"))?;
+        serde_json::from_str(metadata).map_err(|e| format!("`{METADATA_KEY}` in its header: {e}"))
     }
 
     /// Checks that the state is of this training, and takes over changed settings of the optimizer

@@ -5,10 +5,13 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use latent_tts_train::TrainError;
-use latent_tts_train::trainer::{Divergence, EvalResult, TrainConfig, TrainMemory, TrainTask};
+use latent_tts_train::trainer::{
+    Divergence, EvalResult, MicroBatch, TrainConfig, TrainMemory, TrainTask,
+};
 use model::Parameter;
+use record::Losses;
 use record::TrainingDir;
-use serde_json::{Map, Value, json};
+use serde_json::Map;
 
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
 
@@ -41,17 +44,17 @@ impl TrainTask for FaultyTask {
         &mut self,
         step: u32,
         micro_batch: u32,
-    ) -> Result<Map<String, Value>, TrainError> {
+    ) -> Result<MicroBatch, TrainError> {
         if self.poisoned == Some(step) {
             self.task.parameters_mut()[0].value.data_mut()[0] = f32::NAN;
         } else if step < 3 {
             self.task.accumulate_gradients(step, micro_batch)?;
         }
-        Ok(Map::from_iter([
-            ("loss".to_owned(), json!((self.loss)(step))),
-            ("distill".to_owned(), json!(0.5)),
-            ("n_tokens".to_owned(), json!(7)),
-        ]))
+        Ok(MicroBatch {
+            losses: Losses::new((self.loss)(step)).with("distill", 0.5),
+            examples: 0,
+            tokens: Some(7),
+        })
     }
 
     fn parameters(&self) -> Vec<&Parameter> {
@@ -106,7 +109,7 @@ fn a_loss_that_is_not_finite_stops_training() {
     assert_eq!(models, 0);
     let records = TrainingDir::find(dir.path()).unwrap().steps().unwrap();
     assert_eq!(records.len(), 120, "the log is complete");
-    assert_eq!((records[0].loss("distill"), records[0].tokens), (Some(0.5), Some(7)));
+    assert_eq!((records[0].losses.get("distill"), records[0].tokens), (Some(0.5), Some(7)));
 }
 
 #[test]

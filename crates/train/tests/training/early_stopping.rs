@@ -5,11 +5,11 @@ use std::path::Path;
 
 use latent_tts_train::TrainError;
 use latent_tts_train::trainer::{
-    EvalResult, KeepPolicy, TrainConfig, TrainEvent, TrainOutcome, TrainTask,
+    EvalResult, KeepPolicy, MicroBatch, TrainConfig, TrainEvent, TrainOutcome, TrainTask,
 };
 use model::Parameter;
 use record::TrainingDir;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
 use crate::support::{ReasonerFixture, problems, train, train_config};
 
@@ -24,13 +24,9 @@ struct ScriptedTask {
 }
 
 impl TrainTask for ScriptedTask {
-    fn accumulate_gradients(
-        &mut self,
-        step: u32,
-        _: u32,
-    ) -> Result<Map<String, Value>, TrainError> {
+    fn accumulate_gradients(&mut self, step: u32, _: u32) -> Result<MicroBatch, TrainError> {
         self.steps_done = step + 1;
-        Ok(Map::new())
+        Ok(MicroBatch::default())
     }
 
     fn parameters(&self) -> Vec<&Parameter> {

@@ -7,8 +7,14 @@ use std::path::{Path, PathBuf};
 use data::TrainExample;
 use engine::Reasoner;
 use latent_tts_train::curriculum::{Curriculum, Removal};
-use latent_tts_train::methods::{colar, latent_sft, rot};
-use latent_tts_train::reasoner::{MethodSpec, StepDecoderSpec, greedy_accuracy};
+use latent_tts_train::methods::coconut::Coconut;
+use latent_tts_train::methods::codi::Codi;
+use latent_tts_train::methods::colar::Colar;
+use latent_tts_train::methods::latent_sft::LatentSft;
+use latent_tts_train::methods::rot::Rot;
+use latent_tts_train::methods::simcot::StepDecoderSpec;
+use latent_tts_train::methods::{TrainingMethod, colar, latent_sft, rot};
+use latent_tts_train::reasoner::greedy_accuracy;
 use latent_tts_train::trainer::{TrainEvent, TrainOutcome, TrainTask};
 use latent_tts_train::vocabulary;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
@@ -20,14 +26,14 @@ use crate::support::{ReasonerFixture, device, problems, train, train_config};
 pub const STEP_DECODER: StepDecoderSpec =
     StepDecoderSpec { loss_weight: 0.5, thoughts_per_step: 1 };
 
-pub fn coconut(step_decoder: StepDecoderSpec) -> MethodSpec {
-    let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
+pub fn coconut(step_decoder: StepDecoderSpec) -> Coconut {
+    let removal = Removal::Smooth { end: 0.0, no_cot_fraction: 1.0, uniform_prob: 0.0 };
     let curriculum = Curriculum::Latent { thoughts: 6, removal };
-    MethodSpec::Coconut { curriculum, thoughts_per_step: 1, digits: 0.1, step_decoder }
+    Coconut { curriculum, thoughts_per_step: 1, digit_loss_weight: 0.1, step_decoder }
 }
 
-pub fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
-    MethodSpec::Codi {
+pub fn codi(step_decoder: StepDecoderSpec) -> Codi {
+    Codi {
         thoughts: 6,
         gamma: 1.0,
         projector: None,
@@ -37,18 +43,18 @@ pub fn codi(step_decoder: StepDecoderSpec) -> MethodSpec {
     }
 }
 
-pub fn colar_method() -> MethodSpec {
-    MethodSpec::Colar { speeds: (1, 3), ordered: true, latent_head: 32 }
+pub fn colar_method() -> Colar {
+    Colar { speeds: (1, 3), ordered: true, latent_head: 32 }
 }
 
-fn latent_sft_method(tokenizer: &Tokenizer) -> MethodSpec {
+fn latent_sft_method(tokenizer: &Tokenizer) -> LatentSft {
     let layout = latent_sft::layout(tokenizer).unwrap();
     let (ordered, scheduled_sampling) = (true, 0.5);
-    MethodSpec::LatentSft { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
+    LatentSft { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
 }
 
-fn rot_method(tokenizer: &Tokenizer) -> MethodSpec {
-    MethodSpec::Rot {
+fn rot_method(tokenizer: &Tokenizer) -> Rot {
+    Rot {
         thoughts: 12,
         compression: 2,
         ordered: true,
@@ -73,9 +79,9 @@ fn ten_problems(steps: u32) -> ReasonerFixture {
 }
 
 #[track_caller]
-fn assert_overfits(method: MethodSpec, lora: Option<LoraConfig>, steps: u32) {
+fn assert_overfits(method: impl TrainingMethod, lora: Option<LoraConfig>, steps: u32) {
     let dir = tempfile::tempdir().unwrap();
-    let task = ten_problems(steps).method_task(dir.path(), method, lora, problems(10));
+    let task = ten_problems(steps).method_task(dir.path(), &method, lora, problems(10));
     assert_answers(task, dir.path(), steps, &problems(10));
 }
 
@@ -86,7 +92,7 @@ fn assert_answers(mut task: Box<dyn TrainTask>, dir: &Path, steps: u32, problems
     let mut losses = Vec::new();
     let outcome = train(&mut *task, &config, &mut |event| {
         if let TrainEvent::Stepped { record, .. } = event {
-            losses.push(record.losses["loss"].as_f64().unwrap());
+            losses.push(record.losses.get("loss").unwrap());
         }
         ControlFlow::Continue(())
     });
@@ -145,7 +151,7 @@ pub fn colar_base(out: &Path, fixture: &ReasonerFixture) -> PathBuf {
 
 fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
     let base = colar_base(out, fixture);
-    fixture.pretrained_task(out, base, colar_method(), None, short_problems())
+    fixture.pretrained_task(out, base, &colar_method(), None, short_problems())
 }
 
 #[test]
@@ -158,7 +164,7 @@ fn colar_overfits() {
 #[test]
 fn colar_needs_the_words_of_its_layout() {
     let dir = tempfile::tempdir().unwrap();
-    let model = ten_problems(1).scratch(dir.path(), colar_method().family_config());
+    let model = ten_problems(1).scratch(dir.path(), colar_method().usage());
     let error = colar::check_vocabulary(&model.tokenizer).unwrap_err().to_string();
     assert!(error.contains("###Answer:7") && error.contains("pretrained"), "{error}");
 }
@@ -203,8 +209,8 @@ pub const SMALL: ReasonerFixture = ReasonerFixture {
     dropout: 0.1,
 };
 
-fn small(out: &Path, method: MethodSpec, lora: Option<LoraConfig>) -> Box<dyn TrainTask> {
-    SMALL.method_task(out, method, lora, problems(4))
+fn small(out: &Path, method: impl TrainingMethod, lora: Option<LoraConfig>) -> Box<dyn TrainTask> {
+    SMALL.method_task(out, &method, lora, problems(4))
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn ten_problems_are_overfitted_through_six_thoughts() {
     let mut losses = Vec::new();
     let outcome = train(&mut task, &config, &mut |event| {
         if let TrainEvent::Stepped { record, .. } = event {
-            losses.push(record.loss("loss").unwrap());
+            losses.push(record.losses.get("loss").unwrap());
         }
         ControlFlow::Continue(())
     });

@@ -6,7 +6,10 @@ use std::path::Path;
 use latent_tts_train::curriculum::Curriculum;
 use latent_tts_train::loss::Objective;
 use latent_tts_train::methods::TrainStep;
-use latent_tts_train::reasoner::{MethodSpec, StepDecoderSpec};
+use latent_tts_train::methods::TrainingMethod;
+use latent_tts_train::methods::coconut::Coconut;
+use latent_tts_train::methods::simcot::StepDecoderSpec;
+use latent_tts_train::reasoner::TaskSetup;
 use latent_tts_train::reward_step::RewardHeadKind;
 use latent_tts_train::trainer::TrainTask;
 use model::LoraConfig;
@@ -86,39 +89,40 @@ fn a_reward_models_gradients_have_the_same_bits() {
 /// The task of a method, which recomputes or not.
 fn task(
     out: &Path,
-    method: MethodSpec,
+    method: &dyn TrainingMethod,
     lora: Option<LoraConfig>,
     recompute: bool,
 ) -> Box<dyn TrainTask> {
-    let is_colar = matches!(method, MethodSpec::Colar { .. });
-    let (mut model, examples) = match is_colar {
-        true => (pretrained(out, colar_base(out, &FIXTURE), &method, lora), short_problems()),
-        false => (FIXTURE.model(out, &method, lora), problems(4)),
+    let (mut model, examples) = match method.settings()["method"] == "colar" {
+        true => (pretrained(out, colar_base(out, &FIXTURE), method, lora), short_problems()),
+        false => (FIXTURE.model(out, method, lora), problems(4)),
     };
     model.decoder.set_recompute(recompute);
-    FIXTURE.training(out, method, examples).task(device(), model).unwrap()
+    let training = FIXTURE.training(out, examples);
+    method.task(TaskSetup { device: device().clone(), model, training }).unwrap()
 }
 
-fn cot() -> MethodSpec {
+fn cot() -> Coconut {
     let step_decoder = StepDecoderSpec::NONE;
     let curriculum = Curriculum::Cot;
-    MethodSpec::Coconut { curriculum, thoughts_per_step: 1, digits: 0.0, step_decoder }
+    Coconut { curriculum, thoughts_per_step: 1, digit_loss_weight: 0.0, step_decoder }
 }
 
 #[test]
 fn every_methods_gradients_have_the_same_bits_and_less_memory_is_told() {
-    for (method, lora) in [
-        (cot(), None),
-        (coconut(StepDecoderSpec::NONE), None),
-        (coconut(STEP_DECODER), lora_with_dropout()),
-        (codi(STEP_DECODER), None),
-        (codi(StepDecoderSpec::NONE), lora_with_dropout()),
-        (colar_method(), None),
-    ] {
+    let methods: [(Box<dyn TrainingMethod>, Option<LoraConfig>); 6] = [
+        (Box::new(cot()), None),
+        (Box::new(coconut(StepDecoderSpec::NONE)), None),
+        (Box::new(coconut(STEP_DECODER)), lora_with_dropout()),
+        (Box::new(codi(STEP_DECODER)), None),
+        (Box::new(codi(StepDecoderSpec::NONE)), lora_with_dropout()),
+        (Box::new(colar_method()), None),
+    ];
+    for (method, lora) in methods {
         let what = format!("{method:?}");
         let run = |recompute: bool| {
             let dir = tempfile::tempdir().unwrap();
-            let mut task = task(dir.path(), method.clone(), lora.clone(), recompute);
+            let mut task = task(dir.path(), &*method, lora.clone(), recompute);
             let bytes = task.activation_bytes().unwrap().unwrap();
             let losses = task.accumulate_gradients(3, 1).unwrap();
             (losses, take_gradients(task.parameters_mut()), bytes)
@@ -134,11 +138,11 @@ fn every_methods_gradients_have_the_same_bits_and_less_memory_is_told() {
 #[test]
 fn a_training_that_changes_ends_with_the_same_bytes() {
     fn kept(out: &Path) -> Box<dyn TrainTask> {
-        task(out, codi(STEP_DECODER), None, false)
+        task(out, &codi(STEP_DECODER), None, false)
     }
     fn changed(out: &Path) -> Box<dyn TrainTask> {
         let begun = out.join("training/state.safetensors").exists();
-        task(out, codi(STEP_DECODER), None, begun)
+        task(out, &codi(STEP_DECODER), None, begun)
     }
     let expected: FinalFiles = trained(kept, Stop::Never);
     for ((name, expected), (_, found)) in expected.iter().zip(trained(changed, Stop::Every(2))) {

@@ -8,6 +8,7 @@ use engine::{
     AnswerBatch, EngineError, Family, Prompt, REFERENCE_DIR, Reasoner, ReferenceTracer,
     RewardModel, reference,
 };
+use latent_tts_train::methods::simcot::StepDecoderSpec;
 use latent_tts_train::model_dir::{
     self, AdapterSpec, AdapterStart, ModelInit, TuningSpec, WeightWriter,
 };
@@ -22,6 +23,7 @@ use model::{
 use serde_json::{Value, json};
 use tensor::Tensor;
 
+use crate::methods::{coconut, lora_with_dropout};
 use crate::support::{
     FULL_TUNING, FULL_WRITER, ReasonerFixture, device, loss_config, optimizer, problems,
     reward_example, reward_step, tiny, with_outcome_head,
@@ -82,6 +84,40 @@ fn a_saved_reasoner_computes_what_was_trained() {
         segment.data().iter().zip(own.data()).all(|(a, b)| (a - b).abs() < 1e-5),
         "training's forward pass computes the same"
     );
+}
+
+/// An evaluation takes the model from memory: the bits are those of the saved one, and no file is
+/// written.
+#[test]
+fn a_model_in_memory_is_the_saved_one() {
+    let fixture = ReasonerFixture {
+        width: 16,
+        layers: 2,
+        batch: 3,
+        accumulation_steps: 1,
+        steps: 3,
+        dropout: 0.1,
+    };
+    for (lora, dtype) in [
+        (None, SaveDtype::F32),
+        (None, SaveDtype::Bf16),
+        (lora_with_dropout(), SaveDtype::F32),
+        (lora_with_dropout(), SaveDtype::Bf16),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut model = fixture.model(dir.path(), &coconut(StepDecoderSpec::NONE), lora);
+        model.decoder.parameters_mut().for_each(|p| p.value.data_mut()[0] += 0.25);
+        model.decoder.sync_weights().unwrap();
+        model.writer.dtype = dtype;
+        let files = model.writer.in_memory(dir.path(), &model.decoder, []).unwrap();
+        let in_memory = Reasoner::load(device(), files, None).unwrap();
+        assert!(!model.writer.is_written(dir.path()), "a model in memory wrote files");
+        model.writer.write(dir.path(), &model.decoder, []).unwrap();
+        let saved = Reasoner::load(device(), dir.path(), None).unwrap();
+        let of_memory = hidden(&in_memory.decoder, &TOKENS);
+        assert_eq!(of_memory.data(), hidden(&saved.decoder, &TOKENS).data(), "bit by bit");
+        assert_eq!(in_memory.method.family, saved.method.family);
+    }
 }
 
 #[test]

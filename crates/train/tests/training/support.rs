@@ -14,11 +14,12 @@ use latent_tts_train::digit_head::{DigitHead, ThoughtTarget};
 use latent_tts_train::dropout::DropoutConfig;
 use latent_tts_train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use latent_tts_train::loss::Objective;
+use latent_tts_train::methods::TrainingMethod;
 use latent_tts_train::methods::coconut::CoconutEncoder;
 use latent_tts_train::model_dir::{
     self, ModelInit, ModelUsage, ScratchShape, TrainableModel, TuningSpec, WeightWriter,
 };
-use latent_tts_train::reasoner::{MethodSpec, ReasonerTask, ReasonerTraining};
+use latent_tts_train::reasoner::{ReasonerTask, ReasonerTraining, TaskSetup};
 use latent_tts_train::reward_step::{
     DigitHeads, OutcomeHead, RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
     TrainableRewardHead,
@@ -26,7 +27,7 @@ use latent_tts_train::reward_step::{
 use latent_tts_train::schedule::{LrSchedule, Optimizer};
 use latent_tts_train::tokenized_example::TokenizedExample;
 use latent_tts_train::trainer::{
-    EventCallback, KeepPolicy, TrainConfig, TrainOutcome, TrainSettings, TrainTask, Trainer,
+    EventCallback, KeepPolicy, TrainConfig, TrainLoop, TrainOutcome, TrainSettings, TrainTask,
 };
 use model::save::SaveDtype;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
@@ -201,7 +202,7 @@ pub fn problems(count: u64) -> Vec<TrainExample> {
 
 /// The optimizer of every training here.
 pub fn optimizer(steps: u32, peak: f32) -> Optimizer {
-    let schedule = LrSchedule { peak, warmup: 2, steps, floor: 0.1 };
+    let schedule = LrSchedule { peak, warmup: 2, steps, min_ratio: 0.1 };
     Optimizer {
         schedule,
         betas: (0.9, 0.98),
@@ -240,19 +241,20 @@ impl ReasonerFixture {
     pub fn method_task(
         &self,
         out: &Path,
-        method: MethodSpec,
+        method: &dyn TrainingMethod,
         lora: Option<LoraConfig>,
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
-        let model = self.model(out, &method, lora);
-        self.training(out, method, examples).task(device(), model).unwrap()
+        let model = self.model(out, method, lora);
+        let training = self.training(out, examples);
+        method.task(TaskSetup { device: device().clone(), model, training }).unwrap()
     }
 
     /// The model of [`Self::method_task`].
     pub fn model(
         &self,
         out: &Path,
-        method: &MethodSpec,
+        method: &dyn TrainingMethod,
         lora: Option<LoraConfig>,
     ) -> TrainableModel {
         if lora.is_none() {
@@ -271,23 +273,18 @@ impl ReasonerFixture {
         &self,
         out: &Path,
         base: PathBuf,
-        method: MethodSpec,
+        method: &dyn TrainingMethod,
         lora: Option<LoraConfig>,
         examples: Vec<TrainExample>,
     ) -> Box<dyn TrainTask> {
-        let model = pretrained(out, base, &method, lora);
-        self.training(out, method, examples).task(device(), model).unwrap()
+        let model = pretrained(out, base, method, lora);
+        let training = self.training(out, examples);
+        method.task(TaskSetup { device: device().clone(), model, training }).unwrap()
     }
 
-    /// The training of a model by a method.
-    pub fn training(
-        &self,
-        out: &Path,
-        method: MethodSpec,
-        examples: Vec<TrainExample>,
-    ) -> ReasonerTraining {
+    /// The training of a model by any method.
+    pub fn training(&self, out: &Path, examples: Vec<TrainExample>) -> ReasonerTraining {
         ReasonerTraining {
-            method,
             source: ExampleSource::List { examples: Arc::new(examples.clone()), seed: 2 },
             batch_size: self.batch,
             steps: self.steps,
@@ -307,11 +304,11 @@ impl ReasonerFixture {
         let usage = serde_json::json!({ "family": "coconut", "thoughts": 6, "max_new_tokens": 8 });
         let model = self.scratch(out, usage);
         let digits = DigitHead::new(device(), &HEADS, "digits", self.width, 0.1).unwrap();
-        let removal = Removal::Smooth { rise: 0.0, all: 1.0, random: 0.0 };
+        let removal = Removal::Smooth { end: 0.0, no_cot_fraction: 1.0, uniform_prob: 0.0 };
         let spec = BatchSpec {
             source: ExampleSource::List { examples: Arc::new(examples.clone()), seed: 2 },
             encoder: CoconutEncoder {
-                tokenizer: Arc::new(model.tokenizer),
+                tokenizer: model.tokenizer,
                 markers: model.markers,
                 curriculum: Curriculum::Latent { thoughts: 6, removal },
                 thoughts_per_step: 1,
@@ -343,7 +340,7 @@ impl ReasonerFixture {
 pub fn pretrained(
     out: &Path,
     base: PathBuf,
-    method: &MethodSpec,
+    method: &dyn TrainingMethod,
     lora: Option<LoraConfig>,
 ) -> TrainableModel {
     let init = ModelInit::Pretrained((&base).into());
@@ -373,5 +370,5 @@ pub fn train(
     config: &TrainConfig,
     on_event: &mut EventCallback<'_>,
 ) -> Result<TrainOutcome, TrainError> {
-    Trainer { device: device(), config }.run(task, on_event)
+    TrainLoop { device: device(), config }.run(task, on_event)
 }

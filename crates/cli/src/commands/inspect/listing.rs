@@ -14,16 +14,22 @@ pub struct TensorListing<'a> {
     ignored: Vec<TensorInfo<'a>>,
     unknown: Vec<TensorInfo<'a>>,
     mismatched: Vec<(TensorInfo<'a>, &'a ExpectedTensor)>,
-    missing: Vec<&'a ExpectedTensor>,
+    missing: Vec<ExpectedTensor>,
 }
 
 impl<'a> TensorListing<'a> {
     /// Compares a checkpoint with the tensors its decoder needs. Tensors that were read already,
-    /// those of the heads, count as used.
+    /// those of the heads, count as used, and those of them that were not found as missing.
     pub fn new(checkpoint: &'a Checkpoint, expected: &'a [ExpectedTensor]) -> Self {
         let wanted: BTreeMap<&str, &ExpectedTensor> =
             expected.iter().map(|e| (e.name.as_str(), e)).collect();
-        let missing = expected.iter().filter(|e| !checkpoint.has(&e.name)).collect();
+        let mut missing: Vec<ExpectedTensor> =
+            expected.iter().filter(|e| !checkpoint.has(&e.name)).cloned().collect();
+        for (name, shape) in checkpoint.missing_tensors() {
+            if missing.iter().all(|known| known.name != name) {
+                missing.push(ExpectedTensor { name, shape });
+            }
+        }
         let mut listing = Self {
             used: Vec::new(),
             ignored: Vec::new(),
@@ -50,8 +56,8 @@ impl<'a> TensorListing<'a> {
         listing
     }
 
-    /// Tensors that the decoder needs and the checkpoint lacks.
-    pub fn missing(&self) -> &[&'a ExpectedTensor] {
+    /// Tensors that the decoder or a head needs and the checkpoint lacks.
+    pub fn missing(&self) -> &[ExpectedTensor] {
         &self.missing
     }
 

@@ -1,27 +1,26 @@
 //! Progress of a training: running means of losses, rates and the time that is left, held-out
-//! metrics in words, and the page of learning curves, written anew after every evaluation.
+//! metrics in words.
 //!
 //! Rates and times are of this process only: steps before a resume do not count, and neither does
 //! the time of evaluations, which the time left includes by their own mean.
 
-use std::path::PathBuf;
+use latent_tts::Device;
+use latent_tts::training::{ModelWarning, TrainEvent, TrainObserver, TrainingOptions};
 
-use record::{EvalRecord, StepRecord, TrainingDir};
+use record::{EvalRecord, StepRecord};
 use report::interval::Interval;
 use report::table::count;
 use report::training_data::score_interval;
-use report::{ReportError, ReportOptions};
 use serde_json::Value;
-use tensor::Device;
-use train::trainer::{TrainConfig, TrainEvent};
 
+use super::flags_for_options;
 use crate::printer::{Printer, Progress, format_duration};
 
 /// Steps over which losses and rates are averaged.
 const HORIZON: f64 = 50.0;
 /// Steps after which the time of the whole training is told; the first ones are slower.
 const STEPS_BEFORE_ESTIMATE: u32 = 3;
-/// A training of so many seconds on a processor is told about smaller ones.
+/// Seconds of a training on a CPU from which on smaller ones are suggested.
 const LONG_TRAINING: f64 = 3600.0;
 
 /// Shows the events of a training.
@@ -36,28 +35,25 @@ pub(super) struct TrainProgress<'a> {
     losses: RunningLosses,
     /// The number of evaluations, and the seconds of all.
     evals: (u32, f64),
-    /// Whether the device is a processor.
+    /// Whether the device is a CPU.
     on_cpu: bool,
-    /// The directory of the training's records, to which the page goes.
-    dir: PathBuf,
 }
 
 impl<'a> TrainProgress<'a> {
-    pub(super) fn new(printer: &'a Printer, config: &TrainConfig, device: &Device) -> Self {
+    pub(super) fn new(printer: &'a Printer, options: &TrainingOptions, device: &Device) -> Self {
         Self {
             printer,
-            eval_every: config.eval_every,
+            eval_every: options.eval_every,
             progress: None,
             first: 0,
             rates: StepRates::default(),
             losses: RunningLosses::default(),
             evals: (0, 0.0),
             on_cpu: device.isa().is_some(),
-            dir: config.dir.clone(),
         }
     }
 
-    pub(super) fn show(&mut self, event: &TrainEvent<'_>) {
+    fn show(&mut self, event: &TrainEvent<'_>) {
         match *event {
             TrainEvent::Resumed { steps } => {
                 self.first = steps;
@@ -79,7 +75,6 @@ impl<'a> TrainProgress<'a> {
             TrainEvent::Evaluated { record, seconds } => {
                 self.evals = (self.evals.0 + 1, self.evals.1 + seconds);
                 self.printer.note(&eval_sentence(record));
-                self.write_page();
             }
         }
     }
@@ -89,31 +84,12 @@ impl<'a> TrainProgress<'a> {
         let (steps, seconds) = (total - self.first, self.seconds_left(self.first, total));
         let hint = match self.on_cpu && seconds > LONG_TRAINING {
             true => {
-                "; --preset tiny is a training for a processor, --steps and --batch make this one \
+                "; --preset tiny is a training for a CPU, --steps and --batch make this one \
                  shorter"
             }
             false => "",
         };
         format!("all {steps} steps will take about {} here{hint}", format_duration(seconds))
-    }
-
-    /// Draws the learning curves so far. A training goes on without its page.
-    fn write_page(&self) {
-        let options = ReportOptions { page_only: true, ..ReportOptions::default() };
-        let training = [TrainingDir::new(&self.dir)];
-        match report::write_trainings(&training, &self.dir, options) {
-            // The log is written some steps at a time: there will be a page at the end.
-            Ok(_) | Err(ReportError::NoSteps { .. }) => {}
-            Err(error) => {
-                self.printer.note(&format!("note: no page of learning curves: {error}"));
-            }
-        }
-    }
-
-    /// Ends the bar and draws the learning curves.
-    pub(super) fn finish(&mut self) {
-        self.progress = None;
-        self.write_page();
     }
 
     fn seconds_left(&self, steps: u32, total: u32) -> f64 {
@@ -124,6 +100,20 @@ impl<'a> TrainProgress<'a> {
             every => total / every - steps / every + u32::from(!total.is_multiple_of(every)),
         };
         left + f64::from(evals_left) * seconds / f64::from(evals.max(1))
+    }
+}
+
+impl TrainObserver for TrainProgress<'_> {
+    fn note(&mut self, text: &str) {
+        self.printer.note(&flags_for_options(text));
+    }
+
+    fn warning(&mut self, warning: &ModelWarning) {
+        self.printer.warnings([warning]);
+    }
+
+    fn event(&mut self, event: &TrainEvent<'_>) {
+        self.show(event);
     }
 }
 
@@ -173,14 +163,13 @@ impl std::fmt::Display for StepRates {
 struct RunningLosses {
     /// By name: the weighted sum, and the sum of the weights.
     means: Vec<(String, f64, f64)>,
-    norm: (f64, f64),
+    grad_norm: (f64, f64),
 }
 
 impl RunningLosses {
     fn add(&mut self, record: &StepRecord) {
         let decay = 1.0 - 1.0 / HORIZON;
-        for name in record.loss_names() {
-            let Some(loss) = record.loss(name) else { continue };
+        for (name, loss) in record.losses.iter() {
             if self.means.iter().all(|(known, ..)| known != name) {
                 self.means.push((name.to_owned(), 0.0, 0.0));
                 self.means.sort_by_key(|(name, ..)| name != "loss");
@@ -189,8 +178,8 @@ impl RunningLosses {
                 (*sum, *weight) = (decay * *sum + loss, decay * *weight + 1.0);
             }
         }
-        let (sum, weight) = self.norm;
-        self.norm = (decay * sum + record.grad_norm, decay * weight + 1.0);
+        let (sum, weight) = self.grad_norm;
+        self.grad_norm = (decay * sum + record.grad_norm, decay * weight + 1.0);
     }
 }
 
@@ -199,7 +188,7 @@ impl std::fmt::Display for RunningLosses {
         for (name, sum, weight) in &self.means {
             write!(f, "{name} {:.4}, ", sum / weight)?;
         }
-        write!(f, "norm {:.3}", self.norm.0 / self.norm.1)
+        write!(f, "grad_norm {:.3}", self.grad_norm.0 / self.grad_norm.1)
     }
 }
 
@@ -237,13 +226,13 @@ fn metric_list(record: &EvalRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use record::Losses;
     use serde_json::json;
 
     use super::*;
     use crate::args::OutputArgs;
 
-    fn record(losses: Value) -> StepRecord {
-        let Value::Object(losses) = losses else { panic!("no object") };
+    fn record(losses: Losses) -> StepRecord {
         StepRecord {
             losses,
             grad_norm: 0.25,
@@ -256,10 +245,10 @@ mod tests {
     #[test]
     fn every_named_loss_is_shown_as_a_running_mean() {
         let mut losses = RunningLosses::default();
-        losses.add(&record(json!({ "student": 1.0, "distill": 0.125, "loss": 2.0 })));
-        let first = "loss 2.0000, student 1.0000, distill 0.1250, norm 0.250";
+        losses.add(&record(Losses::new(2.0).with("student", 1.0).with("distill", 0.125)));
+        let first = "loss 2.0000, student 1.0000, distill 0.1250, grad_norm 0.250";
         assert_eq!(losses.to_string(), first);
-        losses.add(&record(json!({ "student": 1.0, "distill": 0.125, "loss": 4.0 })));
+        losses.add(&record(Losses::new(4.0).with("student", 1.0).with("distill", 0.125)));
         assert!(losses.to_string().starts_with("loss 3.0101, student 1.0000"), "{losses}");
     }
 
@@ -295,7 +284,7 @@ mod tests {
         let printer = Printer::new(&OutputArgs { json: false, quiet: true });
         let mut progress = progress(&printer);
         progress.show(&TrainEvent::Resumed { steps: 0 });
-        progress.rates.add(&record(json!({ "loss": 1.0 })), 60.0);
+        progress.rates.add(&record(Losses::new(1.0)), 60.0);
         let estimate = progress.estimate(100);
         assert!(estimate.starts_with("all 100 steps will take about 100 min here"), "{estimate}");
         assert!(estimate.contains("--preset tiny"), "{estimate}");
@@ -313,7 +302,6 @@ mod tests {
             losses: RunningLosses::default(),
             evals: (0, 0.0),
             on_cpu: true,
-            dir: "/dev/null/training".into(),
         }
     }
 
@@ -322,7 +310,7 @@ mod tests {
         let printer = Printer::new(&OutputArgs { json: false, quiet: true });
         let mut progress = progress(&printer);
         progress.show(&TrainEvent::Resumed { steps: 85 });
-        let step = record(json!({ "loss": 1.0 }));
+        let step = record(Losses::new(1.0));
         for steps in 86..=90 {
             let seconds = 0.5;
             progress.show(&TrainEvent::Stepped { steps, total: 100, record: &step, seconds });

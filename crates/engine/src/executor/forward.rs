@@ -1,0 +1,283 @@
+//! The passes of a step: which positions each sequence feeds, and where its hidden state is after.
+//!
+//! How much of a prompt the sequences of an item share depends on the perturbation. Without one, or
+//! with noise, the whole prompt and the first hidden state; with dropout on thoughts, all but the
+//! last token, which every sequence passes with masks of its own; with dropout in the prompt,
+//! nothing. Where sequences are few, all of this is one pass: sequences attend to prefixes that are
+//! computed in the same pass.
+
+use std::sync::Arc;
+
+use model::{Cache, DeferredInputs, ForwardOptions, Sequence, SlotGranularity};
+use tensor::ops::OutputDtype;
+use tensor::{DeviceError, Tensor};
+
+use super::inputs::{Gather, Input, OutputOwner, PassInputs};
+use super::sequence::{HiddenRef, NextInput};
+use super::{Executor, Prefix};
+use crate::perturb::PromptSharing;
+use crate::sampler::{PassStage, RecordedMasks, Sampler};
+use crate::stage_timer::Stage;
+
+/// Prefix tokens and sequences that fork them in a single pass, at most: beyond, two passes fill a
+/// GPU as well, and fit its waves of tiles better.
+const MAX_SINGLE_PASS: usize = 2048;
+/// Sequences whose private prompts are passed together: enough for full speed, few enough to keep
+/// the inputs small.
+const PRIVATE_PROMPTS: usize = 16;
+
+/// The hidden states after a step, by sequence.
+pub(super) struct HiddenStates(pub(super) Vec<Option<HiddenRef>>);
+
+impl HiddenStates {
+    /// Those of some sequences: (sequences, width).
+    pub(super) fn select(
+        &self,
+        executor: &Executor<'_>,
+        sequences: &[usize],
+    ) -> Result<Tensor, DeviceError> {
+        let mut gather = Gather::with_capacity(sequences.len());
+        for &i in sequences {
+            let Some(hidden) = &self.0[i] else {
+                unreachable!("a sequence that goes on has fed something")
+            };
+            gather.push(&hidden.outputs, hidden.row);
+        }
+        gather.select(executor.model.decoder.device())
+    }
+}
+
+impl Executor<'_> {
+    /// Passes what the sequences feed: in one pass, unless prompts take more.
+    pub(super) fn forward(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        fed: &[NextInput],
+    ) -> Result<HiddenStates, DeviceError> {
+        self.enter_stage(fed)?;
+        let mut hidden = HiddenStates(vec![None; fed.len()]);
+        let mut inputs = self.pass_prefixes(cache, sampler, fed, &mut hidden)?;
+        let (mut private, mut whole) = (Vec::new(), Vec::new());
+        cache.set_slot_granularity(self.granularity);
+        for (i, &next) in fed.iter().enumerate() {
+            if next != NextInput::Prompt {
+                self.push_input(cache, sampler, (i, next), &mut inputs);
+                continue;
+            }
+            let item = self.sequences[i].spec.item;
+            self.sequences[i].limit = Some(sampler.max_thoughts(&self.sequences[i]));
+            match sampler.prompt_sharing(item) {
+                PromptSharing::Nothing => private.push(i),
+                sharing => {
+                    let prefix = self.prefixes[item].as_ref();
+                    self.sequences[i].kv = prefix.map(|p| p.kv.fork()).unwrap_or_default();
+                    match sharing {
+                        PromptSharing::Whole => whole.push(i),
+                        _ => self.push_last_token(cache, sampler, i, &mut inputs),
+                    }
+                }
+            }
+        }
+        let stage = self.pass_stage(fed);
+        self.run_pass(cache, sampler, (inputs, stage), &mut hidden)?;
+        cache.set_slot_granularity(SlotGranularity::Chunk);
+        for some in private.chunks(PRIVATE_PROMPTS) {
+            let inputs = self.private_prompts(cache, sampler, some);
+            self.run_pass(cache, sampler, (inputs, PassStage::Prompt), &mut hidden)?;
+        }
+        for i in whole {
+            let prefix = self.prefixes[self.sequences[i].spec.item].as_ref();
+            hidden.0[i] = prefix.and_then(|prefix| prefix.hidden.clone());
+        }
+        for (i, next) in fed.iter().enumerate() {
+            if let NextInput::Fork(of) = *next {
+                self.sequences[i].kv = self.sequences[of].kv.fork();
+                hidden.0[i] = hidden.0[of].clone();
+            }
+        }
+        Ok(hidden)
+    }
+
+    /// Adds the shared prompts that are not in the cache yet. They are passed by themselves where
+    /// they and the sequences that fork them are many.
+    fn pass_prefixes(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        fed: &[NextInput],
+        hidden: &mut HiddenStates,
+    ) -> Result<PassInputs, DeviceError> {
+        let mut inputs = PassInputs::default();
+        let mut forks = 0;
+        cache.set_slot_granularity(SlotGranularity::Chunk);
+        for (sequence, next) in self.sequences.iter().zip(fed) {
+            let item = sequence.spec.item;
+            let sharing = sampler.prompt_sharing(item);
+            if *next != NextInput::Prompt || sharing == PromptSharing::Nothing {
+                continue;
+            }
+            forks += usize::from(sharing == PromptSharing::AllButLast);
+            if self.prefixes[item].is_none() {
+                let mut kv = Sequence::default();
+                let of = &sampler.items[item];
+                for (i, &token) in of.prompt.tokens[..of.shared_tokens()].iter().enumerate() {
+                    let is_last = i + 1 == of.prompt_len();
+                    let owner = is_last.then_some(OutputOwner::Prefix(item));
+                    inputs.push(cache, &mut kv, (Input::Token(token), None), owner);
+                }
+                self.prefixes[item] = Some(Prefix { kv, hidden: None });
+            }
+        }
+        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
+        let is_single = sampler.recorded.is_none() && inputs.rows() + forks <= MAX_SINGLE_PASS;
+        if forks > 0 && !is_single {
+            let prefixes = std::mem::take(&mut inputs);
+            self.run_pass(cache, sampler, (prefixes, PassStage::Prompt), hidden)?;
+        }
+        Ok(inputs)
+    }
+
+    /// Adds the last prompt token of a sequence that passes it by itself.
+    fn push_last_token(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        i: usize,
+        inputs: &mut PassInputs,
+    ) {
+        let sequence = &mut self.sequences[i];
+        let Some(&token) = sampler.items[sequence.spec.item].prompt.tokens.last() else { return };
+        let dropout = sampler.dropout_row(sequence, PassStage::Thought(0));
+        let owner = Some(OutputOwner::Sequence(i));
+        inputs.push(cache, &mut sequence.kv, (Input::Token(token), dropout), owner);
+    }
+
+    /// The whole prompts of sequences that share nothing.
+    fn private_prompts(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        sequences: &[usize],
+    ) -> PassInputs {
+        let mut inputs = PassInputs::default();
+        for &i in sequences {
+            let sequence = &mut self.sequences[i];
+            let prompt = &sampler.items[sequence.spec.item].prompt.tokens;
+            for (position, &token) in prompt.iter().enumerate() {
+                let dropout = sampler.dropout_row(sequence, PassStage::Prompt);
+                let is_last = position + 1 == prompt.len();
+                let owner = is_last.then_some(OutputOwner::Sequence(i));
+                inputs.push(cache, &mut sequence.kv, (Input::Token(token), dropout), owner);
+            }
+        }
+        inputs
+    }
+
+    /// Adds what a sequence feeds after its prompt.
+    pub(super) fn push_input(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        (i, next): (usize, NextInput),
+        inputs: &mut PassInputs,
+    ) {
+        let end = &self.model.method.end_latent;
+        let sequence = &mut self.sequences[i];
+        let owner = OutputOwner::Sequence(i);
+        let single = match next {
+            NextInput::Thought => sequence.thoughts.last().cloned().map(Input::Thought),
+            NextInput::Token(token) => Some(Input::Token(token)),
+            NextInput::PendingToken(index) => Some(Input::PendingToken(index)),
+            _ => None,
+        };
+        if let Some(input) = single {
+            let stage = match next {
+                NextInput::Thought => PassStage::Thought(sequence.thoughts.len()),
+                _ => PassStage::Answer,
+            };
+            let dropout = sampler.dropout_row(sequence, stage);
+            inputs.push(cache, &mut sequence.kv, (input, dropout), Some(owner));
+        } else if next == NextInput::End {
+            let pending = sequence.thoughts.last().cloned().filter(|_| sequence.pending);
+            let count = usize::from(pending.is_some()) + end.len();
+            let thought = pending.into_iter().map(Input::Thought);
+            for (n, input) in thought.chain((0..end.len()).map(Input::EndToken)).enumerate() {
+                let dropout = sampler.dropout_row(sequence, PassStage::Answer);
+                let owner = (n + 1 == count).then_some(owner);
+                inputs.push(cache, &mut sequence.kv, (input, dropout), owner);
+            }
+            sequence.pending = false;
+        }
+    }
+
+    /// The stage of a pass of aligned sequences: what recorded masks are looked up by.
+    fn pass_stage(&self, fed: &[NextInput]) -> PassStage {
+        let stage = |(i, next): (usize, &NextInput)| match next {
+            NextInput::Prompt => Some(PassStage::Thought(0)),
+            NextInput::Thought => Some(PassStage::Thought(self.sequences[i].thoughts.len())),
+            _ => None,
+        };
+        fed.iter().enumerate().find_map(stage).unwrap_or(PassStage::Answer)
+    }
+
+    /// Runs a pass, if it has positions, and notes whose hidden states its outputs are.
+    fn run_pass(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        (inputs, stage): (PassInputs, PassStage),
+        hidden: &mut HiddenStates,
+    ) -> Result<(), DeviceError> {
+        if inputs.is_empty() {
+            return Ok(());
+        }
+        let pending = self.pending.as_ref().and_then(|pending| pending.embedded.as_ref());
+        let x = inputs.vectors(self.model, pending)?;
+        let owners = inputs.outputs.iter().filter_map(|owner| match owner {
+            OutputOwner::Sequence(i) => Some(&self.sequences[*i]),
+            OutputOwner::Prefix(_) => None,
+        });
+        let recorded = sampler.recorded_masks(owners, stage);
+        let dropout = recorded.as_ref().map(RecordedMasks::dropout).or(inputs.dropout());
+        let decoder = &self.model.decoder;
+        // Only the LM head reads the hidden states of answers.
+        let is_answer = stage == PassStage::Answer;
+        let output = if is_answer { OutputDtype::Compute } else { OutputDtype::F32 };
+        let options = ForwardOptions { dropout, output };
+        let deferred = DeferredInputs { x: || Ok::<_, DeviceError>(x), proceed: || Ok(()) };
+        let outputs = decoder.forward_deferred(cache, &inputs.pass, options, deferred)?;
+        self.assign_outputs(&inputs.outputs, outputs, hidden);
+        Ok(())
+    }
+
+    /// Gives the outputs of a pass to their owners.
+    pub(super) fn assign_outputs(
+        &mut self,
+        owners: &[OutputOwner],
+        outputs: Tensor,
+        hidden: &mut HiddenStates,
+    ) {
+        let outputs = Arc::new(outputs);
+        for (row, owner) in owners.iter().enumerate() {
+            let of = Some(HiddenRef { outputs: Arc::clone(&outputs), row });
+            match *owner {
+                OutputOwner::Sequence(i) => hidden.0[i] = of,
+                OutputOwner::Prefix(item) => {
+                    self.prefixes[item].iter_mut().for_each(|prefix| prefix.hidden = of.clone());
+                }
+            }
+        }
+    }
+
+    /// Attributes the time from here on to the stage of the pass.
+    pub(super) fn enter_stage(&mut self, fed: &[NextInput]) -> Result<(), DeviceError> {
+        let Some(timer) = &mut self.timer else { return Ok(()) };
+        let stage = match fed.iter().map(|next| next.stage()).min() {
+            Some(0) => Stage::Prefill,
+            Some(1) => Stage::Thoughts,
+            _ => Stage::Answers,
+        };
+        timer.enter(self.model.decoder.device(), stage)
+    }
+}

@@ -1,0 +1,40 @@
+//! The time of each stage of a batch, by events on the device's stream: no stage waits for the host.
+
+use tensor::{Device, DeviceError, DeviceEvent};
+
+use crate::reply::StageSeconds;
+
+/// A stage of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Prefill,
+    Thoughts,
+    Answers,
+    Scores,
+}
+
+/// Records when the device enters each stage.
+#[derive(Default)]
+pub(crate) struct StageTimer(Vec<(Stage, DeviceEvent)>);
+
+impl StageTimer {
+    /// What is queued from here on belongs to a stage.
+    pub(crate) fn enter(&mut self, device: &Device, stage: Stage) -> Result<(), DeviceError> {
+        if self.0.last().is_none_or(|(last, _)| *last != stage) {
+            self.0.push((stage, device.record_event()?));
+        }
+        Ok(())
+    }
+
+    /// The seconds of each stage up to here.
+    pub(crate) fn finish(self, device: &Device) -> Result<StageSeconds, DeviceError> {
+        let end = device.record_event()?;
+        let mut seconds = StageSeconds::default();
+        for (i, (stage, start)) in self.0.iter().enumerate() {
+            let elapsed = start.elapsed(self.0.get(i + 1).map_or(&end, |(_, next)| next))?;
+            *seconds.of_mut(*stage) += elapsed;
+            seconds.total += elapsed;
+        }
+        Ok(seconds)
+    }
+}

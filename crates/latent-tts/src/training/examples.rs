@@ -1,0 +1,139 @@
+//! The data of a reasoner's training: files and the built-in corpus, mixed by weight; and what they
+//! lack, reported before the first step.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use corpus::Split;
+use data::{TrainExample, examples};
+use model::Tokenizer;
+use report::table::count;
+use train::TrainError;
+use train::data_loader::{ExampleMixture, ExampleSource};
+use train::vocabulary::UNKNOWN;
+
+use super::{ReasonerMode, TrainObserver, TrainerOptions, WeightedData};
+use crate::Error;
+use crate::source::data_file;
+
+/// Examples that are checked: enough for a share, few enough to take no time.
+const CHECKED: usize = 10_000;
+/// The largest share of unknown tokens that is trained on.
+const MAX_UNKNOWN: f64 = 0.05;
+
+/// The training data that the options name.
+pub(super) fn source(options: &TrainerOptions) -> Result<ExampleSource, Error> {
+    let seed = options.training.seed;
+    let mut sources = Vec::new();
+    for data in &options.data {
+        let (source, size) = open(data, seed)?;
+        let weight = data.weight.or(size);
+        let weight = match options.data.len() {
+            1 => 1.0,
+            _ => weight.ok_or_else(|| {
+                invalid("`data`: corpus has no size; give it a weight, such as corpus:5000")
+            })?,
+        };
+        sources.push((source, weight));
+    }
+    match sources.len() {
+        0 => Ok(ExampleSource::Corpus { seed }),
+        1 => Ok(sources.remove(0).0),
+        _ => {
+            let mixture = ExampleMixture::new(sources, seed);
+            Ok(ExampleSource::Mixture(mixture.ok_or_else(|| invalid("`data`: too many sources"))?))
+        }
+    }
+}
+
+/// The examples, and their number unless it is unbounded.
+fn open(data: &WeightedData, seed: u64) -> Result<(ExampleSource, Option<f64>), Error> {
+    let Some(file) = data.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
+    let file = data_file(&file.to_string_lossy())?;
+    let examples = examples::read(&file, None)?;
+    if examples.is_empty() {
+        return Err(invalid(&format!("{}: no examples", file.display())));
+    }
+    let size = examples.len() as f64;
+    Ok((ExampleSource::List { examples: Arc::new(examples), seed }, Some(size)))
+}
+
+/// The files of the data that the options name.
+pub(super) fn files(options: &TrainerOptions) -> Result<Vec<PathBuf>, Error> {
+    let names = options.data.iter().filter_map(WeightedData::file);
+    names.map(|file| data_file(&file.to_string_lossy())).collect()
+}
+
+/// The held-out examples that the options name. Without a name they are the corpus's if the
+/// training data are the corpus alone.
+pub(super) fn held_out(options: &TrainerOptions) -> Result<Vec<TrainExample>, Error> {
+    let count = options.held_out_count;
+    let only_corpus = options.data.iter().all(|data| data.file().is_none());
+    match &options.held_out {
+        Some(file) => Ok(examples::read(file, Some(count))?),
+        None if only_corpus => {
+            Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Reports the content of the data, and refuses data that cannot be learned from.
+pub(super) fn check(
+    options: &TrainerOptions,
+    tokenizer: &Tokenizer,
+    source: &ExampleSource,
+    observer: &mut dyn TrainObserver,
+) -> Result<(), Error> {
+    let lists = source.lists();
+    let examples: Vec<&TrainExample> =
+        lists.iter().flat_map(|list| list.iter().take(CHECKED)).collect();
+    if examples.is_empty() {
+        return Ok(());
+    }
+    let with_steps = examples.iter().filter(|example| !example.steps.is_empty()).count();
+    if with_steps == 0 && options.thinking.mode != ReasonerMode::NoCot {
+        return Err(invalid(
+            "`data`: no example has steps such as <<12*3=36>>, and without them there is no chain \
+             of thought to learn from; give data with steps, or pass `mode` no-cot",
+        ));
+    }
+    let unknown = unknown_share(tokenizer, &examples)?;
+    let total: usize = lists.iter().map(|list| list.len()).sum();
+    observer.note(&format!(
+        "training data: {}, {:.1}% with steps, {:.1}% of tokens unknown to the model",
+        count(total, "example"),
+        100.0 * with_steps as f64 / examples.len() as f64,
+        100.0 * unknown
+    ));
+    if unknown > MAX_UNKNOWN {
+        let vocabulary = match options.init {
+            Some(_) => "the initial model's vocabulary",
+            None => "the built-in vocabulary, which has the words of the corpus alone",
+        };
+        return Err(invalid(&format!(
+            "`data`: {:.1}% of its tokens are not in {vocabulary}; pass `init` with a GPT-2, Llama \
+             or Qwen, whose tokenizer knows every word, or leave `data` out to train on the corpus",
+            100.0 * unknown
+        )));
+    }
+    Ok(())
+}
+
+/// The share of the tokens of questions, steps and answers that are the unknown token.
+fn unknown_share(tokenizer: &Tokenizer, examples: &[&TrainExample]) -> Result<f64, Error> {
+    let Some(unknown) = tokenizer.token_to_id(UNKNOWN) else { return Ok(0.0) };
+    let mut found = 0_usize;
+    let mut all = 0;
+    for example in examples {
+        let text = format!("{} {} {}", example.question, example.steps.join(" "), example.answer);
+        let tokens = tokenizer.encode(&text)?;
+        found += tokens.iter().filter(|token| **token == unknown).count();
+        all += tokens.len();
+    }
+    Ok(found as f64 / all.max(1) as f64)
+}
+
+fn invalid(reason: &str) -> Error {
+    TrainError::Options { reason: reason.to_owned() }.into()
+}

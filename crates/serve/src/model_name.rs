@@ -1,0 +1,114 @@
+//! Rule and budget in the model's name: `codi@weighted-16` is the model `codi` with the rule
+//! `weighted` over 16 trajectories, for clients that cannot send other fields.
+//!
+//! What follows the last `@` is `RULE-N`, `RULE` or `N`. It is written into the body as the fields
+//! of `latent` that it stands for, so that the same limits and errors apply; a body that also has
+//! such a field with another value is refused.
+
+use latent_tts::Rule;
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::models::ModelPool;
+
+/// The model that a body names, without rule and budget, which become fields of `latent`.
+pub(crate) fn read(models: &ModelPool, body: &mut Value) -> Result<Option<String>, ApiError> {
+    let Some(name) = Fields::of_body(body)?.text("model")? else { return Ok(None) };
+    let suffixed = name.rsplit_once('@').filter(|(model, _)| models.has(model));
+    let Some((model, suffix)) = suffixed.filter(|_| !models.has(name)) else {
+        return Ok(Some(name.to_owned()));
+    };
+    let (model, budget) = (model.to_owned(), NamedBudget::parse(suffix)?);
+    budget.write(body)?;
+    Ok(Some(model))
+}
+
+/// What the suffix of a name says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NamedBudget {
+    rule: Option<Rule>,
+    samples: Option<u64>,
+}
+
+impl NamedBudget {
+    pub(crate) fn parse(suffix: &str) -> Result<Self, ApiError> {
+        let wrong = || {
+            let rules = Rule::ALL.iter().map(|rule| rule.name()).collect::<Vec<_>>().join(", ");
+            let message = format!(
+                "after @ comes a rule, a number of trajectories, or both, such as weighted-16; \
+                 rules: {rules}"
+            );
+            ApiError::field("model", message)
+        };
+        let (rule, samples) = match suffix.rsplit_once('-') {
+            Some((rule, samples)) => (Some(rule), Some(samples)),
+            None if suffix.starts_with(|c: char| c.is_ascii_digit()) => (None, Some(suffix)),
+            None => (Some(suffix), None),
+        };
+        let rule = rule.map(|rule| Rule::from_name(rule).ok_or_else(wrong)).transpose()?;
+        let samples = samples.map(|count| count.parse().map_err(|_| wrong())).transpose()?;
+        Ok(Self { rule, samples })
+    }
+
+    pub(crate) fn write(&self, body: &mut Value) -> Result<(), ApiError> {
+        if self.samples.is_some() && !body["reasoning_effort"].is_null() {
+            let message = "the model's name and reasoning_effort both say how many trajectories";
+            return Err(ApiError::field("model", message));
+        }
+        let latent = &mut body["latent"];
+        if latent.is_null() {
+            *latent = Value::Object(Map::new());
+        }
+        // A `latent` that is no object is refused where it is read.
+        let Some(latent) = latent.as_object_mut() else { return Ok(()) };
+        let fields = [
+            ("rule", self.rule.map(|rule| json!(rule.name()))),
+            ("samples", self.samples.map(|samples| json!(samples))),
+        ];
+        for (field, value) in fields {
+            let Some(value) = value else { continue };
+            match latent.get(field).filter(|given| !given.is_null()) {
+                Some(given) if *given != value => {
+                    let message = format!("the model's name and latent.{field} differ");
+                    return Err(ApiError::field("model", message));
+                }
+                _ => drop(latent.insert(field.to_owned(), value)),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suffix_is_a_rule_a_number_or_both() {
+        let parse = |suffix: &str| NamedBudget::parse(suffix).ok();
+        let budget = |rule, samples| Some(NamedBudget { rule, samples });
+        assert_eq!(parse("weighted-16"), budget(Some(Rule::WEIGHTED), Some(16)));
+        assert_eq!(parse("majority"), budget(Some(Rule::MAJORITY), None));
+        assert_eq!(parse("8"), budget(None, Some(8)));
+        assert_eq!(parse("best_of-4"), budget(Rule::from_name("best_of"), Some(4)));
+        for wrong in ["", "coin", "weighted-", "weighted-x", "-3", "8x"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_differs_is_refused() {
+        let budget = NamedBudget::parse("weighted-16").unwrap();
+        let mut same = json!({ "latent": { "samples": 16, "seed": 1 } });
+        budget.write(&mut same).unwrap();
+        assert_eq!(same["latent"], json!({ "samples": 16, "seed": 1, "rule": "weighted" }));
+        for other in [
+            json!({ "latent": { "samples": 8 } }),
+            json!({ "latent": { "rule": "majority" } }),
+            json!({ "reasoning_effort": "low" }),
+        ] {
+            assert!(budget.write(&mut other.clone()).is_err(), "{other}");
+        }
+    }
+}
