@@ -23,6 +23,7 @@ from ._options import Sampling
 from ._questions import Question, read_questions
 from ._reasoner import Reasoner, RewardModel, Scorer
 from ._run import RunDirectory, Sweep
+from ._samplers import SamplerFunction, register_sampler
 from ._trajectories import Solution, Trajectories, Trajectory
 from ._voting import RULES, Candidate, RuleFunction, Vote, aggregate, register_rule, votes
 
@@ -44,6 +45,7 @@ __all__ = [
     "RuleFunction",
     "RunDirectory",
     "RunError",
+    "SamplerFunction",
     "Sampling",
     "Scorer",
     "Solution",
@@ -54,6 +56,7 @@ __all__ = [
     "aggregate",
     "read_questions",
     "register_rule",
+    "register_sampler",
     "votes",
 ]
 

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, get_type_hints
 
 from . import _core
 from ._progress import fetch
+from ._samplers import Sampler, sampler_name
 from ._voting import Rule, rule_name
 
 
@@ -54,8 +55,8 @@ class Sampling(SharedSampling, total=False):
     The fields are those of the command line, of TOML files and of the server's ``latent`` object.
     """
 
-    sampler: str
-    """``dropout``, ``noise``, ``gumbel``, ``tokens`` or ``none``."""
+    sampler: Sampler
+    """``dropout``, ``noise``, ``gumbel``, ``tokens``, ``none``, or a callable."""
     dropout_p: float
     """Dropout: the probability that an element is dropped."""
     sites: str
@@ -103,6 +104,8 @@ def current(options: Mapping[str, Any], *, stacklevel: int = 3) -> dict[str, Any
     for name, value in given.items():
         if name == "rule":
             given[name] = rule_name(value)
+        elif name == "sampler":
+            given[name] = sampler_name(value)
         else:
             check_type(name, value, *_KINDS[get_type_hints(Sampling)[name]])
     if "samples" in given:

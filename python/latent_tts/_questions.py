@@ -31,8 +31,8 @@ class Question(NamedTuple):
 # Data frames and data sets are known by their methods: neither library is imported.
 Data = Union[str, PathLike[str], Question, Mapping[str, Any], Sequence[Any], Any]
 """Questions: a name or path, or questions in memory: a :class:`Question`, a dict such as
-``{"question": ..., "answer": ...}`` with the fields of a data file, a list of these, a ``pandas`` or
-``polars`` data frame, or a split of ``datasets``."""
+``{"question": ..., "answer": ...}`` with the fields of a data file, a list of these, a ``pandas``
+or ``polars`` data frame, or a split of ``datasets``."""
 
 
 def read_questions(data: Data = "embedded:test", *, limit: int | None = None) -> list[Question]:
@@ -54,7 +54,7 @@ def read_questions(data: Data = "embedded:test", *, limit: int | None = None) ->
     return _known(rows(data)[:limit])
 
 
-def rows(data: Data) -> list[Any]:
+def rows(data: Any) -> list[Any]:
     """The questions of data in memory, each a text, a dict or a :class:`Question`."""
     if isinstance(data, (Question, Mapping)):
         return [data]
@@ -93,8 +93,8 @@ def _known(listed: list[Any]) -> list[Question]:
             questions.append(row._replace(id=index))
         else:
             text = json.dumps([_record(row, index)], default=_plain)
-            ((_, *rest),) = _core.parse_questions(f"question {index}", text)
-            questions.append(Question(index, *rest))
+            (question,) = _core.parse_questions(f"question {index}", text)
+            questions.append(Question(*question)._replace(id=index))
     return questions
 
 
@@ -114,7 +114,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """An array or a number of numpy as JSON takes it; anything else that no question has, as text."""
+    """An array or a number of numpy as JSON takes it; anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -24,6 +24,7 @@ use crate::ablation::Ablator;
 use crate::data_source::DataSource;
 use crate::model::ModelSelection;
 use crate::rescore::check_rules;
+use crate::sampling::check_sampler;
 use crate::scorer::{self, Scorer};
 use crate::{Error, fingerprint, grade, manifest};
 
@@ -173,6 +174,7 @@ impl Evaluation<'_> {
         let requests: Vec<Request> = questions.iter().map(request).collect();
         engine.run(&requests, |index, reply| {
             let mut reply = reply?;
+            check_sampler(&params.perturbation)?;
             if let Some(scorer) = &self.scorer {
                 scorer::apply(scorer.as_ref(), questions[index], &params, &mut reply)?;
             }

@@ -82,10 +82,10 @@ pub use notes::Note;
 pub use record::{self, Ablation, AblationKind};
 pub use report;
 pub use rescore::rescore;
-pub use sampling::evaluation_params;
+pub use sampling::{check_sampler, evaluation_params};
 pub use schema::{
-    self, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind, SamplingError, SamplingOptions,
-    Weight,
+    self, CustomSampler, LatentSampler, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind,
+    SamplingError, SamplingOptions, ThoughtKey, Weight,
 };
 pub use scorer::Scorer;
 pub use source::{EMBEDDED, data_file};

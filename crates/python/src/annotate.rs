@@ -118,6 +118,7 @@ impl PyAnnotation {
             job.run(&store, &self.questions, &mut AnnotationProgressSender(events))?;
             Ok::<_, library::Error>(out)
         })?;
+        self.check_sampler(engine)?;
         done.map_err(raise)
     }
 
@@ -159,6 +160,7 @@ impl PyAnnotation {
             let annotator = Annotator { cancel: Some(&cancel), ..self.annotator(engine)? };
             annotator.shard(&index, &questions, &mut ())
         })?;
+        self.check_sampler(engine)?;
         let bytes = shard.map_err(raise)?.to_bytes().map_err(invalid)?;
         Ok(PyBytes::new(py, &bytes))
     }
@@ -172,6 +174,12 @@ impl PyAnnotation {
 }
 
 impl PyAnnotation {
+    /// Raises what a sampler that is a Python callable raised.
+    fn check_sampler(&self, engine: &PyEngine) -> PyResult<()> {
+        let params = self.sampling.resolve(&engine.engine.reasoner().method).map_err(raise)?;
+        library::check_sampler(&params.perturbation).map_err(raise)
+    }
+
     /// The questions that fit the model, and the ids of the others.
     fn fitting(
         &self,

@@ -6,11 +6,11 @@ use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
 use latent_tts::{
     self as library, CancelToken, DataSource, Lens, Model, ModelSelection, Request,
-    RewardModelChoice, SamplingParams, default_memory, loglikelihood,
+    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
 };
 use numpy::PyReadonlyArray2;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::{check_rule, invalid, raise, raise_device, raise_loading, raise_record};
 use crate::evaluate::PyEvaluation;
@@ -114,6 +114,11 @@ impl PyEngine {
     #[getter]
     fn default_rule(&self) -> &'static str {
         self.engine.default_rule().name()
+    }
+
+    /// The parameters that options resolve to with this model, as complete options.
+    fn resolve<'py>(&self, py: Python<'py>, sampling: Sampling) -> PyResult<Bound<'py, PyDict>> {
+        options::keywords(py, &self.params(&sampling)?)
     }
 
     /// Samples questions, each under its index as id, and gives their replies. With `lens`, thoughts
@@ -249,6 +254,9 @@ impl PyEngine {
         })?;
         let rule = requests.first().and_then(|request| request.params.rule);
         rule.map_or(Ok(()), check_rule)?;
+        if let Some(request) = requests.first() {
+            check_sampler(&request.params.perturbation).map_err(raise)?;
+        }
         replies.map_err(raise)
     }
 }

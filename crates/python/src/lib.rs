@@ -8,6 +8,7 @@
 //! records    run directories and annotations as columns and figures
 //! trajectory trajectories and replies as objects
 //! rules      voting rules that are callables
+//! sampler    samplers that are callables
 //! scorer     scorers that are callables
 //! options    keyword arguments -> options of the library
 //! waiting    long calls: without the GIL, with Ctrl-C and progress
@@ -29,6 +30,7 @@ mod evaluate;
 mod options;
 mod records;
 mod rules;
+mod sampler;
 mod scorer;
 mod sweep;
 mod trajectory;
@@ -61,6 +63,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::rules::{PyCandidate, register_rule};
+    #[pymodule_export]
+    use crate::sampler::register_sampler;
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
     #[pymodule_export]

@@ -86,6 +86,15 @@ fn json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     }
 }
 
+/// Sampling options as keyword arguments.
+pub fn keywords<'py>(
+    py: Python<'py>,
+    sampling: &impl serde::Serialize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(sampling).map_err(|error| invalid(error.to_string()))?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into::<PyDict>()?)
+}
+
 /// The names of the sampling options, from their schema.
 #[pyfunction]
 pub fn sampling_fields() -> Vec<String> {

@@ -165,6 +165,7 @@ fn panel(panel: &figures::Panel) -> Value {
     let axis = |axis: &figures::FigureAxis| {
         let scale = match axis.scale {
             AxisScale::Linear => "linear",
+            AxisScale::Count => "count",
             AxisScale::Percent => "percent",
             AxisScale::Log2 => "log2",
             AxisScale::Log10 => "log10",

@@ -47,7 +47,7 @@ impl SamplerInfo {
             Some(SamplerKind::Dropout) => sampling.dropout_p.map(f64::from),
             Some(SamplerKind::Noise) => sampling.noise_std.map(f64::from),
             Some(SamplerKind::Gumbel) => sampling.gumbel_tau.map(f64::from),
-            Some(SamplerKind::Tokens | SamplerKind::None) | None => None,
+            Some(SamplerKind::Tokens | SamplerKind::None | SamplerKind::Custom(_)) | None => None,
         };
         match (sampling.sampler, strength) {
             (Some(SamplerKind::Dropout), Some(p)) => {
@@ -67,7 +67,7 @@ impl SamplerInfo {
                 let temperature = sampling.temperature.unwrap_or(Temperature::ONE);
                 Self::Other(format!("tokens at temperature {temperature}"))
             }
-            (Some(other), None) => Self::Other(other.name().into()),
+            (Some(other), _) => Self::Other(other.name().into()),
             (None, _) => Self::Other("unknown sampler".into()),
         }
     }
