@@ -88,7 +88,7 @@ def test_errors_have_the_librarys_messages(tmp_path: Path, reasoner: Reasoner) -
     with pytest.raises(latent_tts.RunError, match="not a run directory"):
         latent_tts.RunDirectory(tmp_path)
     with pytest.raises(latent_tts.EngineError):
-        reasoner.solve("too long " * 4000)
+        reasoner.solve("pens " * 4000)
     with pytest.raises(latent_tts.DeviceError, match="bf16"):
         Reasoner.from_pretrained("embedded", device="cpu", dtype="bf16")
     with pytest.raises(latent_tts.DeviceError, match="fp8"):
@@ -113,7 +113,7 @@ def test_wrong_types_and_counts_are_refused_by_name(reasoner: Reasoner) -> None:
             reasoner.solve(text, **options)
     with pytest.raises(TypeError, match="question must be a str, not int: 5"):
         reasoner.solve(5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"questions\[1\] must be a str, not NoneType"):
+    with pytest.raises(TypeError, match=r"questions\[1\] must be a str or a dict, not NoneType"):
         reasoner.sample([text, None])  # type: ignore[list-item]
     # numpy's numbers are numbers.
     assert len(reasoner.solve(text, samples=np.int64(2), dropout_p=np.float32(0.1)).trajectories) == 2
@@ -229,7 +229,9 @@ def test_an_adapter_is_loaded_over_a_base(
     """The layout of models/smollm2-135m: a directory with an adapter over a GGUF file."""
     base = tmp_path / "base.gguf"
     base.write_bytes(tiny_gguf.read_bytes())
-    command("corpus", "--split", "train", "--count", 6, "--out", tmp_path / "train.json")
+    known = latent_tts.read_questions("embedded:train", limit=6)
+    examples = [{"question": q.text, "steps": q.steps, "answer": q.gold} for q in known]
+    (tmp_path / "train.json").write_text(json.dumps(examples))
     adapter = tmp_path / "adapter"
     command("train", "reasoner", "--init", base, "--method", "codi", "--lora", 4, "--lora-alpha", 8,
             "--data", tmp_path / "train.json", "--batch", 3, "--steps", 3, "--warmup", 1,

@@ -149,7 +149,7 @@ def test_a_sweep_by_rewards_is_the_commands(
     assert found["sweep.json"] == files(tmp_path / "b")["sweep.json"]
     with pytest.raises(RunError, match="already holds a sweep"):
         again()
-    with pytest.raises(RunError, match="settings.samples = 4, now it is 8"):
+    with pytest.raises(RunError, match="settings.sampling.samples = 4, now it is 8"):
         again(samples=8, resume=True)
     with pytest.raises(RunError, match='settings.p = "0.1,0.4", now it is "0.2"'):
         again(dropout_p=0.2, resume=True)

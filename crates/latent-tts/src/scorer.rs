@@ -2,7 +2,8 @@
 //!
 //! A reward model scores thoughts inside the engine. A scorer sees finished trajectories: texts,
 //! answers, thoughts, log-probabilities, and the rewards of the reward model if there is one. Its
-//! rewards replace those, so every rule that reads rewards reads the scorer's.
+//! rewards replace those, so every rule that reads rewards reads the scorer's: the reward of a
+//! trajectory is that of its answer and of each of its thoughts.
 //!
 //! Tested by tests/scorer.rs and, from Python, by python/tests/test_extensions.py.
 
@@ -69,7 +70,7 @@ pub(crate) fn apply(
     check(scorer, &rewards, trajectories.len())?;
     for (trajectory, reward) in reply.trajectories.iter_mut().chain(&mut reply.greedy).zip(rewards)
     {
-        trajectory.process_rewards = Some(vec![reward]);
+        trajectory.process_rewards = Some(vec![reward; trajectory.thoughts]);
         trajectory.outcome_reward = Some(reward);
     }
     reply.rule = params.rule.unwrap_or(Rule::WEIGHTED);

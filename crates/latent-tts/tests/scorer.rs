@@ -92,7 +92,10 @@ fn rewards_of_a_scorer_are_recorded_and_read_by_rules() {
         let sample = sample.unwrap();
         for trajectory in sample.trajectories.iter().chain(&sample.greedy) {
             let reward = trajectory.outcome_reward.unwrap();
-            assert_eq!(trajectory.process_rewards, Some(vec![reward]));
+            assert_eq!(
+                trajectory.process_rewards,
+                Some(vec![reward; trajectory.latent_steps as usize])
+            );
         }
     }
     let names = |run: &RunDir| -> Vec<MetricName> {
