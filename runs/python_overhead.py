@@ -29,7 +29,7 @@ SCRIPT = """
 import sys, time, latent_tts
 reasoner = latent_tts.Reasoner.from_pretrained("embedded", device="cpu", threads=2)
 wall, own = time.perf_counter(), time.thread_time()
-reasoner.evaluate(limit=int(sys.argv[1]), n=32, out=sys.argv[2], progress=False)
+reasoner.evaluate(limit=int(sys.argv[1]), samples=32, out=sys.argv[2], progress=False)
 print((time.thread_time() - own) / (time.perf_counter() - wall))
 """
 

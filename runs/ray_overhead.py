@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 ALONE = """
 import sys, latent_tts
 reasoner = latent_tts.Reasoner.from_pretrained("embedded", device="cpu", threads=2)
-reasoner.evaluate(limit=int(sys.argv[1]), n=64, out=sys.argv[2], progress=False)
+reasoner.evaluate(limit=int(sys.argv[1]), samples=64, out=sys.argv[2], progress=False)
 """
 
 

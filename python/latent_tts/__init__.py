@@ -8,7 +8,7 @@ in Rust; a small reasoner and its reward model are inside the package.
 >>> reasoner = latent_tts.Reasoner.from_pretrained("embedded", device="cpu")
 >>> solution = reasoner.solve(
 ...     "Olivia has 12 pens. Olivia buys 7 more pens. Olivia gives away 4 pens. "
-...     "How many pens does Olivia have?", n=8)
+...     "How many pens does Olivia have?", samples=8)
 >>> solution.answer
 '15'
 """
@@ -20,9 +20,11 @@ from ._ablation import ablate
 from ._annotations import Annotations
 from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
 from ._figures import Figure
+from ._options import Sampling
 from ._questions import Question, read_questions
-from ._reasoner import Reasoner, RewardModel
+from ._reasoner import Reasoner, RewardModel, Scorer
 from ._run import RunDirectory, Sweep
+from ._samplers import SamplerFunction, register_sampler
 from ._training import (
     Training,
     TrainingExample,
@@ -31,13 +33,14 @@ from ._training import (
     training_options,
 )
 from ._trajectories import Solution, Trajectories, Trajectory
-from ._voting import RULES, Vote, aggregate, votes
+from ._voting import RULES, Candidate, RuleFunction, Vote, aggregate, register_rule, votes
 
 __version__ = version("latent-tts")
 
 __all__ = [
     "RULES",
     "Annotations",
+    "Candidate",
     "DataError",
     "DeviceError",
     "EngineError",
@@ -47,8 +50,12 @@ __all__ = [
     "Question",
     "Reasoner",
     "RewardModel",
+    "RuleFunction",
     "RunDirectory",
     "RunError",
+    "SamplerFunction",
+    "Sampling",
+    "Scorer",
     "Solution",
     "Sweep",
     "Training",
@@ -59,6 +66,8 @@ __all__ = [
     "ablate",
     "aggregate",
     "read_questions",
+    "register_rule",
+    "register_sampler",
     "train_reasoner",
     "train_reward",
     "training_options",

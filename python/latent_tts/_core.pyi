@@ -29,15 +29,29 @@ class RunError(LatentTTSError):
 _Opened = tuple[str, int, int]
 _Progress = Callable[[_Opened | None, int], None] | None
 _QuestionTuple = tuple[int, str, str, str, list[str]]
+_QuestionInput = tuple[str, str | None, str]
 _Vote = tuple[str, int, float, float | None]
 
 @final
 class Trajectory:
-    number: int
+    index: int
+    latent_steps: int
     text: str
     answer: str | None
+    correct: bool | None
     tokens: list[int]
     thoughts: NDArray[np.float32]
+    process_rewards: NDArray[np.float32] | None
+    outcome_reward: float | None
+    logprob: float | None
+    lens: list[list[tuple[str, float]]]
+    @property
+    def number(self) -> int: ...
+
+@final
+class Candidate:
+    index: int
+    answer: str | None
     process_rewards: NDArray[np.float32] | None
     outcome_reward: float | None
     logprob: float | None
@@ -70,6 +84,7 @@ class Engine:
         name: str,
         reward_model: str,
         *,
+        base: str | None = None,
         family: str | None = None,
         device: str = "auto",
         dtype: str | None = None,
@@ -77,14 +92,21 @@ class Engine:
         memory: int | None = None,
         deterministic: bool = False,
     ) -> Engine: ...
+    def resolve(self, sampling: Mapping[str, Any]) -> dict[str, Any]: ...
     def without_reward_model(self) -> Engine: ...
     def sample(
         self,
-        questions: Sequence[str],
-        kind: str,
+        questions: Sequence[_QuestionInput],
         sampling: Mapping[str, Any],
+        lens: int | None,
         progress: _Progress,
     ) -> list[Reply]: ...
+    def decode(
+        self,
+        question: _QuestionInput,
+        latents: Sequence[NDArray[np.float32]],
+        sampling: Mapping[str, Any],
+    ) -> Reply: ...
     def loglikelihoods(
         self, pairs: Sequence[tuple[str, str]], progress: _Progress
     ) -> list[tuple[float, bool]]: ...
@@ -94,8 +116,9 @@ class Engine:
 
 @final
 class Evaluation:
+    skipped: list[int]
     def __new__(
-        cls, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
+        cls, engine: Engine, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
     ) -> Evaluation: ...
     def run(self, engine: Engine, progress: _Progress) -> Path: ...
     def open(self, engine: Engine) -> tuple[Path, int, int]: ...
@@ -105,8 +128,9 @@ class Evaluation:
 
 @final
 class Annotation:
+    skipped: list[int]
     def __new__(
-        cls, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
+        cls, engine: Engine, arguments: Mapping[str, Any], sampling: Mapping[str, Any]
     ) -> Annotation: ...
     def run(self, engine: Engine, progress: _Progress) -> Path: ...
     def open(self, engine: Engine) -> tuple[Path, str, list[int], int]: ...
@@ -122,18 +146,34 @@ def aggregate(
 def sampling_fields() -> list[str]: ...
 def run_command_line(argv: Sequence[str]) -> int: ...
 def votes(candidates: Mapping[str, Any]) -> list[_Vote]: ...
+def register_sampler(
+    name: str,
+    function: Callable[[NDArray[np.float32], NDArray[np.uint64]], Any],
+) -> None: ...
 def rules() -> list[str]: ...
+def register_rule(
+    name: str,
+    function: Callable[[list[Candidate]], str | int | Candidate | None],
+    label: str | None,
+    describe: str,
+    needs: Sequence[str],
+) -> None: ...
 def fetch(
     models: Sequence[str],
     data: str | None,
     progress: Callable[[str, int, int], object],
 ) -> None: ...
 def check_reward_model(name: str) -> str: ...
+def parse_questions(name: str, text: str) -> list[_QuestionTuple]: ...
 def read_questions(
     data: str, limit: int | None, default_count: int
 ) -> list[_QuestionTuple]: ...
 def run_json(path: str | PathLike[str]) -> tuple[str, str]: ...
 def run_table(path: str | PathLike[str], width: int, all_rules: bool) -> str: ...
+def rescore_run(path: str | PathLike[str], rules: Sequence[str]) -> None: ...
+def write_report(
+    paths: Sequence[str | PathLike[str]], out: str | PathLike[str]
+) -> Path: ...
 def run_columns(path: str | PathLike[str]) -> dict[str, Any]: ...
 def run_figures(
     paths: Sequence[str | PathLike[str]], partial: bool

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
+from . import _core
 from ._progress import fetch
+from ._samplers import Sampler, sampler_name
+from ._voting import Rule, rule_name
 
 
-class Sampling(TypedDict, total=False):
-    """How trajectories are sampled. What is not given is the model's default."""
+class SharedSampling(TypedDict, total=False):
+    """The sampling options of every method; those of a sweep, whose samplers are swept."""
 
+    samples: int
+    """Trajectories of each question, N."""
+    latent_length: int | str
+    """Thoughts of each trajectory: 6, ``"<=64"``, ``"4-6"`` or 0."""
+    max_new_tokens: int
+    """Maximum number of answer tokens."""
+    greedy: bool
+    """Also run the unperturbed trajectory."""
     seed: int
-    """The seed of all random numbers; 0."""
-    sampler: str
-    """``dropout``, ``noise``, ``gumbel``, ``tokens`` or ``none``."""
-    p: float
+    """The random seed; 0."""
+    rule: Rule
+    """The voting rule that chooses the answer: a name or a callable."""
+    vote_temperature: float
+    """Softmax temperature of the rules normalized, likelihood and combined."""
+    likelihood_weight: float
+    """The rule combined: the weight of the log-probability relative to the reward."""
+    lcb_coefficient: float
+    """The rule lcb: standard errors below the mean reward."""
+    beam: bool
+    """Also run a beam search guided by rewards."""
+    beam_width: int
+    """Beam search: beams kept at each step."""
+    beam_candidates: int
+    """Beam search: extensions tried for each beam."""
+    adaptive: bool
+    """Stop sampling a question once its vote is decided."""
+    target_confidence: float
+    """Adaptive sampling: the confidence at which to stop, above 0.5 and at most 1."""
+
+
+class Sampling(SharedSampling, total=False):
+    """How trajectories are sampled. What is not given is the model's default.
+
+    The fields are those of the command line, of TOML files and of the server's ``latent`` object.
+    """
+
+    sampler: Sampler
+    """``dropout``, ``noise``, ``gumbel``, ``tokens``, ``none``, or a callable."""
+    dropout_p: float
     """Dropout: the probability that an element is dropped."""
     sites: str
     """Dropout: ``both``, ``attn`` or ``mlp``."""
@@ -26,37 +65,81 @@ class Sampling(TypedDict, total=False):
     """Dropout: ``thoughts``, ``prompt`` or ``all``."""
     mask: str
     """Dropout: a fresh mask at each ``step``, or one for the ``trajectory``."""
-    sigma: float
+    noise_std: float
     """Noise: its standard deviation."""
-    tau: float
+    gumbel_tau: float
     """Gumbel: the temperature of mixtures."""
     temperature: float
     """Tokens: the softmax temperature."""
     top_p: float
-    """Tokens: the nucleus' probability."""
-    thoughts: int | str
-    """Thoughts of each trajectory: 6, ``"<=64"`` or ``"4-6"``."""
-    max_new_tokens: int
-    """Answer tokens of each trajectory, at most."""
-    adaptive: float
-    """Stop sampling a question once the vote is this sure: above 0.5 and at most 1."""
-    vote_temperature: float
-    likelihood_weight: float
-    caution: float
-    """The numbers in the voting rules."""
+    """Tokens: the probability of the nucleus."""
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(("seed", "max_new_tokens"), ((Integral,), "an int")),
-    **dict.fromkeys(("sampler", "sites", "scope", "mask"), ((str,), "a str")),
-    "thoughts": ((Integral, str), "an int or a str"),
+RENAMED = {
+    "n": "samples",
+    "trajectories": "samples",
+    "p": "dropout_p",
+    "sigma": "noise_std",
+    "tau": "gumbel_tau",
+    "thoughts": "latent_length",
+    "caution": "lcb_coefficient",
+    "confidence": "target_confidence",
 }
-"""The types of :class:`Sampling` for messages; every other option is a float."""
+"""Names of earlier versions, accepted with a warning until the next one."""
+
+SWEPT = ("dropout_p", "noise_std", "gumbel_tau", "sites", "scope", "mask")
+"""The options that a sweep takes several values of."""
+
+
+def current(options: Mapping[str, Any], *, stacklevel: int = 3) -> dict[str, Any]:
+    """Options under their present names, without those that are ``None``."""
+    renamed: dict[str, Any] = {}
+    for name, value in options.items():
+        for new, part in _renamed(name, value, stacklevel + 1):
+            if renamed.get(new) is not None:
+                raise TypeError(f"{new} is given twice; {name} is its name in earlier versions")
+            renamed[new] = part
+    check_names(renamed, _core.sampling_fields())
+    given = {name: value for name, value in renamed.items() if value is not None}
+    for name, value in given.items():
+        if name == "rule":
+            given[name] = rule_name(value)
+        elif name == "sampler":
+            given[name] = sampler_name(value)
+        else:
+            check_type(name, value, *_KINDS[get_type_hints(Sampling)[name]])
+    if "samples" in given:
+        given["samples"] = count("samples", given["samples"])
+    return given
+
+
+def _renamed(name: str, value: Any, stacklevel: int) -> list[tuple[str, Any]]:
+    """An option under its present name; a value of an earlier version may be two options."""
+    options = [(RENAMED.get(name, name), value)]
+    if name == "adaptive" and isinstance(value, float):
+        options = [("target_confidence", value)]
+    elif name == "beam" and isinstance(value, tuple):
+        options = [("beam_width", value[0]), ("beam_candidates", value[1])]
+    new = " and ".join(name for name, _ in options)
+    if value is not None and new != name:
+        message = f"{name}={value!r} is deprecated; use {new}"
+        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+    return options
+
+
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((Integral,), "an int"),
+    float: ((Real,), "a float"),
+    str: ((str,), "a str"),
+    bool: ((bool,), "a bool"),
+    int | str: ((Integral, str), "an int or a str"),
+}
+"""The types of the fields of :class:`Sampling`, and their names in messages."""
 
 
 def check_type(name: str, value: Any, types: tuple[type, ...], expected: str) -> None:
     """Refuses a value of another type; a bool is no number."""
-    if isinstance(value, bool) or not isinstance(value, types):
+    if (isinstance(value, bool) and bool not in types) or not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, not {type(value).__name__}: {value!r}")
 
 
@@ -74,18 +157,13 @@ def text(name: str, value: Any) -> str:
     return str(value)
 
 
-def sampling(n: int, options: Sampling | dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The extension module's dict; refuses what is no option, and values of other types."""
-    n = count("n", n)
-    unknown = set(options) - set(Sampling.__annotations__)
-    if unknown:
-        known = ", ".join(Sampling.__annotations__)
-        raise TypeError(f"no option is called {', '.join(sorted(unknown))}; there are {known}")
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        types, expected = _KINDS.get(name, ((Real,), "a float"))
-        check_type(name, value, types, expected)
-    return {"samples": n, **given, **more}
+def check_names(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses a name that is not known, with the closest one that is."""
+    for name in names:
+        if name not in known:
+            closest = get_close_matches(name, known, 1)
+            advice = f"did you mean {closest[0]}?" if closest else f"there are {', '.join(known)}"
+            raise TypeError(f"no option is called {name}; {advice}")
 
 
 def on_existing(resume: bool, overwrite: bool) -> str:
@@ -100,17 +178,22 @@ def path_or_none(path: str | PathLike[str] | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def beam_size(
-    beam: bool | tuple[int, int] | None, rules: Sequence[str] | None, scored: bool
-) -> dict[str, Any]:
-    """The options of the beam search beside an evaluation's samples, as the command line has them.
+def skips(too_long: str) -> bool:
+    """Whether questions that are too long are left out."""
+    if too_long not in ("stop", "skip"):
+        raise ValueError(f"too_long={too_long!r} is not known; use stop or skip")
+    return too_long == "skip"
 
-    By default a search runs where there is a reward model and no rules are named.
-    """
-    if isinstance(beam, tuple):
-        width, candidates = beam
-        return {"beam_width": width, "beam_candidates": candidates}
-    return {"beam": (scored and rules is None) if beam is None else beam}
+
+def with_search(
+    options: dict[str, Any], rules: Sequence[Rule] | None, scorer: Callable[..., Any] | None
+) -> dict[str, Any]:
+    """The options of an evaluation: like the command line's, it searches beside its samples where
+    there are rewards to guide a search, unless rules are named."""
+    asked = options.keys() & {"beam", "beam_width", "beam_candidates"}
+    if asked or (rules is None and scorer is None):
+        return options
+    return {**options, "beam": False}
 
 
 def grid(strengths: str | float | Sequence[float] | None) -> str | None:

@@ -8,16 +8,24 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _options
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _core, _options, _questions
 from ._annotations import Annotations
-from ._options import Sampling
+from ._options import SWEPT, Sampling, SharedSampling
 from ._progress import Progress, fetch, logger
+from ._questions import Data
 from ._run import RunDirectory, Sweep
-from ._trajectories import Solution, Trajectories
-from ._voting import Vote
+from ._trajectories import Solution, Trajectories, Trajectory
+from ._voting import Rule, Vote, rule_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Scorer = Callable[[str, list[Trajectory]], Sequence[float]]
+"""Rewards of trajectories: called with a question's text and its trajectories, the greedy one last;
+returns one number each, larger for better ones."""
 
 
 class RewardModel:
@@ -54,6 +62,7 @@ class Reasoner:
         pretrained: str | PathLike[str] = "embedded",
         *,
         reward_model: RewardModel | str | PathLike[str] | None = "default",
+        base: str | PathLike[str] | None = None,
         device: str = "auto",
         dtype: str | None = None,
         threads: int | None = None,
@@ -65,7 +74,8 @@ class Reasoner:
         from its cache or downloaded into it), or ``embedded``, the small reasoner in this package.
 
         ``reward_model`` names one likewise, or is ``None``; by default the embedded reasoner has
-        the embedded one and others have none. ``device`` is ``auto``, ``cpu``, ``cuda`` or
+        the embedded one and others have none. ``base`` names the model that adapters among the two
+        are added to, by default the one that they record. ``device`` is ``auto``, ``cpu``, ``cuda`` or
         ``cuda:NUMBER``, ``dtype`` the precision (a GPU's are ``bf16``, ``f32`` and, on Hopper,
         ``fp8``, a processor's ``f32`` and ``int8``), ``threads`` the worker threads of a processor,
         ``memory`` the bytes of keys and values, ``family`` the reasoner's family where its
@@ -79,10 +89,11 @@ class Reasoner:
         if isinstance(reward_model, RewardModel):
             reward_model = reward_model.name
         named = reward_model if reward_model not in (None, "default") else None
-        fetch([fspath(name) for name in (pretrained, named) if name is not None])
+        fetch([fspath(name) for name in (base, pretrained, named) if name is not None])
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),
+            base=None if base is None else fspath(base),
             family=family,
             device=device,
             dtype=dtype,
@@ -129,27 +140,23 @@ class Reasoner:
         self,
         question: str,
         *,
-        n: int = 16,
-        rule: str | None = None,
         answer_kind: str = "number",
-        beam: bool | tuple[int, int] = False,
         **sampling: Unpack[Sampling],
     ) -> Solution:
-        """Samples n trajectories of a question and lets a rule choose the answer.
+        """Samples trajectories of a question and lets a rule choose the answer.
 
-        ``rule`` is one of :data:`latent_tts.RULES`, by default the best that the reward model
-        allows; ``beam`` adds a beam search. See :class:`latent_tts._options.Sampling` for the
-        other options.
+        ``samples`` is 16 unless given; ``rule`` is one of :data:`latent_tts.RULES` or a callable,
+        by default the best that the reward model allows; ``beam=True`` adds a beam search. See
+        :class:`latent_tts.Sampling` for all options.
 
         >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
         >>> reasoner.solve("Tom has 3 boxes with 4 pens in each. He gives away 5 pens. "
-        ...                "How many pens does Tom have?", n=4).answer
+        ...                "How many pens does Tom have?", samples=4).answer
         '7'
         """
-        size = _options.beam_size(beam, None, self.reward_model is not None)
-        options = _options.sampling(n, sampling, rule=rule, greedy=True, **size)
-        asked = [_options.text("question", question)]
-        (reply,) = self._engine.sample(asked, answer_kind, options, None)
+        options = {"samples": 16, "greedy": True, **_options.current(sampling)}
+        asked = [(_options.text("question", question), None, answer_kind)]
+        (reply,) = self._engine.sample(asked, options, None, None)
         return Solution(
             question=question,
             answer=reply.answer,
@@ -165,44 +172,71 @@ class Reasoner:
 
     def sample(
         self,
-        questions: str | Sequence[str],
+        questions: Data,
         *,
-        n: int = 16,
         answer_kind: str = "number",
+        lens: int | None = None,
         progress: bool = False,
         **sampling: Unpack[Sampling],
     ) -> Trajectories:
-        """Samples n trajectories of each question.
+        """Samples trajectories of each question; ``samples`` is 16 unless given.
 
-        A question's random numbers are named by the seed and its index in the list: more
-        trajectories keep those that were there before.
+        ``questions`` is a text, a list of texts, or questions in memory as
+        :func:`latent_tts.read_questions` takes them; trajectories of questions with a known answer
+        are graded. With ``lens``, trajectories have that many tokens for each thought, as the LM
+        head reads it. A question's random numbers are named by the seed and its index in the list:
+        more trajectories keep those that were there before.
 
         >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
         >>> found = reasoner.sample("Tom has 3 pens and buys 4 more pens. "
-        ...                         "How many pens does Tom have?", n=2)
+        ...                         "How many pens does Tom have?", samples=2)
         >>> found.stacked_thoughts().shape == (1, 2, 6, reasoner.width)
         True
         """
-        listed = [questions] if isinstance(questions, str) else list(questions)
-        for index, question in enumerate(listed):
-            _options.text(f"questions[{index}]", question)
-        options = _options.sampling(n, sampling)
+        options = {"samples": 16, **_options.current(sampling)}
+        listed = _questions.inputs(questions, answer_kind)
         with Progress(progress, len(listed)) as bar:
-            replies = self._engine.sample(listed, answer_kind, options, bar)
-        return Trajectories(listed, replies)
+            replies = self._engine.sample(listed, options, lens, bar)
+        return Trajectories([text for text, _, _ in listed], replies)
+
+    def decode(
+        self,
+        question: Data,
+        latents: ArrayLike | Sequence[ArrayLike],
+        *,
+        answer_kind: str = "number",
+        **sampling: Unpack[Sampling],
+    ) -> list[Trajectory]:
+        """Answers a question after given thoughts instead of its own: for patching and steering.
+
+        ``latents`` is an array of shape (thoughts, width) or (trajectories, thoughts, width), or a
+        list of the former, which may differ in length. Without a sampler the answers are greedy.
+
+        >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
+        >>> question = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
+        >>> greedy = reasoner.solve(question, samples=1).greedy
+        >>> reasoner.decode(question, greedy.thoughts)[0].text == greedy.text
+        True
+        """
+        arrays = _thought_arrays(latents)
+        given = {"sampler": "none", **_options.current(sampling)}
+        (text,) = _questions.inputs(question, answer_kind)
+        return self._engine.decode(text, arrays, {**given, "samples": len(arrays)}).trajectories
 
     def evaluate(
         self,
-        data: str | PathLike[str] = "embedded:test",
+        data: Data = "embedded:test",
         *,
-        n: int = 64,
         limit: int | None = None,
         out: str | PathLike[str] | None = None,
         seeds: int = 1,
         ks: Sequence[int] = (),
-        rules: Sequence[str] | None = None,
-        beam: bool | tuple[int, int] | None = None,
+        rules: Sequence[Rule] | None = None,
+        scorer: Scorer | None = None,
         keep_thoughts: bool = False,
+        lens: int | None = None,
+        ablate: Sequence[str] = (),
+        too_long: str = "stop",
         resume: bool = False,
         overwrite: bool = False,
         progress: bool = True,
@@ -210,91 +244,111 @@ class Reasoner:
     ) -> RunDirectory:
         """Evaluates a benchmark and records every trajectory in a run directory.
 
+        ``data`` is a name as :func:`latent_tts.read_questions` takes it, or questions in memory.
+        ``samples`` is 64 unless given. ``rules`` are names or callables, see
+        :func:`latent_tts.register_rule`; ``scorer`` is a callable whose rewards replace the reward
+        model's. ``lens`` records that many tokens for each of the greedy run's thoughts, ``ablate``
+        measures it with replaced thoughts (``zero``, ``mean``, ``swap``, ``freeze``, ``shuffle``),
+        and ``too_long="skip"`` leaves out questions that do not fit the model.
+
         The directory is that of ``latent-tts eval`` with the same settings, byte for byte but for
         times and host; without ``out`` it is named after inputs and settings, below ``runs/``.
         Ctrl-C keeps what is recorded, and ``resume=True`` goes on after it.
         """
         given = {
-            "data": data, "n": n, "limit": limit, "out": out, "seeds": seeds, "ks": ks,
-            "rules": rules, "beam": beam, "keep_thoughts": keep_thoughts, "resume": resume,
-            "overwrite": overwrite,
+            "limit": limit, "out": out, "seeds": seeds, "ks": ks, "rules": rules,
+            "scorer": scorer, "keep_thoughts": keep_thoughts, "lens": lens, "ablate": ablate,
+            "too_long": too_long, "resume": resume, "overwrite": overwrite,
         }  # fmt: skip
-        evaluation = self._evaluation(given, {**sampling}, read=True, default_count=300)
-        with Progress(progress) as bar:
+        options = _options.current(sampling)
+        with _questions.source(data) as name, Progress(progress) as bar:
+            given["data"] = name
+            evaluation = self._evaluation(given, options, read=True, default_count=300)
             return RunDirectory(evaluation.run(self._engine, bar))
 
     def _evaluation(
-        self, given: dict[str, Any], sampling: dict[str, Any], *, read: bool, default_count: int
+        self, given: dict[str, Any], options: dict[str, Any], *, read: bool, default_count: int
     ) -> _core.Evaluation:
-        """The extension module's evaluation by the arguments of :meth:`evaluate`."""
-        rules, scored = given["rules"], self.reward_model is not None
+        """The extension module's evaluation by the arguments of :meth:`evaluate`; ``data`` is a
+        name."""
+        rules, scorer = given.get("rules"), given.get("scorer")
+        named = None if scorer is None else getattr(scorer, "__name__", type(scorer).__name__)
         arguments = {
-            "data": _options.data_name(given["data"]),
+            "data": given["data"],
             "read": read,
-            "limit": given["limit"],
+            "limit": given.get("limit"),
             "default_count": default_count,
-            "seeds": given["seeds"],
-            "ks": list(given["ks"]),
-            "rules": None if rules is None else list(rules),
-            "out": _options.path_or_none(given["out"]),
-            "on_existing": _options.on_existing(given["resume"], given["overwrite"]),
-            "keep_thoughts": given["keep_thoughts"],
+            "seeds": given.get("seeds", 1),
+            "ks": list(given.get("ks", ())),
+            "rules": None if rules is None else [rule_name(rule) for rule in rules],
+            "out": _options.path_or_none(given.get("out")),
+            "on_existing": _options.on_existing(
+                given.get("resume", False), given.get("overwrite", False)
+            ),
+            "keep_thoughts": given.get("keep_thoughts", False),
+            "lens": given.get("lens"),
+            "ablate": list(given.get("ablate", ())),
+            "skip_too_long": _options.skips(given.get("too_long", "stop")),
+            "scorer": None if scorer is None else (str(named), scorer),
         }
-        beam = _options.beam_size(given["beam"], rules, scored)
-        return _core.Evaluation(arguments, _options.sampling(given["n"], sampling, **beam))
+        options = _options.with_search(options, rules, scorer)
+        evaluation = _core.Evaluation(self._engine, arguments, options)
+        _log_skipped(evaluation.skipped)
+        return evaluation
 
     def sweep(
         self,
-        data: str | PathLike[str] = "embedded:test",
+        data: Data = "embedded:test",
         *,
-        p: str | float | Sequence[float] | None = None,
-        sigma: str | float | Sequence[float] | None = None,
-        tau: str | float | Sequence[float] | None = None,
+        dropout_p: str | float | Sequence[float] | None = None,
+        noise_std: str | float | Sequence[float] | None = None,
+        gumbel_tau: str | float | Sequence[float] | None = None,
         sites: str | Sequence[str] | None = None,
         scope: str | Sequence[str] | None = None,
         mask: str | Sequence[str] | None = None,
-        n: int = 64,
         limit: int | None = None,
         ks: Sequence[int] = (),
         out: str | PathLike[str] | None = None,
         seeds: int = 1,
-        seed: int = 0,
-        thoughts: int | str | None = None,
-        max_new_tokens: int | None = None,
+        too_long: str = "stop",
         metric: str = "coverage",
         tolerance: float | None = None,
         evaluations: int | None = None,
         resume: bool = False,
         progress: bool = True,
+        **sampling: Unpack[SharedSampling],
     ) -> Sweep:
         """Evaluates each strength of the perturbation and finds the best by a metric.
 
-        ``p``, ``sigma`` and ``tau`` are values, or text: ``"0.05:0.5:0.05"`` is a range,
-        ``"0:0.9"`` an interval in which the best value is searched; without any, p is searched.
-        ``metric`` is ``coverage``, ``majority``, ``weighted`` or ``best_of``; rewards are computed
-        for the last two only. ``resume=True`` goes on with a sweep of the same settings.
+        ``dropout_p``, ``noise_std`` and ``gumbel_tau`` are values, or text: ``"0.05:0.5:0.05"`` is
+        a range, ``"0:0.9"`` an interval in which the best value is searched; without any,
+        ``dropout_p`` is searched. ``metric`` is ``coverage``, ``majority``, ``weighted`` or
+        ``best_of``; rewards are computed for the last two only. ``resume=True`` goes on with a
+        sweep of the same settings.
         """
-        sampling = {"seed": seed, "thoughts": thoughts, "max_new_tokens": max_new_tokens}
         given = {
-            "data": data, "n": n, "limit": limit, "ks": ks, "out": out, "seeds": seeds,
-            "resume": resume, "p": p, "sigma": sigma, "tau": tau, "sites": sites, "scope": scope,
-            "mask": mask, "metric": metric, "tolerance": tolerance, "evaluations": evaluations,
+            "limit": limit, "ks": ks, "out": out, "seeds": seeds, "too_long": too_long,
+            "resume": resume, "dropout_p": dropout_p, "noise_std": noise_std,
+            "gumbel_tau": gumbel_tau, "sites": sites, "scope": scope, "mask": mask,
+            "metric": metric, "tolerance": tolerance, "evaluations": evaluations,
         }  # fmt: skip
-
+        options = _swept(given, _options.current(sampling))
         scored = _core.needs_rewards(metric)
         reasoner = self if scored else Reasoner(self._engine.without_reward_model())
 
         def run(out: Path, sampler: dict[str, Any]) -> None:
-            evaluation = reasoner._point(given, {**sampling, **sampler}, out)
+            evaluation = reasoner._point(given, {**options, **sampler}, out)
             with Progress(progress) as bar:
                 evaluation.run(reasoner._engine, bar)
 
-        return reasoner._sweep(given, sampling, run)
+        with _questions.source(data) as name:
+            given["data"] = name
+            return reasoner._sweep(given, options, run)
 
     def _sweep(
         self,
         given: dict[str, Any],
-        sampling: dict[str, Any],
+        options: dict[str, Any],
         run: Callable[[Path, dict[str, Any]], None],
     ) -> Sweep:
         """A sweep by the arguments of :meth:`sweep`; ``run(out, sampler)`` evaluates a point."""
@@ -302,33 +356,30 @@ class Reasoner:
             "ks": list(given["ks"]),
             "out": _options.path_or_none(given["out"]),
             **{name: given[name] for name in ("resume", "metric", "tolerance", "evaluations")},
-            **{name: _options.grid(given[name]) for name in ("p", "sigma", "tau")},
-            **{name: _options.names(given[name]) for name in ("sites", "scope", "mask")},
+            **{name: _options.grid(given[name]) for name in SWEPT[:3]},
+            **{name: _options.names(given[name]) for name in SWEPT[3:]},
         }
-        shared = self._point(given, sampling, None)
+        shared = self._point(given, options, None)
         return Sweep(_core.sweep(self._engine, shared, arguments, run, logger.info))
 
     def _point(
-        self, given: dict[str, Any], sampling: dict[str, Any], out: Path | None
+        self, given: dict[str, Any], options: dict[str, Any], out: Path | None
     ) -> _core.Evaluation:
         """The evaluation of one point of a sweep."""
-        shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
-        point = {
-            **shared, "out": out, "ks": (), "rules": None, "beam": None, "keep_thoughts": False,
-            "overwrite": False,
-        }  # fmt: skip
-        return self._evaluation(point, sampling, read=True, default_count=200)
+        names = ("data", "limit", "seeds", "too_long", "resume")
+        shared = {name: given[name] for name in names if name in given}
+        return self._evaluation({**shared, "out": out}, options, read=True, default_count=200)
 
     def annotate(
         self,
-        data: str | PathLike[str] = "embedded:train",
+        data: Data = "embedded:train",
         *,
-        trajectories: int = 8,
         rollouts: int = 4,
         limit: int | None = None,
         out: str | PathLike[str] | None = None,
         per_shard: int = 1024,
         thoughts_dtype: str = "f32",
+        too_long: str = "stop",
         resume: bool = False,
         overwrite: bool = False,
         progress: bool = True,
@@ -336,34 +387,43 @@ class Reasoner:
     ) -> Annotations:
         """Labels thoughts with the share of their rollouts that answer right.
 
-        The paper uses 128 rollouts; with 0 a thought has its own trajectory's outcome. The
-        directory is that of ``latent-tts annotate`` with the same settings, byte for byte.
+        ``samples`` trajectories of each question are labelled, 8 unless given. The paper uses 128
+        rollouts; with 0 a thought has its own trajectory's outcome. The directory is that of
+        ``latent-tts annotate`` with the same settings, byte for byte.
         """
         given = {
-            "data": data, "trajectories": trajectories, "rollouts": rollouts, "limit": limit,
-            "out": out, "per_shard": per_shard, "thoughts_dtype": thoughts_dtype,
-            "resume": resume, "overwrite": overwrite,
+            "rollouts": rollouts, "limit": limit, "out": out, "per_shard": per_shard,
+            "thoughts_dtype": thoughts_dtype, "too_long": too_long, "resume": resume,
+            "overwrite": overwrite,
         }  # fmt: skip
-        annotation = self._annotation(given, {**sampling}, read=True)
-        with Progress(progress) as bar:
+        options = _options.current(sampling)
+        with _questions.source(data) as name, Progress(progress) as bar:
+            given["data"] = name
+            annotation = self._annotation(given, options, read=True)
             return Annotations(annotation.run(self._engine, bar))
 
     def _annotation(
-        self, given: dict[str, Any], sampling: dict[str, Any], *, read: bool
+        self, given: dict[str, Any], options: dict[str, Any], *, read: bool
     ) -> _core.Annotation:
-        """The extension module's annotation by the arguments of :meth:`annotate`."""
+        """The extension module's annotation by the arguments of :meth:`annotate`; ``data`` is a
+        name."""
         arguments = {
-            "data": _options.data_name(given["data"]),
+            "data": given["data"],
             "read": read,
-            "limit": given["limit"],
+            "limit": given.get("limit"),
+            "skip_too_long": _options.skips(given.get("too_long", "stop")),
             "default_count": 1024,
-            "rollouts": given["rollouts"],
-            "per_shard": given["per_shard"],
-            "dtype": given["thoughts_dtype"],
-            "out": _options.path_or_none(given["out"]),
-            "on_existing": _options.on_existing(given["resume"], given["overwrite"]),
+            "rollouts": given.get("rollouts", 4),
+            "per_shard": given.get("per_shard", 1024),
+            "dtype": given.get("thoughts_dtype", "f32"),
+            "out": _options.path_or_none(given.get("out")),
+            "on_existing": _options.on_existing(
+                given.get("resume", False), given.get("overwrite", False)
+            ),
         }
-        return _core.Annotation(arguments, _options.sampling(given["trajectories"], sampling))
+        annotation = _core.Annotation(self._engine, arguments, {"samples": 8, **options})
+        _log_skipped(annotation.skipped)
+        return annotation
 
     def loglikelihood(
         self, pairs: Sequence[tuple[str, str]], *, progress: bool = False
@@ -372,3 +432,34 @@ class Reasoner:
         the reasoner as a plain language model, without thoughts."""
         with Progress(progress, len(pairs), "texts") as bar:
             return self._engine.loglikelihoods(list(pairs), bar)
+
+
+def _thought_arrays(latents: Any) -> list[Any]:
+    """Arrays of (thoughts, width), one a trajectory."""
+    whole = isinstance(latents, np.ndarray) and latents.ndim == 2
+    listed = [latents] if whole else list(latents)
+    arrays = [np.ascontiguousarray(array, dtype=np.float32) for array in listed]
+    if arrays and all(array.ndim == 1 for array in arrays):
+        arrays = [np.stack(arrays)]
+    if not arrays or any(array.ndim != 2 for array in arrays):
+        raise ValueError(
+            "latents have the shape (thoughts, width) or (trajectories, thoughts, width)"
+        )
+    return arrays
+
+
+def _swept(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options of all points; those that are swept, by names of earlier versions, move to
+    ``given``."""
+    for name in SWEPT:
+        if name in options and given.get(name) is not None:
+            raise TypeError(f"{name} is given twice")
+        if name in options:
+            given[name] = options.pop(name)
+    return options
+
+
+def _log_skipped(skipped: list[int]) -> None:
+    if skipped:
+        ids = ", ".join(map(str, skipped[:20])) + (", ..." if len(skipped) > 20 else "")
+        logger.warning("skipped %d questions, too long for the model: %s", len(skipped), ids)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from . import _core, _frames
 from ._figures import Figure
+from ._voting import register_rule, rule_name
 
 
 class RunDirectory:
@@ -49,6 +50,31 @@ class RunDirectory:
         if not found or (k is not None and k not in found):
             raise KeyError(f"{name} at k={k}; there are {sorted(found)}")
         return float(found[max(found) if k is None else k])
+
+    def rescore(
+        self, *rules: Any, page: bool | None = None
+    ) -> RunDirectory:
+        """Measures further voting rules on the recorded trajectories, beside those that the results
+        have, and rewrites ``results.json``. Nothing is sampled.
+
+        A rule is a name or a callable (see :data:`latent_tts.RuleFunction`), or
+        ``rescore("mine", function)`` names the callable. The page is written again where there is
+        one, or as ``page`` says.
+        """
+        if len(rules) == 2 and isinstance(rules[0], str) and callable(rules[1]):
+            name, function = rules
+            register_rule(name, function)
+            rules = (name,)
+        _core.rescore_run(self.path, [rule_name(rule) for rule in rules])
+        if (self.path / "report.html").exists() if page is None else page:
+            self.report()
+        return self
+
+    def report(self, *others: RunDirectory, out: str | PathLike[str] | None = None) -> Path:
+        """Writes the page and its figures, of this run and others beside it, into ``out``, by
+        default this directory; the path of the page."""
+        paths = [run.path for run in (self, *others)]
+        return _core.write_report(paths, self.path if out is None else Path(out))
 
     def table(self, *, width: int = 100, all_rules: bool = False) -> str:
         """The results as the text table of ``latent-tts eval``."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._voting import Vote, aggregate
+from ._voting import Rule, Vote, aggregate
 
 T = TypeVar("T")
 
@@ -70,6 +70,11 @@ class Trajectories(Sequence[list[Trajectory]]):
         return [[t.answer for t in row] for row in self._rows]
 
     @property
+    def correct(self) -> list[list[bool | None]]:
+        """Whether each answer is correct; ``None`` where the question's answer is not known."""
+        return [[t.correct for t in row] for row in self._rows]
+
+    @property
     def rewards(self) -> NDArray[np.float64]:
         """(questions, N): outcome rewards, else mean process rewards; NaN where there are none."""
         return self._table([[_reward(t) for t in row] for row in self._rows])
@@ -98,7 +103,7 @@ class Trajectories(Sequence[list[Trajectory]]):
 
     def aggregate(
         self,
-        rule: str = "majority",
+        rule: Rule = "majority",
         *,
         vote_temperature: float | None = None,
         likelihood_weight: float | None = None,

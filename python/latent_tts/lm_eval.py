@@ -82,9 +82,10 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
         sampling = dict(self.sampling)
         if len(limits) == 1 and None not in limits:
             sampling.setdefault("max_new_tokens", limits.pop())
-        options = _options.sampling(self.samples, sampling, rule=self.rule)
-        questions = [context for context, _ in arguments]
-        replies = self.reasoner._engine.sample(questions, "number", options, None)
+        options = _options.current({"samples": self.samples, "rule": self.rule, **sampling})
+        questions: list[tuple[str, str | None, str]]
+        questions = [(context, None, "number") for context, _ in arguments]
+        replies = self.reasoner._engine.sample(questions, options, None, None)
         texts = []
         for (_, kwargs), reply in zip(arguments, replies):
             # Without any answer in any trajectory there is nothing to choose: the first one's text.

@@ -40,6 +40,20 @@ def command() -> Callable[..., None]:
     return run
 
 
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with random weights as a GGUF file."""
+    example = ROOT / "target" / "debug" / "examples" / "random_gguf"
+    if not example.exists():
+        pytest.skip(
+            "no random_gguf; `cargo build -p latent-tts-model --features testkit "
+            "--example random_gguf`"
+        )
+    out = tmp_path_factory.mktemp("gguf")
+    subprocess.run([str(example), str(out)], check=True, stdout=subprocess.DEVNULL)
+    return sorted(out.glob("llama-*.gguf"))[0]
+
+
 def files(path: Path) -> dict[str, bytes]:
     """The files of a directory."""
     return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}

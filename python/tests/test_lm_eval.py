@@ -43,7 +43,7 @@ def test_the_harness_reports_evals_accuracy(reasoner: Reasoner, tmp_path: Path) 
     (found,) = (tmp_path / "out").rglob("results*.json")
     results = json.loads(found.read_text())["results"]["local_bare"]
     run = reasoner.evaluate(
-        tmp_path / "data.jsonl", n=N, beam=False, out=tmp_path / "run", progress=False
+        tmp_path / "data.jsonl", samples=N, beam=False, out=tmp_path / "run", progress=False
     )
     assert results["exact_match,last-number"] == pytest.approx(run.metric("weighted", N))
     assert 0 < run.metric("weighted", N)

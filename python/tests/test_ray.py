@@ -31,10 +31,10 @@ def alone(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process writes."""
     out = tmp_path_factory.mktemp("alone")
     reasoner.evaluate(
-        "embedded:ood", limit=60, n=8, p=0.2, out=out / "run", keep_thoughts=True, progress=False
+        "embedded:ood", limit=60, samples=8, dropout_p=0.2, out=out / "run", keep_thoughts=True, progress=False
     )
     reasoner.annotate(
-        limit=48, trajectories=4, rollouts=4, per_shard=6, out=out / "annotations", progress=False
+        limit=48, samples=4, rollouts=4, per_shard=6, out=out / "annotations", progress=False
     )
     return out
 
@@ -137,7 +137,7 @@ def test_a_killed_driver_is_resumed(command: str, alone: Path, tmp_path: Path) -
 def test_undisturbed_jobs_are_one_processs(
     reasoner: Reasoner, alone: Path, tmp_path: Path
 ) -> None:
-    reasoner.sweep(p=[0.1, 0.3], limit=6, n=4, seed=3, out=tmp_path / "alone", progress=False)
+    reasoner.sweep(dropout_p=[0.1, 0.3], limit=6, samples=4, seed=3, out=tmp_path / "alone", progress=False)
     sweep = ("sweep", "--p", "0.1,0.3", "--limit", "6", "-n", "4", "--seed", "3")
     jobs = [(*job, "--out", str(tmp_path / job[0])) for job in (EVAL, ANNOTATE, sweep)]
     finish(start_in_turn(jobs))

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,32 +22,32 @@ from latent_tts import Question, Reasoner
 
 
 def test_solve_counts_votes(reasoner: Reasoner, questions: list[Question]) -> None:
-    solution = reasoner.solve(questions[0].text, n=8)
+    solution = reasoner.solve(questions[0].text, samples=8)
     assert solution.answer in [vote.answer for vote in solution.votes]
     assert sum(vote.votes for vote in solution.votes) <= len(solution.trajectories) == 8
     assert solution.rule == "weighted" and solution.greedy is not None
     assert str(solution.answer) in repr(solution) and str(solution.answer) in solution._repr_html_()
-    majority = reasoner.solve(questions[0].text, n=8, rule="majority")
+    majority = reasoner.solve(questions[0].text, samples=8, rule="majority")
     assert majority.rule == "majority" and majority.votes == solution.votes
 
 
 def test_sample_gives_columns(reasoner: Reasoner, questions: list[Question]) -> None:
     texts = [question.text for question in questions]
-    found = reasoner.sample(texts, n=5)
+    found = reasoner.sample(texts, samples=5)
     assert len(found) == len(texts) and all(len(row) == 5 for row in found)
     assert found.rewards.shape == found.logprobs.shape == (len(texts), 5)
     assert np.isfinite(found.rewards).all() and (found.logprobs <= 0).all()
     stacked = found.stacked_thoughts()
     assert stacked.shape == (len(texts), 5, 6, reasoner.width)
     assert (stacked[1, 2] == found.thoughts[1][2]).all()
-    assert found.aggregate("weighted")[0] == reasoner.solve(texts[0], n=5).answer
-    assert found.aggregate("majority")[0] == reasoner.solve(texts[0], n=5, rule="majority").answer
+    assert found.aggregate("weighted")[0] == reasoner.solve(texts[0], samples=5).answer
+    assert found.aggregate("majority")[0] == reasoner.solve(texts[0], samples=5, rule="majority").answer
     rewards = found.process_rewards[0][0]
     assert rewards is not None and rewards.shape == (6,)
 
 
 def test_thoughts_are_the_engines_memory(reasoner: Reasoner, questions: list[Question]) -> None:
-    thoughts = reasoner.sample(questions[0].text, n=1)[0][0].thoughts
+    thoughts = reasoner.sample(questions[0].text, samples=1)[0][0].thoughts
     assert thoughts.dtype == np.float32 and not thoughts.flags.owndata
     base = thoughts.base
     while isinstance(base, np.ndarray):
@@ -55,24 +57,24 @@ def test_thoughts_are_the_engines_memory(reasoner: Reasoner, questions: list[Que
 
 def test_fewer_samples_are_a_prefix(reasoner: Reasoner, questions: list[Question]) -> None:
     texts = [question.text for question in questions[:2]]
-    few, many = reasoner.sample(texts, n=2), reasoner.sample(texts, n=6)
+    few, many = reasoner.sample(texts, samples=2), reasoner.sample(texts, samples=6)
     for row, longer in zip(few, many):
         assert [t.text for t in row] == [t.text for t in longer[:2]]
         assert all((a.thoughts == b.thoughts).all() for a, b in zip(row, longer))
-    other = reasoner.sample(texts, n=2, seed=1)
+    other = reasoner.sample(texts, samples=2, seed=1)
     assert not (other[0][0].thoughts == few[0][0].thoughts).all()
 
 
 def test_samplers_are_told_by_their_options(reasoner: Reasoner, questions: list[Question]) -> None:
     text = questions[0].text
-    still = reasoner.sample(text, n=2, sampler="none")[0]
+    still = reasoner.sample(text, samples=2, sampler="none")[0]
     assert (still[0].thoughts == still[1].thoughts).all()
-    assert reasoner.sample(text, n=1, thoughts=3)[0][0].thoughts.shape[0] == 3
-    with pytest.raises(ValueError, match="sigma belongs to sampler=\"noise\""):
-        reasoner.sample(text, p=0.1, sigma=0.2)
-    with pytest.raises(ValueError, match="p=1.5 must be at least 0 and below 1"):
-        reasoner.sample(text, p=1.5)
-    with pytest.raises(TypeError, match="no option is called temprature"):
+    assert reasoner.sample(text, samples=1, latent_length=3)[0][0].thoughts.shape[0] == 3
+    with pytest.raises(ValueError, match="dropout_p belongs to sampler dropout and noise_std to"):
+        reasoner.sample(text, dropout_p=0.1, noise_std=0.2)
+    with pytest.raises(ValueError, match="dropout_p: .*at least 0 and below 1"):
+        reasoner.sample(text, dropout_p=1.5)
+    with pytest.raises(TypeError, match="no option is called temprature; did you mean temperature"):
         reasoner.sample(text, temprature=1.0)  # type: ignore[call-arg]
 
 
@@ -86,7 +88,7 @@ def test_errors_have_the_librarys_messages(tmp_path: Path, reasoner: Reasoner) -
     with pytest.raises(latent_tts.RunError, match="not a run directory"):
         latent_tts.RunDirectory(tmp_path)
     with pytest.raises(latent_tts.EngineError):
-        reasoner.solve("too long " * 4000)
+        reasoner.solve("pens " * 4000)
     with pytest.raises(latent_tts.DeviceError, match="bf16"):
         Reasoner.from_pretrained("embedded", device="cpu", dtype="bf16")
     with pytest.raises(latent_tts.DeviceError, match="fp8"):
@@ -97,23 +99,24 @@ def test_errors_have_the_librarys_messages(tmp_path: Path, reasoner: Reasoner) -
 def test_wrong_types_and_counts_are_refused_by_name(reasoner: Reasoner) -> None:
     text = "Tom has 3 pens."
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"n": 0}, ValueError, "n must be at least 1, not 0"),
-        ({"n": "4"}, TypeError, "n must be an int, not str: '4'"),
-        ({"n": True}, TypeError, "n must be an int, not bool"),
-        ({"n": 1, "seed": 0.5}, TypeError, "seed must be an int, not float"),
-        ({"n": 1, "p": "high"}, TypeError, "p must be a float, not str: 'high'"),
-        ({"n": 1, "sampler": 3}, TypeError, "sampler must be a str, not int"),
-        ({"n": 1, "thoughts": 2.5}, TypeError, "thoughts must be an int or a str, not float"),
+        ({"samples": 0}, ValueError, "samples must be at least 1, not 0"),
+        ({"samples": "4"}, TypeError, "samples must be an int, not str: '4'"),
+        ({"samples": True}, TypeError, "samples must be an int, not bool"),
+        ({"seed": 0.5}, TypeError, "seed must be an int, not float"),
+        ({"dropout_p": "high"}, TypeError, "dropout_p must be a float, not str: 'high'"),
+        ({"sampler": 3}, TypeError, "sampler must be a str or a callable, not int"),
+        ({"latent_length": 2.5}, TypeError, "latent_length must be an int or a str, not float"),
+        ({"beam": 2}, TypeError, "beam must be a bool, not int"),
     ]
     for options, error, message in wrong:
         with pytest.raises(error, match=message):
             reasoner.solve(text, **options)
     with pytest.raises(TypeError, match="question must be a str, not int: 5"):
         reasoner.solve(5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"questions\[1\] must be a str, not NoneType"):
+    with pytest.raises(TypeError, match=r"questions\[1\] must be a str or a dict, not NoneType"):
         reasoner.sample([text, None])  # type: ignore[list-item]
     # numpy's numbers are numbers.
-    assert len(reasoner.solve(text, n=np.int64(2), p=np.float32(0.1)).trajectories) == 2
+    assert len(reasoner.solve(text, samples=np.int64(2), dropout_p=np.float32(0.1)).trajectories) == 2
 
 
 def test_loading_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +147,7 @@ def test_other_threads_run_meanwhile(reasoner: Reasoner, questions: list[Questio
     thread = threading.Thread(target=count)
     thread.start()
     before = counted[0]
-    reasoner.sample([q.text for q in questions], n=64)
+    reasoner.sample([q.text for q in questions], samples=64)
     ran = counted[0] - before
     going[0] = False
     thread.join()
@@ -159,7 +162,7 @@ def test_ctrl_c_ends_a_long_call(tmp_path: Path) -> None:
         "reasoner = latent_tts.Reasoner.from_pretrained('embedded', device='cpu', threads=1)\n"
         "print('ready', flush=True)\n"
         "try:\n"
-        f"    reasoner.evaluate(limit=5000, n=64, out={str(tmp_path / 'run')!r}, progress=False)\n"
+        f"    reasoner.evaluate(limit=5000, samples=64, out={str(tmp_path / 'run')!r}, progress=False)\n"
         "except KeyboardInterrupt:\n"
         "    print('interrupted', flush=True)\n"
     )
@@ -218,3 +221,34 @@ def test_what_the_hub_does_not_have_is_told(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True
     )
     assert "ModelError" in failed.stderr and "hf download owner/name" in failed.stderr
+
+
+def test_an_adapter_is_loaded_over_a_base(
+    tiny_gguf: Path, command: Callable[..., None], tmp_path: Path
+) -> None:
+    """The layout of models/smollm2-135m: a directory with an adapter over a GGUF file."""
+    base = tmp_path / "base.gguf"
+    base.write_bytes(tiny_gguf.read_bytes())
+    known = latent_tts.read_questions("embedded:train", limit=6)
+    examples = [{"question": q.text, "steps": q.steps, "answer": q.gold} for q in known]
+    (tmp_path / "train.json").write_text(json.dumps(examples))
+    adapter = tmp_path / "adapter"
+    command("train", "reasoner", "--init", base, "--method", "codi", "--lora", 4, "--lora-alpha", 8,
+            "--data", tmp_path / "train.json", "--batch", 3, "--steps", 3, "--warmup", 1,
+            "--out", adapter)  # fmt: skip
+    options: dict[str, Any] = {"samples": 2, "max_new_tokens": 6}
+    text = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
+    beside = Reasoner.from_pretrained(adapter, device="cpu").sample(text, **options)
+    base.rename(tmp_path / "hidden.gguf")
+    with pytest.raises(latent_tts.ModelError, match="base"):
+        Reasoner.from_pretrained(adapter, device="cpu")
+    over = Reasoner.from_pretrained(adapter, base=tmp_path / "hidden.gguf", device="cpu")
+    found = over.sample(text, **options)
+    assert found.texts == beside.texts
+    assert (found.stacked_thoughts() == beside.stacked_thoughts()).all()
+    assert over.family == "codi" and over.reward_model is None
+
+
+def test_a_base_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(latent_tts.ModelError, match="no model is an adapter"):
+        Reasoner.from_pretrained("embedded", base=tmp_path, device="cpu")

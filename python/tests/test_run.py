@@ -20,7 +20,7 @@ LIMIT, N = 6, 4
 def run(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     out = tmp_path_factory.mktemp("runs") / "run"
     return reasoner.evaluate(
-        "embedded:test", limit=LIMIT, n=N, seeds=2, out=out, keep_thoughts=True, progress=False
+        "embedded:test", limit=LIMIT, samples=N, seeds=2, out=out, keep_thoughts=True, progress=False
     )
 
 
@@ -88,7 +88,7 @@ def test_thoughts_are_mapped(run: RunDirectory, reasoner: Reasoner) -> None:
     assert run.thoughts(0, greedy=True).shape == (6, reasoner.width)
     assert not (run.thoughts(0, seed=1) == thoughts).all()
     question = next(run.samples())["question"]
-    assert (reasoner.sample(question, n=N).stacked_thoughts()[0] == thoughts).all()
+    assert (reasoner.sample(question, samples=N).stacked_thoughts()[0] == thoughts).all()
 
 
 def test_figures(run: RunDirectory) -> None:
@@ -104,7 +104,7 @@ def test_figures(run: RunDirectory) -> None:
 def test_resume_and_overwrite(reasoner: Reasoner, run: RunDirectory, tmp_path: Path) -> None:
     def again(**more: object) -> RunDirectory:
         return reasoner.evaluate(
-            limit=LIMIT, n=N, seeds=2, out=tmp_path / "run", progress=False, **more  # type: ignore[arg-type]
+            limit=LIMIT, samples=N, seeds=2, out=tmp_path / "run", progress=False, **more  # type: ignore[arg-type]
         )
 
     again()
@@ -124,22 +124,22 @@ def test_sweep_is_the_commands(
     reasoner: Reasoner, command: Callable[..., None], tmp_path: Path
 ) -> None:
     found = reasoner.sweep(
-        p=[0.1, 0.4], sigma="0.2", limit=4, n=4, out=tmp_path / "a", progress=False
+        dropout_p=[0.1, 0.4], noise_std="0.2", limit=4, samples=4, out=tmp_path / "a", progress=False
     )
     command("sweep", "--p", "0.1,0.4", "--sigma", "0.2", "--limit", 4, "-n", 4, "--device", "cpu",
             "--no-report", "--out", tmp_path / "b")  # fmt: skip
     assert files(tmp_path / "a")["sweep.json"] == files(tmp_path / "b")["sweep.json"]
     assert [run.path.name for run in found.runs] == ["dropout-0.1", "dropout-0.4", "noise-0.2"]
     assert found.best.path.name == found.summary["best"] and found.figures()
-    with pytest.raises(ValueError, match="p: 1.5"):
-        reasoner.sweep(p=1.5, out=tmp_path / "c")
+    with pytest.raises(ValueError, match="dropout_p: 1.5"):
+        reasoner.sweep(dropout_p=1.5, out=tmp_path / "c")
 
 
 def test_a_sweep_by_rewards_is_the_commands(
     reasoner: Reasoner, command: Callable[..., None], tmp_path: Path
 ) -> None:
     def again(**more: object) -> None:
-        given = {"p": [0.1, 0.4], "limit": 3, "n": 4, "metric": "weighted", **more}
+        given = {"dropout_p": [0.1, 0.4], "limit": 3, "samples": 4, "metric": "weighted", **more}
         reasoner.sweep(out=tmp_path / "a", progress=False, **given)  # type: ignore[arg-type]
 
     again()
@@ -149,10 +149,10 @@ def test_a_sweep_by_rewards_is_the_commands(
     assert found["sweep.json"] == files(tmp_path / "b")["sweep.json"]
     with pytest.raises(RunError, match="already holds a sweep"):
         again()
-    with pytest.raises(RunError, match="settings.samples = 4, now it is 8"):
-        again(n=8, resume=True)
+    with pytest.raises(RunError, match="settings.sampling.samples = 4, now it is 8"):
+        again(samples=8, resume=True)
     with pytest.raises(RunError, match='settings.p = "0.1,0.4", now it is "0.2"'):
-        again(p=0.2, resume=True)
+        again(dropout_p=0.2, resume=True)
     assert files(tmp_path / "a") == found
     again(resume=True)
     assert files(tmp_path / "a") == found
@@ -167,7 +167,7 @@ def test_annotations_are_the_commands(
     reasoner: Reasoner, command: Callable[..., None], tmp_path: Path
 ) -> None:
     found = reasoner.annotate(
-        limit=24, trajectories=4, rollouts=2, per_shard=10, out=tmp_path / "a", progress=False
+        limit=24, samples=4, rollouts=2, per_shard=10, out=tmp_path / "a", progress=False
     )
     command("annotate", "--limit", 24, "-n", 4, "-m", 2, "--per-shard", 10, "--device", "cpu",
             "--out", tmp_path / "b")  # fmt: skip
@@ -185,7 +185,7 @@ def test_annotations_are_the_commands(
     with pytest.raises(RunError):
         Annotations(tmp_path / "a")
     reasoner.annotate(
-        limit=24, trajectories=4, rollouts=2, per_shard=10, out=tmp_path / "a", resume=True,
+        limit=24, samples=4, rollouts=2, per_shard=10, out=tmp_path / "a", resume=True,
         progress=False,
     )  # fmt: skip
     assert files(tmp_path / "a") == files(tmp_path / "b")

@@ -12,9 +12,10 @@ mod majority;
 mod normalized;
 mod weighted;
 
+use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -52,6 +53,17 @@ pub trait VotingRule: Send + Sync {
     /// The index of the chosen candidate; `None` if no candidate has an answer. The order of the
     /// slice must not matter.
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize>;
+
+    /// Why the rule failed since this was last called, where a rule calls code that can fail. The
+    /// choices made since then are not to be used.
+    fn take_failure(&self) -> Option<Arc<dyn Error + Send + Sync>> {
+        None
+    }
+
+    /// False of a rule that only its name is known of; see [`Rule::named`].
+    fn is_known(&self) -> bool {
+        true
+    }
 }
 
 /// The signals of a candidate that a rule reads beside its answer.
@@ -132,6 +144,10 @@ impl VotingRule for Unknown {
     fn choose(&self, _: &[&dyn Candidate], _: &VoteParams) -> Option<usize> {
         None
     }
+
+    fn is_known(&self) -> bool {
+        false
+    }
 }
 
 /// Why a rule cannot be registered.
@@ -144,7 +160,7 @@ impl fmt::Display for RuleNameTaken {
     }
 }
 
-impl std::error::Error for RuleNameTaken {}
+impl Error for RuleNameTaken {}
 
 impl Rule {
     /// The rules measured by default: all but the other reductions of best-of-N.
@@ -230,6 +246,16 @@ impl Rule {
         self.implementation().reduction()
     }
 
+    /// See [`VotingRule::take_failure`].
+    pub fn take_failure(self) -> Option<Arc<dyn Error + Send + Sync>> {
+        self.implementation().take_failure()
+    }
+
+    /// See [`VotingRule::is_known`].
+    pub fn is_known(self) -> bool {
+        self.implementation().is_known()
+    }
+
     /// Whether every candidate has the signals that the rule needs.
     pub fn applies<T: Candidate>(self, candidates: &[T]) -> bool {
         let needs = self.needs();
@@ -270,7 +296,7 @@ impl fmt::Display for UnknownRule {
     }
 }
 
-impl std::error::Error for UnknownRule {}
+impl Error for UnknownRule {}
 
 impl FromStr for Rule {
     type Err = UnknownRule;
@@ -347,5 +373,6 @@ mod tests {
             (unknown.name(), unknown.choose(&candidates, &VoteParams::default())),
             ("of_another_program", None)
         );
+        assert!(rule.is_known() && !unknown.is_known() && Rule::MAJORITY.is_known());
     }
 }

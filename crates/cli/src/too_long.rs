@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use latent_tts::report::table::count;
-use latent_tts::{EngineError, Error, Question};
+use latent_tts::{Error, Question, fitting_questions};
 
 use crate::args::TooLongKind;
 use crate::printer::Printer;
@@ -22,16 +22,7 @@ pub fn fitting(
         return Ok((questions, Vec::new()));
     }
     let total = questions.len();
-    let (mut fitting, mut skipped) = (Vec::new(), Vec::new());
-    for question in questions {
-        match check(&question) {
-            Err(Error::Engine(
-                EngineError::TooLong { id, .. } | EngineError::LongText { id, .. },
-            )) => skipped.push(id),
-            Err(error) => return Err(error.into()),
-            Ok(()) => fitting.push(question),
-        }
-    }
+    let (fitting, skipped) = fitting_questions(questions, check)?;
     if fitting.is_empty() {
         bail!("all {} are too long for the model; pass fewer thoughts", count(total, "question"));
     }

@@ -6,6 +6,7 @@
 //! row carries the strength of its own request.
 
 use model::{Decoder, Dropout};
+use schema::{CustomSampler, ThoughtKey};
 use tensor::ops::{
     self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw, TokenSampling,
 };
@@ -231,6 +232,46 @@ impl<'a> Sampler<'a> {
             Some(RowPerturbation { key, strength, sites: SiteSet::NOISE })
         };
         ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
+    }
+
+    /// Hands thoughts (rows, width) of requests with a sampler of the calling program to it; each
+    /// row is at the position where its thought is fed.
+    pub(crate) fn perturb_thoughts<'r>(
+        &self,
+        device: &Device,
+        rows: impl Iterator<Item = &'r SequenceState>,
+        thoughts: Tensor,
+    ) -> Result<Tensor, DeviceError> {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Custom(_))) {
+            return Ok(thoughts);
+        }
+        let mut batches: Vec<(CustomSampler, Vec<ThoughtKey>, Vec<usize>)> = Vec::new();
+        for (index, row) in rows.enumerate() {
+            let Perturbation::Custom(sampler) = self.params(row).perturbation else { continue };
+            let Some(RngKey { seed, question, trajectory, position }) = self.key(row) else {
+                continue;
+            };
+            let step = position - self.items[row.spec.item].prompt.tokens.len() as u32;
+            let key = ThoughtKey { seed, question, trajectory, step };
+            match batches.iter_mut().find(|(other, ..)| *other == sampler) {
+                Some((_, keys, indices)) => {
+                    keys.push(key);
+                    indices.push(index);
+                }
+                None => batches.push((sampler, vec![key], vec![index])),
+            }
+        }
+        let mut thoughts = thoughts.to_host()?;
+        let width = thoughts.cols();
+        for (sampler, keys, indices) in batches {
+            let mut batch: Vec<f32> =
+                indices.iter().flat_map(|&row| thoughts.row(row).to_vec()).collect();
+            sampler.perturb(&keys, &mut batch, width);
+            for (&row, changed) in indices.iter().zip(batch.chunks_exact(width)) {
+                thoughts.row_mut(row).copy_from_slice(changed);
+            }
+        }
+        thoughts.to_device(device)
     }
 
     /// The Gumbel noise on the mixtures that become the next thoughts of some rows, each at the

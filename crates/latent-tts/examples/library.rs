@@ -56,6 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         on_existing: OnExisting::Refuse,
         keep_latents: false,
         lens: None,
+        scorer: None,
         ablations: Vec::new(),
         cancel: CancelToken::default(),
         write_lock: Default::default(),

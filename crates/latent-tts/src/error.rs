@@ -1,7 +1,9 @@
 //! Why the library could not do what it was asked to. Messages name fields and files; a command
 //! line adds its own hints.
 
+use std::error::Error as StdError;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use data::DatasetError;
 use engine::EngineError;
@@ -125,6 +127,24 @@ pub enum Error {
     NoAdapter {
         /// The base.
         base: String,
+    },
+
+    /// A voting rule, a scorer or a sampler of the calling program failed.
+    #[error("{name}: {error}")]
+    Callback {
+        /// Its name.
+        name: String,
+        /// Why. Part of the message, and therefore not its source as well.
+        error: Arc<dyn StdError + Send + Sync>,
+    },
+
+    /// A scorer returned rewards that cannot be used.
+    #[error("scorer {name}: {problem}")]
+    InvalidRewards {
+        /// The scorer.
+        name: String,
+        /// What is wrong with the rewards.
+        problem: String,
     },
 
     /// A text whose likelihood is asked for is longer than the model reads.

@@ -23,6 +23,9 @@ use serde_json::json;
 use crate::ablation::Ablator;
 use crate::data_source::DataSource;
 use crate::model::ModelSelection;
+use crate::rescore::check_rules;
+use crate::sampling::check_sampler;
+use crate::scorer::{self, Scorer};
 use crate::{Error, fingerprint, grade, manifest};
 
 /// What to do with results that are there already.
@@ -60,6 +63,8 @@ pub struct Evaluation<'a> {
     pub keep_latents: bool,
     /// Record so many tokens of each of the greedy run's thoughts, as the LM head reads them.
     pub lens: Option<NonZeroUsize>,
+    /// Rewards of trajectories in place of a reward model's.
+    pub scorer: Option<Arc<dyn Scorer>>,
     /// Replacements of the greedy run's thoughts to measure, in `ablation.json`. Nothing of this is
     /// resumed: at one trajectory a question and kind it is cheap, and computed whole.
     pub ablations: Vec<AblationKind>,
@@ -168,7 +173,11 @@ impl Evaluation<'_> {
         };
         let requests: Vec<Request> = questions.iter().map(request).collect();
         engine.run(&requests, |index, reply| {
-            let reply = reply?;
+            let mut reply = reply?;
+            check_sampler(&params.perturbation)?;
+            if let Some(scorer) = &self.scorer {
+                scorer::apply(scorer.as_ref(), questions[index], &params, &mut reply)?;
+            }
             let kept = reply.trajectories.iter().chain(&reply.greedy).filter(|_| self.keep_latents);
             take(QuestionRecord {
                 sample: grade::grade(questions[index], &params, &reply),
@@ -189,6 +198,7 @@ impl Evaluation<'_> {
             ..MetricSettings::default()
         };
         let results = metrics::results_of_run(&run, &settings)?;
+        check_rules(self.rules.as_deref().unwrap_or_default())?;
         run.write_results(&results)?;
         Ok(EvalOutput { out, run, results, ablation: None })
     }
@@ -213,11 +223,14 @@ impl Evaluation<'_> {
         host["model"] = json!(reasoner.path());
         host["reward_model"] = json!(reward_model.as_ref().map(ModelFiles::path));
         host["data"] = json!(self.data.to_string());
-        let has_reward_model = engine.reward_model().is_some();
+        let has_rewards = engine.reward_model().is_some() || self.scorer.is_some();
         let models = [reasoner].into_iter().chain(reward_model);
         let device = model.decoder.device();
         let mut settings =
-            manifest::settings_json(&model.method, &self.params, has_reward_model, device);
+            manifest::settings_json(&model.method, &self.params, has_rewards, device);
+        if let Some(scorer) = &self.scorer {
+            settings["scorer"] = json!(scorer.name());
+        }
         if let Some(tokens) = self.lens {
             settings["lens"] = json!(tokens);
         }

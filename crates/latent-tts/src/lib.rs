@@ -48,9 +48,12 @@ mod loglikelihood;
 pub mod manifest;
 mod model;
 pub mod notes;
+mod rescore;
 mod sampling;
+mod scorer;
 mod source;
 pub mod sweep;
+mod too_long;
 pub mod training;
 pub mod verify;
 
@@ -78,15 +81,18 @@ pub use model::{
 pub use notes::Note;
 pub use record::{self, Ablation, AblationKind};
 pub use report;
-pub use sampling::evaluation_params;
+pub use rescore::rescore;
+pub use sampling::{check_sampler, evaluation_params};
 pub use schema::{
-    self, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind, SamplingError, SamplingOptions,
-    Weight,
+    self, CustomSampler, LatentSampler, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind,
+    SamplingError, SamplingOptions, ThoughtKey, Weight,
 };
+pub use scorer::Scorer;
 pub use source::{EMBEDDED, data_file};
 #[cfg(feature = "hub")]
 pub use source::{fetch_bases, fetch_data, fetch_model};
 pub use tensor::{self, Device};
+pub use too_long::fitting_questions;
 pub use train;
 pub use training::{
     RewardTrainer, RewardTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,

@@ -4,7 +4,7 @@ use latent_tts::Rule;
 use latent_tts::aggregate::{self as voting, AnswerVotes, Candidate};
 use pyo3::prelude::*;
 
-use crate::errors::invalid;
+use crate::errors::{check_rule, invalid};
 use crate::options::{self, Sampling};
 
 /// One row of the columns.
@@ -79,7 +79,9 @@ impl Candidates {
 #[pyfunction]
 pub fn aggregate(candidates: Candidates, rule: &str, options: Sampling) -> PyResult<Option<usize>> {
     let rule = options::rule(rule)?;
-    Ok(rule.choose(&candidates.rows()?, &options.0.vote_params()))
+    let chosen = rule.choose(&candidates.rows()?, &options.0.vote_params());
+    check_rule(rule)?;
+    Ok(chosen)
 }
 
 /// A distinct answer: its text, its votes, their weight and their summed reward.

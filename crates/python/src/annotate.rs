@@ -23,6 +23,9 @@ use crate::waiting::{ProgressEvent, wait_for};
 pub struct PyAnnotation {
     data: DataSource,
     questions: Vec<Question>,
+    /// Ids of the questions that are too long and left out.
+    #[pyo3(get)]
+    skipped: Vec<u32>,
     sampling: SamplingOptions,
     labels: ThoughtLabels,
     per_shard: usize,
@@ -40,6 +43,8 @@ pub struct AnnotateArguments {
     /// Whether the questions are read: a worker is sent its own.
     read: bool,
     limit: Option<usize>,
+    /// Whether questions that do not fit the model are left out.
+    skip_too_long: bool,
     default_count: usize,
     /// 0 labels thoughts by their trajectory's own outcome.
     rollouts: usize,
@@ -52,14 +57,20 @@ pub struct AnnotateArguments {
 #[pymethods]
 impl PyAnnotation {
     #[new]
-    fn new(py: Python<'_>, arguments: AnnotateArguments, sampling: Sampling) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        engine: &PyEngine,
+        arguments: AnnotateArguments,
+        sampling: Sampling,
+    ) -> PyResult<Self> {
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
         let data = DataSource::parse(&arguments.data).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
-        Ok(Self {
+        let mut annotation = Self {
             data,
-            questions,
+            questions: Vec::new(),
+            skipped: Vec::new(),
             sampling: sampling.0,
             labels: match positive("rollouts", arguments.rollouts) {
                 Ok(count) => ThoughtLabels::Rollouts(count),
@@ -74,7 +85,12 @@ impl PyAnnotation {
             out: arguments.out,
             on_existing: options::on_existing(&arguments.on_existing)?,
             store: Mutex::default(),
-        })
+        };
+        (annotation.questions, annotation.skipped) = match arguments.skip_too_long {
+            true => py.detach(|| annotation.fitting(engine, questions)).map_err(raise)?,
+            false => (questions, Vec::new()),
+        };
+        Ok(annotation)
     }
 
     /// Makes all shards that are missing, in this process, and gives the directory.
@@ -102,6 +118,7 @@ impl PyAnnotation {
             job.run(&store, &self.questions, &mut AnnotationProgressSender(events))?;
             Ok::<_, library::Error>(out)
         })?;
+        self.check_sampler(engine)?;
         done.map_err(raise)
     }
 
@@ -143,6 +160,7 @@ impl PyAnnotation {
             let annotator = Annotator { cancel: Some(&cancel), ..self.annotator(engine)? };
             annotator.shard(&index, &questions, &mut ())
         })?;
+        self.check_sampler(engine)?;
         let bytes = shard.map_err(raise)?.to_bytes().map_err(invalid)?;
         Ok(PyBytes::new(py, &bytes))
     }
@@ -156,6 +174,23 @@ impl PyAnnotation {
 }
 
 impl PyAnnotation {
+    /// Raises what a sampler that is a Python callable raised.
+    fn check_sampler(&self, engine: &PyEngine) -> PyResult<()> {
+        let params = self.sampling.resolve(&engine.engine.reasoner().method).map_err(raise)?;
+        library::check_sampler(&params.perturbation).map_err(raise)
+    }
+
+    /// The questions that fit the model, and the ids of the others.
+    fn fitting(
+        &self,
+        engine: &PyEngine,
+        questions: Vec<Question>,
+    ) -> Result<(Vec<Question>, Vec<u32>), library::Error> {
+        let annotator = self.annotator(engine)?;
+        let check = |question: &Question| annotator.check(std::slice::from_ref(question));
+        library::fitting_questions(questions, check)
+    }
+
     fn annotator<'a>(&self, engine: &'a PyEngine) -> Result<Annotator<'a>, library::Error> {
         let reasoner = engine.engine.reasoner();
         Ok(Annotator {

@@ -1,20 +1,23 @@
 //! A loaded reasoner: sampling, log-likelihoods, and the pieces of work of a cluster's workers.
 
-use latent_tts::record::QuestionRecord;
-use latent_tts::{
-    self as library, CancelToken, DataSource, Model, ModelSelection, Request, RewardModelChoice,
-    default_memory, loglikelihood,
-};
-use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
-use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use std::path::Path;
 
-use crate::aggregate::{VoteTuple, vote_tuples};
-use crate::errors::{raise, raise_device, raise_loading, raise_record};
+use latent_tts::record::QuestionRecord;
+use latent_tts::tensor::Tensor;
+use latent_tts::{
+    self as library, CancelToken, DataSource, Lens, Model, ModelSelection, Request,
+    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
+};
+use numpy::PyReadonlyArray2;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::errors::{check_rule, invalid, raise, raise_device, raise_loading, raise_record};
 use crate::evaluate::PyEvaluation;
 use crate::options::{
-    self, QuestionTuple, Sampling, answer_kind, positive, question, question_tuple,
+    self, QuestionInput, QuestionTuple, Sampling, answer_kind, positive, question, question_tuple,
 };
+use crate::trajectory::PyReply;
 use crate::waiting::{ProgressEvent, wait_for};
 
 /// A reasoner, perhaps its reward model, on a device.
@@ -29,13 +32,14 @@ pub struct PyEngine {
 impl PyEngine {
     /// Loads models by name; `reward_model` may be `default` or `none`.
     #[staticmethod]
-    #[pyo3(signature = (name, reward_model, *, family=None, device="auto", dtype=None,
-                        threads=None, memory=None, deterministic=false))]
+    #[pyo3(signature = (name, reward_model, *, base=None, family=None, device="auto",
+                        dtype=None, threads=None, memory=None, deterministic=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn load(
         py: Python<'_>,
         name: &str,
         reward_model: &str,
+        base: Option<&str>,
         family: Option<&str>,
         device: &str,
         dtype: Option<&str>,
@@ -54,6 +58,10 @@ impl PyEngine {
         let load = |_: &_| -> PyResult<Self> {
             let device = options.open().map_err(raise_device)?;
             let selection = ModelSelection::new(name, choice).map_err(raise_loading)?;
+            let selection = match base {
+                Some(base) => selection.with_base(base).map_err(raise_loading)?,
+                None => selection,
+            };
             let selection = ModelSelection { family, ..selection };
             let model = selection.load(&device).map_err(raise_loading)?;
             let memory = match memory {
@@ -108,36 +116,69 @@ impl PyEngine {
         self.engine.default_rule().name()
     }
 
-    /// Samples questions, each under its index as id, and gives their replies.
+    /// The parameters that options resolve to with this model, as complete options.
+    fn resolve<'py>(&self, py: Python<'py>, sampling: Sampling) -> PyResult<Bound<'py, PyDict>> {
+        options::keywords(py, &self.params(&sampling)?)
+    }
+
+    /// Samples questions, each under its index as id, and gives their replies. With `lens`, thoughts
+    /// are read as that many tokens each.
     fn sample(
         &self,
         py: Python<'_>,
-        questions: Vec<String>,
-        kind: &str,
+        questions: Vec<QuestionInput>,
         sampling: Sampling,
+        lens: Option<usize>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Vec<PyReply>> {
-        let kind = answer_kind(kind)?;
-        let params = sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)?;
+        let lens = lens.map(|tokens| positive("lens", tokens)).transpose()?;
+        let lens = lens.map(|tokens| Lens { tokens, sampled: true });
+        let params = self.params(&sampling)?;
         let cancel = CancelToken::default();
-        let request = |(id, question): (usize, String)| Request {
-            id: id as u32,
-            answer_kind: kind,
+        let mut requests = Vec::with_capacity(questions.len());
+        for (id, (question, _, kind)) in questions.iter().enumerate() {
+            requests.push(Request {
+                id: id as u32,
+                answer_kind: answer_kind(kind)?,
+                cancel: cancel.clone(),
+                lens,
+                ..Request::new(question.clone(), params)
+            });
+        }
+        let replies = self.replies(py, &requests, &cancel, progress)?;
+        let gold = questions.iter().map(|(_, gold, _)| gold.as_deref());
+        replies.into_iter().zip(gold).map(|(reply, gold)| PyReply::new(py, reply, gold)).collect()
+    }
+
+    /// Decodes the answers of a question after given thoughts, one trajectory for each array.
+    fn decode(
+        &self,
+        py: Python<'_>,
+        question: QuestionInput,
+        latents: Vec<PyReadonlyArray2<'_, f32>>,
+        sampling: Sampling,
+    ) -> PyResult<PyReply> {
+        let width = self.width();
+        let mut forced = Vec::with_capacity(latents.len());
+        for array in &latents {
+            let array = array.as_array();
+            if array.ncols() != width {
+                let found = array.ncols();
+                return Err(invalid(format!("latents have width {found}, the model has {width}")));
+            }
+            forced.push(Tensor::from_vec(array.nrows(), width, array.iter().copied().collect()));
+        }
+        let (text, gold, kind) = question;
+        let cancel = CancelToken::default();
+        let request = Request {
+            answer_kind: answer_kind(&kind)?,
             cancel: cancel.clone(),
-            ..Request::new(question, params)
+            forced_thoughts: forced.into(),
+            ..Request::new(text, self.params(&sampling)?)
         };
-        let requests: Vec<Request> = questions.into_iter().enumerate().map(request).collect();
-        let replies = wait_for(py, &cancel, progress, |events| {
-            let mut replies = Vec::new();
-            self.engine.run(&requests, |_, reply| -> Result<(), library::EngineError> {
-                replies.push(reply?);
-                // The receiver lives as long as the work.
-                let _ = events.send(ProgressEvent::Done(1));
-                Ok(())
-            })?;
-            Ok::<_, library::EngineError>(replies)
-        })?;
-        replies.map_err(raise)?.into_iter().map(|reply| PyReply::new(py, reply)).collect()
+        let replies = self.replies(py, &[request], &cancel, None)?;
+        let reply = replies.into_iter().next().ok_or_else(|| invalid("nothing was decoded"))?;
+        PyReply::new(py, reply, gold.as_deref())
     }
 
     /// The log-likelihood of each continuation after its context, and whether it is greedy.
@@ -188,76 +229,35 @@ impl PyEngine {
     }
 }
 
-/// A finished request.
-#[pyclass(frozen, get_all, name = "Reply", module = "latent_tts._core")]
-pub struct PyReply {
-    answer: Option<String>,
-    rule: &'static str,
-    chosen: Option<usize>,
-    votes: Vec<VoteTuple>,
-    trajectories: Vec<Py<PyTrajectory>>,
-    greedy: Option<Py<PyTrajectory>>,
-    beam: Option<Py<PyTrajectory>>,
-    diversity: Vec<f64>,
-    steps: u64,
-    flops: f64,
-    seconds: f64,
-}
-
-impl PyReply {
-    fn new(py: Python<'_>, reply: library::Reply) -> PyResult<Self> {
-        let answer = reply.answer().map(str::to_owned);
-        let votes = vote_tuples(reply.votes());
-        let trajectory = |t| PyTrajectory::new(py, t).and_then(|t| Py::new(py, t));
-        Ok(Self {
-            answer,
-            votes,
-            rule: reply.rule.name(),
-            chosen: reply.chosen,
-            trajectories: reply
-                .trajectories
-                .into_iter()
-                .map(trajectory)
-                .collect::<PyResult<_>>()?,
-            greedy: reply.greedy.map(trajectory).transpose()?,
-            beam: reply.beam.map(|beam| trajectory(beam.best)).transpose()?,
-            diversity: reply.diversity,
-            steps: reply.cost.steps,
-            flops: reply.cost.flops,
-            seconds: reply.seconds.total,
-        })
+impl PyEngine {
+    fn params(&self, sampling: &Sampling) -> PyResult<SamplingParams> {
+        sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)
     }
-}
 
-/// One trajectory. Its thoughts are the engine's own memory, moved into an array.
-#[pyclass(frozen, get_all, name = "Trajectory", module = "latent_tts._core")]
-pub struct PyTrajectory {
-    number: u32,
-    text: String,
-    answer: Option<String>,
-    tokens: Vec<u32>,
-    thoughts: Py<PyArray2<f32>>,
-    process_rewards: Option<Py<PyArray1<f32>>>,
-    outcome_reward: Option<f32>,
-    logprob: Option<f32>,
-}
-
-impl PyTrajectory {
-    fn new(py: Python<'_>, trajectory: library::Trajectory) -> PyResult<Self> {
-        let (thoughts, width) = (trajectory.latents.rows(), trajectory.latents.cols());
-        let latents = trajectory.latents.into_data().into_pyarray(py);
-        Ok(Self {
-            number: trajectory.number,
-            text: trajectory.text,
-            answer: trajectory.answer.map(|answer| answer.as_str().to_owned()),
-            tokens: trajectory.tokens.to_vec(),
-            thoughts: latents.reshape([thoughts, width])?.unbind(),
-            process_rewards: trajectory
-                .process_rewards
-                .map(|rewards| rewards.into_pyarray(py).unbind()),
-            outcome_reward: trajectory.outcome_reward,
-            logprob: trajectory.logprob,
-        })
+    /// Runs requests without the GIL, and raises what a rule of Python's raised.
+    fn replies(
+        &self,
+        py: Python<'_>,
+        requests: &[Request],
+        cancel: &CancelToken,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<library::Reply>> {
+        let replies = wait_for(py, cancel, progress, |events| {
+            let mut replies = Vec::new();
+            self.engine.run(requests, |_, reply| -> Result<(), library::EngineError> {
+                replies.push(reply?);
+                // The receiver lives as long as the work.
+                let _ = events.send(ProgressEvent::Done(1));
+                Ok(())
+            })?;
+            Ok::<_, library::EngineError>(replies)
+        })?;
+        let rule = requests.first().and_then(|request| request.params.rule);
+        rule.map_or(Ok(()), check_rule)?;
+        if let Some(request) = requests.first() {
+            check_sampler(&request.params.perturbation).map_err(raise)?;
+        }
+        replies.map_err(raise)
     }
 }
 
@@ -266,6 +266,13 @@ impl PyTrajectory {
 pub fn check_reward_model(py: Python<'_>, name: &str) -> PyResult<String> {
     let files = py.detach(|| library::reward_model_files(name)).map_err(raise_loading)?;
     Ok(files.path().display().to_string())
+}
+
+/// The questions in the text of a JSON list, read as a data file is; errors call it `name`.
+#[pyfunction]
+pub fn parse_questions(name: &str, text: &str) -> PyResult<Vec<QuestionTuple>> {
+    let questions = library::data::parse(Path::new(name), text.as_bytes(), None);
+    Ok(questions.map_err(raise)?.iter().map(question_tuple).collect())
 }
 
 /// The questions of a data source.

@@ -7,9 +7,9 @@ use latent_tts::report::ReportError;
 use latent_tts::tensor::DeviceError as TensorError;
 use latent_tts::train::TrainError;
 use latent_tts::train::annotate::AnnotationError;
-use latent_tts::{EngineError as RequestError, Error};
+use latent_tts::{EngineError as RequestError, Error, Rule};
 use pyo3::exceptions::{PyException, PyValueError};
-use pyo3::{PyErr, create_exception};
+use pyo3::{PyErr, PyResult, Python, create_exception};
 
 create_exception!(latent_tts, LatentTTSError, PyException, "Any error of latent_tts.");
 create_exception!(latent_tts, ModelError, LatentTTSError, "A model could not be found or loaded.");
@@ -26,6 +26,11 @@ create_exception!(
 /// What went wrong, as an exception.
 pub fn raise(error: impl Into<Error>) -> PyErr {
     let error = error.into();
+    if let Error::Callback { error, .. } = &error
+        && let Some(raised) = error.downcast_ref::<PyErr>()
+    {
+        return Python::attach(|py| raised.clone_ref(py));
+    }
     let message = message(&error);
     match error {
         Error::Engine(RequestError::Device(_)) | Error::Device(_) => DeviceError::new_err(message),
@@ -41,8 +46,10 @@ pub fn raise(error: impl Into<Error>) -> PyErr {
         | Error::SweepUnfinished { .. } => RunError::new_err(message),
         Error::Train(TrainError::Device(_)) => DeviceError::new_err(message),
         Error::Train(TrainError::Options { .. }) => PyValueError::new_err(message),
-        Error::Train(_) | Error::TrainingExists { .. } => RunError::new_err(message),
-        Error::EmptySweep => PyValueError::new_err(message),
+        Error::Train(_) => RunError::new_err(message),
+        Error::InvalidRewards { .. } | Error::Sampling(_) | Error::EmptySweep => {
+            PyValueError::new_err(message)
+        }
         _ => ModelError::new_err(message),
     }
 }
@@ -55,6 +62,13 @@ pub fn raise_loading(error: Error) -> PyErr {
 
 pub fn raise_device(error: TensorError) -> PyErr {
     raise(Error::Device(error))
+}
+
+/// Raises what a rule that is a Python callable raised while it chose.
+pub fn check_rule(rule: Rule) -> PyResult<()> {
+    let failed = rule.take_failure();
+    failed
+        .map_or(Ok(()), |error| Err(raise(Error::Callback { name: format!("rule {rule}"), error })))
 }
 
 pub fn raise_record(error: RecordError) -> PyErr {

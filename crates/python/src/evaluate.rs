@@ -3,18 +3,20 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use latent_tts::record::{Manifest, QuestionRecord, Sample};
 use latent_tts::{
-    self as library, CancelToken, DataSource, Error, EvalObserver, OnExisting, Question, Rule,
-    RunRecorder, SamplingOptions, evaluation_params,
+    self as library, AblationKind, CancelToken, DataSource, Error, EvalObserver, OnExisting,
+    Question, Rule, RunRecorder, SamplingOptions, Scorer, evaluation_params, fitting_questions,
+    grade,
 };
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
 use crate::options::{self, QuestionTuple, Sampling, positive, question_tuple};
+use crate::scorer::PythonScorer;
 use crate::waiting::{ProgressEvent, wait_for};
 
 /// Trajectories of each question unless given, as on the command line.
@@ -32,6 +34,12 @@ pub struct PyEvaluation {
     out: Option<PathBuf>,
     on_existing: OnExisting,
     keep_latents: bool,
+    lens: Option<NonZeroUsize>,
+    ablations: Vec<AblationKind>,
+    scorer: Option<Arc<dyn Scorer>>,
+    /// Ids of the questions that are too long and left out.
+    #[pyo3(get)]
+    skipped: Vec<u32>,
     recorder: Mutex<Option<RunRecorder>>,
 }
 
@@ -50,12 +58,24 @@ pub struct EvalArguments {
     out: Option<PathBuf>,
     on_existing: String,
     keep_thoughts: bool,
+    /// Tokens to read of each of the greedy run's thoughts.
+    lens: Option<usize>,
+    ablate: Vec<String>,
+    /// Whether questions that do not fit the model are left out.
+    skip_too_long: bool,
+    /// A name and a callable.
+    scorer: Option<(String, Py<PyAny>)>,
 }
 
 #[pymethods]
 impl PyEvaluation {
     #[new]
-    fn new(py: Python<'_>, arguments: EvalArguments, sampling: Sampling) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        engine: &PyEngine,
+        arguments: EvalArguments,
+        sampling: Sampling,
+    ) -> PyResult<Self> {
         let sampling = sampling.0;
         let samples = sampling.samples.unwrap_or(DEFAULT_SAMPLES);
         let sampling = SamplingOptions { samples: Some(samples), ..sampling };
@@ -68,6 +88,20 @@ impl PyEvaluation {
         }
         let end = sampling.seed.unwrap_or(0).checked_add(arguments.seeds.max(1));
         let end = end.ok_or_else(|| invalid("the seeds go beyond the largest one"))?;
+        let skip = arguments.skip_too_long;
+        let params = evaluation_params(&sampling, &engine.engine).map_err(raise)?;
+        let check = |question: &Question| -> Result<(), Error> {
+            Ok(engine.engine.check(&[grade::request(question, params)])?)
+        };
+        let (questions, skipped) = match skip {
+            true => py.detach(|| fitting_questions(questions, check)).map_err(raise)?,
+            false => (questions, Vec::new()),
+        };
+        if questions.is_empty() && !skipped.is_empty() {
+            return Err(invalid("all questions are too long for the model; pass fewer thoughts"));
+        }
+        let ablations = arguments.ablate.iter().map(|name| options::ablation(name));
+        let scorer = |(name, function)| Arc::new(PythonScorer::new(name, function)) as Arc<_>;
         let rules = |names: Vec<String>| names.iter().map(|name| options::rule(name)).collect();
         Ok(Self {
             data,
@@ -78,6 +112,10 @@ impl PyEvaluation {
             out: arguments.out,
             on_existing: options::on_existing(&arguments.on_existing)?,
             keep_latents: arguments.keep_thoughts,
+            lens: arguments.lens.map(|tokens| positive("lens", tokens)).transpose()?,
+            ablations: ablations.collect::<PyResult<_>>()?,
+            scorer: arguments.scorer.map(scorer),
+            skipped,
             sampling,
             recorder: Mutex::default(),
         })
@@ -158,8 +196,9 @@ impl PyEvaluation {
             out: self.out.clone(),
             on_existing: self.on_existing,
             keep_latents: self.keep_latents,
-            lens: None,
-            ablations: Vec::new(),
+            lens: self.lens,
+            scorer: self.scorer.clone(),
+            ablations: self.ablations.clone(),
             cancel,
             write_lock: Default::default(),
         })

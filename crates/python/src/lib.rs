@@ -8,6 +8,10 @@
 //! ablate     greedy runs with replaced thoughts
 //! train      the training of reasoners and reward models
 //! records    run directories and annotations as columns and figures
+//! trajectory trajectories and replies as objects
+//! rules      voting rules that are callables
+//! sampler    samplers that are callables
+//! scorer     scorers that are callables
 //! options    keyword arguments -> options of the library
 //! command    the command line, for the console script
 //! waiting    long calls: without the GIL, with Ctrl-C and progress
@@ -30,8 +34,12 @@ mod errors;
 mod evaluate;
 mod options;
 mod records;
+mod rules;
+mod sampler;
+mod scorer;
 mod sweep;
 mod train;
+mod trajectory;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -49,7 +57,7 @@ mod _core {
     #[pymodule_export]
     use crate::download::fetch;
     #[pymodule_export]
-    use crate::engine::{PyEngine, PyReply, PyTrajectory, check_reward_model, read_questions};
+    use crate::engine::{PyEngine, check_reward_model, parse_questions, read_questions};
     #[pymodule_export]
     use crate::errors::{
         DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError,
@@ -60,10 +68,17 @@ mod _core {
     use crate::options::sampling_fields;
     #[pymodule_export]
     use crate::records::{
-        annotation_columns, run_columns, run_figures, run_json, run_table, training_figures,
+        annotation_columns, rescore_run, run_columns, run_figures, run_json, run_table,
+        training_figures, write_report,
     };
+    #[pymodule_export]
+    use crate::rules::{PyCandidate, register_rule};
+    #[pymodule_export]
+    use crate::sampler::register_sampler;
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
     #[pymodule_export]
     use crate::train::{train_reasoner, train_reward, training_options};
+    #[pymodule_export]
+    use crate::trajectory::{PyReply, PyTrajectory};
 }

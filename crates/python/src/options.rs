@@ -8,8 +8,8 @@ use latent_tts::record::MetricName;
 use latent_tts::sweep::METRICS;
 use latent_tts::tensor::Precision;
 use latent_tts::{
-    AnswerKind, DeviceKind, DeviceOptions, DropoutScope, DropoutSites, Family, MaskLifetime,
-    OnExisting, Question, Rule, SamplingOptions,
+    AblationKind, AnswerKind, DeviceKind, DeviceOptions, DropoutScope, DropoutSites, Family,
+    MaskLifetime, OnExisting, Question, Rule, SamplingOptions,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -20,6 +20,9 @@ use crate::errors::invalid;
 
 /// A question as Python has it: id, text, gold answer, kind and steps.
 pub type QuestionTuple = (u32, String, String, String, Vec<String>);
+
+/// A question to sample: text, the correct answer where it is known, and kind.
+pub type QuestionInput = (String, Option<String>, String);
 
 pub fn question((id, text, gold, kind, steps): QuestionTuple) -> PyResult<Question> {
     Ok(Question { id, text, gold, kind: answer_kind(&kind)?, steps })
@@ -83,6 +86,15 @@ fn json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     }
 }
 
+/// Sampling options as keyword arguments.
+pub fn keywords<'py>(
+    py: Python<'py>,
+    sampling: &impl serde::Serialize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(sampling).map_err(|error| invalid(error.to_string()))?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into::<PyDict>()?)
+}
+
 /// The names of the sampling options, from their schema.
 #[pyfunction]
 pub fn sampling_fields() -> Vec<String> {
@@ -126,6 +138,11 @@ pub fn mask(name: &str) -> PyResult<MaskLifetime> {
 /// What a sweep maximizes, by its name in results.json.
 pub fn metric(name: &str) -> PyResult<MetricName> {
     named("metric", name, &METRICS)
+}
+
+/// What the thoughts of the greedy run are replaced with, by name.
+pub fn ablation(name: &str) -> PyResult<AblationKind> {
+    named("ablate", name, &AblationKind::ALL.map(|kind| (kind.name(), kind)))
 }
 
 pub fn family(name: &str) -> PyResult<Family> {

@@ -8,14 +8,16 @@ use latent_tts::report::figures::{self, AxisScale, Figure, IntervalStyle, LineSt
 use latent_tts::report::run_data::{RunData, assign_labels};
 use latent_tts::report::table::{self, TableOptions};
 use latent_tts::report::training_data::{TrainingData, label_trainings};
-use latent_tts::report::{ReportError, draw};
+use latent_tts::report::{self, ReportError, ReportOptions, draw};
 use latent_tts::train::annotate::{AnnotationError, Annotations};
+use latent_tts::{Error, rescore};
 use numpy::{IntoPyArray, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Value, json};
 
-use crate::errors::{raise_annotations, raise_record, raise_report};
+use crate::errors::{raise, raise_annotations, raise_record, raise_report};
+use crate::options;
 
 /// Manifest and results of a run, as JSON; the results are null until the run is finished.
 #[pyfunction]
@@ -32,19 +34,38 @@ pub fn run_table(path: PathBuf, width: usize, all_rules: bool) -> PyResult<Strin
     Ok(table::render(&results, TableOptions { width, all_rules }))
 }
 
+/// Measures rules on a finished run, beside those that its results have.
+#[pyfunction]
+pub fn rescore_run(py: Python<'_>, path: PathBuf, rules: Vec<String>) -> PyResult<()> {
+    let rules = rules.iter().map(|name| options::rule(name)).collect::<PyResult<Vec<_>>>()?;
+    let measure = || RunDir::open(path).map_err(Error::from).and_then(|run| rescore(&run, &rules));
+    py.detach(measure).map(drop).map_err(raise)
+}
+
+/// Writes the page of some runs, with its figures, into a directory, and gives its path.
+#[pyfunction]
+pub fn write_report(py: Python<'_>, paths: Vec<PathBuf>, out: PathBuf) -> PyResult<PathBuf> {
+    let write = || -> Result<PathBuf, Error> {
+        let runs = paths.iter().map(RunDir::open).collect::<Result<Vec<_>, _>>()?;
+        Ok(report::write(&runs, &out, ReportOptions::default())?.page)
+    };
+    py.detach(write).map_err(raise)
+}
+
 /// The trajectories of a run, column by column; `greedy` and `beam` are kinds of their own.
 #[pyfunction]
 pub fn run_columns<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyDict>> {
     let columns = py.detach(|| RunColumns::read(&path)).map_err(raise_record)?;
-    let RunColumns { seed, id, gold, kind, k, thoughts, text, answer, correct, numbers } = columns;
+    let RunColumns { seed, id, gold, kind, index, latent_steps, text, answer, correct, numbers } =
+        columns;
     let [reward, outcome_reward, logprob] = numbers;
     let dict = PyDict::new(py);
     dict.set_item("seed", seed.into_pyarray(py))?;
     dict.set_item("id", id.into_pyarray(py))?;
     dict.set_item("gold", gold)?;
     dict.set_item("kind", kind)?;
-    dict.set_item("k", k.into_pyarray(py))?;
-    dict.set_item("thoughts", thoughts.into_pyarray(py))?;
+    dict.set_item("index", index.into_pyarray(py))?;
+    dict.set_item("latent_steps", latent_steps.into_pyarray(py))?;
     dict.set_item("text", text)?;
     dict.set_item("answer", answer)?;
     dict.set_item("correct", correct.into_pyarray(py))?;
@@ -61,8 +82,8 @@ struct RunColumns {
     id: Vec<u32>,
     gold: Vec<String>,
     kind: Vec<&'static str>,
-    k: Vec<u32>,
-    thoughts: Vec<u32>,
+    index: Vec<u32>,
+    latent_steps: Vec<u32>,
     text: Vec<String>,
     answer: Vec<Option<String>>,
     correct: Vec<bool>,
@@ -89,8 +110,8 @@ impl RunColumns {
                 columns.id.push(sample.id);
                 columns.gold.push(sample.gold.clone());
                 columns.kind.push(kind);
-                columns.k.push(trajectory.index);
-                columns.thoughts.push(trajectory.latent_steps);
+                columns.index.push(trajectory.index);
+                columns.latent_steps.push(trajectory.latent_steps);
                 columns.text.push(trajectory.text.clone());
                 columns.answer.push(trajectory.answer.clone());
                 columns.correct.push(trajectory.correct);
@@ -144,6 +165,7 @@ fn panel(panel: &figures::Panel) -> Value {
     let axis = |axis: &figures::FigureAxis| {
         let scale = match axis.scale {
             AxisScale::Linear => "linear",
+            AxisScale::Count => "count",
             AxisScale::Percent => "percent",
             AxisScale::Log2 => "log2",
             AxisScale::Log10 => "log10",

@@ -6,7 +6,6 @@ use latent_tts::record::{Manifest, RunDir};
 use latent_tts::sweep::{self as library, PointRunner, Sweep, SweepGrid, SweepSpec};
 use latent_tts::{CancelToken, Error, SamplingOptions};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
@@ -22,9 +21,9 @@ pub struct SweepArguments {
     out: Option<PathBuf>,
     resume: bool,
     /// Grids as text: values, a range, or an interval.
-    p: Option<String>,
-    sigma: Option<String>,
-    tau: Option<String>,
+    dropout_p: Option<String>,
+    noise_std: Option<String>,
+    gumbel_tau: Option<String>,
     sites: Vec<String>,
     scope: Vec<String>,
     mask: Vec<String>,
@@ -45,9 +44,9 @@ impl SweepArguments {
             return Err(invalid(format!("tolerance={width} must be larger than 0")));
         }
         Ok(SweepSpec {
-            p: grid("p", &self.p, SweepGrid::shares)?,
-            sigma: grid("sigma", &self.sigma, SweepGrid::deviations)?,
-            tau: grid("tau", &self.tau, SweepGrid::temperatures)?,
+            p: grid("dropout_p", &self.dropout_p, SweepGrid::shares)?,
+            sigma: grid("noise_std", &self.noise_std, SweepGrid::deviations)?,
+            tau: grid("gumbel_tau", &self.gumbel_tau, SweepGrid::temperatures)?,
             sites: self.sites.iter().map(|s| options::sites(s)).collect::<PyResult<_>>()?,
             scopes: self.scope.iter().map(|s| options::scope(s)).collect::<PyResult<_>>()?,
             masks: self.mask.iter().map(|s| options::mask(s)).collect::<PyResult<_>>()?,
@@ -116,8 +115,10 @@ impl PointRunner for PythonPoints {
     type Error = Raised;
 
     fn evaluate(&mut self, out: &Path, sampling: SamplingOptions) -> Result<RunDir, Raised> {
-        Python::attach(|py| self.evaluate.call1(py, (out, keywords(py, &sampling)?)).map(drop))
-            .map_err(Raised)?;
+        Python::attach(|py| {
+            self.evaluate.call1(py, (out, options::keywords(py, &sampling)?)).map(drop)
+        })
+        .map_err(Raised)?;
         RunDir::open(out).map_err(|error| Raised(raise_record(error)))
     }
 
@@ -125,10 +126,4 @@ impl PointRunner for PythonPoints {
         // A note is no reason to fail; what the callable raises, its next call raises again.
         let _ = Python::attach(|py| self.note.call1(py, (text,)).map(drop));
     }
-}
-
-/// Sampling options as keyword arguments.
-fn keywords<'py>(py: Python<'py>, sampling: &SamplingOptions) -> PyResult<Bound<'py, PyDict>> {
-    let text = serde_json::to_string(sampling).map_err(|error| invalid(error.to_string()))?;
-    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into::<PyDict>()?)
 }

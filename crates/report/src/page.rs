@@ -109,7 +109,7 @@ fn document(title: &str, body: &str, script: &str) -> String {
 
 /// A table of all runs with every rule at k = N.
 fn summary(runs: &[RunData]) -> String {
-    let shown: Vec<MetricName> = rules::DISPLAY_ORDER
+    let shown: Vec<MetricName> = rules::shown(&runs.iter().collect::<Vec<_>>())
         .into_iter()
         .filter(|name| runs.iter().any(|run| !run.curve(*name).is_empty()))
         .collect();

@@ -1,7 +1,11 @@
 //! Display order and names of the aggregation rules.
 
+use std::collections::BTreeSet;
+
 use aggregate::Rule;
 use record::MetricName;
+
+use crate::run_data::RunData;
 
 /// The rules shown in tables and figures, in order.
 pub const DISPLAY_ORDER: [MetricName; 7] = [
@@ -13,6 +17,14 @@ pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Beam,
     MetricName::Coverage,
 ];
+
+/// The rules shown of some runs: the display order, then rules that a program has registered.
+pub fn shown(runs: &[&RunData]) -> Vec<MetricName> {
+    let metrics = runs.iter().flat_map(|run| &run.results.metrics).map(|metric| metric.name);
+    let registered: BTreeSet<MetricName> =
+        metrics.filter(|name| is_main(*name) && !DISPLAY_ORDER.contains(name)).collect();
+    DISPLAY_ORDER.into_iter().chain(registered).collect()
+}
 
 /// Whether a metric is shown unless all are asked for: the paper's rules, and rules that the program
 /// has registered.

@@ -1,11 +1,13 @@
 //! A run in memory: its settings, metrics and question summaries, without the samples themselves.
 //!
 //! Figures and page are computed from this alone. Metrics are computed from the samples, at every
-//! k; of `results.json` only the format version is checked.
+//! k; of `results.json` only the format version is checked, and the numbers of rules that are not
+//! built in are taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use aggregate::Rule;
 use record::{Ablation, Metric, MetricName, Results, RunDir, Sample};
 use schema::{DropoutSites, MaskLifetime, SamplerKind, SamplingOptions, Temperature};
 
@@ -45,7 +47,7 @@ impl SamplerInfo {
             Some(SamplerKind::Dropout) => sampling.dropout_p.map(f64::from),
             Some(SamplerKind::Noise) => sampling.noise_std.map(f64::from),
             Some(SamplerKind::Gumbel) => sampling.gumbel_tau.map(f64::from),
-            Some(SamplerKind::Tokens | SamplerKind::None) | None => None,
+            Some(SamplerKind::Tokens | SamplerKind::None | SamplerKind::Custom(_)) | None => None,
         };
         match (sampling.sampler, strength) {
             (Some(SamplerKind::Dropout), Some(p)) => {
@@ -65,7 +67,7 @@ impl SamplerInfo {
                 let temperature = sampling.temperature.unwrap_or(Temperature::ONE);
                 Self::Other(format!("tokens at temperature {temperature}"))
             }
-            (Some(other), None) => Self::Other(other.name().into()),
+            (Some(other), _) => Self::Other(other.name().into()),
             (None, _) => Self::Other("unknown sampler".into()),
         }
     }
@@ -186,7 +188,7 @@ pub struct RunData {
 impl RunData {
     /// Loads a run. An incomplete one is an error unless `partial` is set.
     pub fn load(dir: RunDir, partial: bool) -> Result<Self, ReportError> {
-        check_results_version(&dir)?;
+        let recorded = recorded_results(&dir)?;
         let settings = MetricSettings::default();
         let mut accumulator = SampleAccumulator::default();
         let samples = dir
@@ -198,6 +200,7 @@ impl RunData {
 
         let mut results = columns.results(&settings.bootstrap);
         results.cost.seconds = dir.seconds()?;
+        add_registered_rules(&mut results, recorded);
         Ok(Self {
             traits: RunTraits::of_run(&dir, results.trajectories),
             label: dir
@@ -253,16 +256,25 @@ impl RunData {
     }
 }
 
-/// Refuses a run whose `results.json` has another format version than its samples.
-fn check_results_version(run: &RunDir) -> Result<(), ReportError> {
+/// The content of `results.json`, if it is there; an error if it has another format version than its samples.
+fn recorded_results(run: &RunDir) -> Result<Option<Results>, ReportError> {
     match run.results() {
         Err(record::RecordError::Read { source, .. })
             if source.kind() == std::io::ErrorKind::NotFound =>
         {
-            Ok(())
+            Ok(None)
         }
-        results => Ok(results.map(|_| ())?),
+        results => Ok(results.map(Some)?),
     }
+}
+
+/// Adds the recorded numbers of rules that are not built in: the program that registered them may
+/// be another one.
+fn add_registered_rules(results: &mut Results, recorded: Option<Results>) {
+    let registered = |name| matches!(name, MetricName::Rule(rule) if !Rule::ALL.contains(&rule));
+    let Some(recorded) = recorded else { return };
+    results.metrics.extend(recorded.metrics.into_iter().filter(|metric| registered(metric.name)));
+    results.gains.extend(recorded.gains.into_iter().filter(|gain| registered(gain.name)));
 }
 
 /// Accumulates what is kept of the samples besides their metrics.

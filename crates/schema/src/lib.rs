@@ -13,13 +13,17 @@
 
 mod defaults;
 mod latent_length;
+mod latent_sampler;
 mod number;
 mod options;
 mod params;
 mod perturbation;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
 pub use defaults::ModelDefaults;
 pub use latent_length::{InvalidLength, LatentLength, LengthRange};
+pub use latent_sampler::{CustomSampler, LatentSampler, SamplerNameTaken, ThoughtKey};
 pub use number::{InvalidNumber, NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
 pub use options::{SamplerKind, SamplingError, SamplingOptions};
 pub use params::{AdaptiveSampling, BeamSize, SamplingParams};

@@ -5,10 +5,12 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
 
 use aggregate::{Confidence, Rule, VoteParams};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::defaults::ModelDefaults;
 use crate::latent_length::LatentLength;
+use crate::latent_sampler::CustomSampler;
 use crate::number::{NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
 use crate::params::{AdaptiveSampling, BeamSize, SamplingParams};
 use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation};
@@ -207,9 +209,12 @@ pub struct SamplingOptions {
 }
 
 /// What makes trajectories differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema), schemars(inline))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "json-schema",
+    derive(schemars::JsonSchema),
+    schemars(inline, rename_all = "snake_case")
+)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum SamplerKind {
     /// Monte Carlo dropout (dropout_p, sites, scope, mask)
@@ -222,11 +227,16 @@ pub enum SamplerKind {
     Tokens,
     /// Nothing: all trajectories are the same
     None,
+    /// A sampler of the calling program, by its name
+    #[cfg_attr(feature = "json-schema", schemars(skip))]
+    #[cfg_attr(feature = "clap", value(skip))]
+    Custom(CustomSampler),
 }
 
 impl SamplerKind {
-    /// All samplers.
-    pub const ALL: [Self; 5] = [Self::Dropout, Self::Noise, Self::Gumbel, Self::Tokens, Self::None];
+    /// All built-in samplers.
+    pub const BUILT_IN: [Self; 5] =
+        [Self::Dropout, Self::Noise, Self::Gumbel, Self::Tokens, Self::None];
 
     /// The name in every interface.
     pub fn name(self) -> &'static str {
@@ -236,7 +246,20 @@ impl SamplerKind {
             Self::Gumbel => "gumbel",
             Self::Tokens => "tokens",
             Self::None => "none",
+            Self::Custom(sampler) => sampler.name(),
         }
+    }
+}
+
+impl Serialize for SamplerKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for SamplerKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -250,7 +273,8 @@ impl FromStr for SamplerKind {
     type Err = SamplingError;
 
     fn from_str(name: &str) -> Result<Self, SamplingError> {
-        let known = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        let built_in = Self::BUILT_IN.into_iter().find(|kind| kind.name() == name);
+        let known = built_in.or_else(|| CustomSampler::from_name(name).map(Self::Custom));
         known.ok_or_else(|| SamplingError::UnknownSampler(name.to_owned()))
     }
 }
@@ -397,6 +421,7 @@ impl SamplingOptions {
         Ok(match self.sampler_kind()? {
             None => SamplingParams::defaults_for(model).perturbation,
             Some(SamplerKind::None) => Perturbation::None,
+            Some(SamplerKind::Custom(sampler)) => Perturbation::Custom(sampler),
             Some(SamplerKind::Dropout) => {
                 let p = self.dropout_p.or_else(|| Probability::new(model.dropout_p));
                 p.map_or(Perturbation::None, dropout)
@@ -496,6 +521,9 @@ impl From<Perturbation> for SamplingOptions {
         let open = Self::default();
         match perturbation {
             Perturbation::None => Self { sampler: Some(SamplerKind::None), ..open },
+            Perturbation::Custom(sampler) => {
+                Self { sampler: Some(SamplerKind::Custom(sampler)), ..open }
+            }
             Perturbation::Dropout { p, sites, scope, mask } => Self {
                 sampler: Some(SamplerKind::Dropout),
                 dropout_p: Some(p),

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::latent_sampler::CustomSampler;
 use crate::number::{Probability, Temperature, TopP};
 
 /// Which block outputs dropout falls on: `both`, `attn` or `mlp`.
@@ -172,6 +173,8 @@ pub enum Perturbation {
         /// Tokens are drawn from the smallest set with this total probability.
         top_p: TopP,
     },
+    /// A function of the calling program changes every thought just before it is fed.
+    Custom(CustomSampler),
 }
 
 /// How much of a prompt's keys and values the trajectories of a question share.
@@ -191,9 +194,11 @@ impl Perturbation {
         match self {
             Self::Dropout { scope: DropoutScope::Thoughts, .. } => PromptSharing::AllButLast,
             Self::Dropout { .. } => PromptSharing::Nothing,
-            Self::None | Self::Gaussian { .. } | Self::Gumbel { .. } | Self::Tokens { .. } => {
-                PromptSharing::Whole
-            }
+            Self::None
+            | Self::Gaussian { .. }
+            | Self::Gumbel { .. }
+            | Self::Tokens { .. }
+            | Self::Custom(_) => PromptSharing::Whole,
         }
     }
 
@@ -209,6 +214,7 @@ impl Perturbation {
             Self::Dropout { scope: DropoutScope::Thoughts, .. }
                 | Self::Gaussian { .. }
                 | Self::Gumbel { .. }
+                | Self::Custom(_)
         )
     }
 

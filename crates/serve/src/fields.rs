@@ -173,3 +173,25 @@ impl<'a> Fields<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use schema::testkit::FIELD_EXAMPLES;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A value of each field of the schema means in `latent` what it means as JSON anywhere.
+    #[test]
+    fn every_sampling_field_is_read() {
+        let examples: Vec<&str> = FIELD_EXAMPLES.iter().map(|(field, _)| *field).collect();
+        assert!(sampling_fields().iter().all(|field| examples.contains(&field.as_str())));
+        for (field, value) in FIELD_EXAMPLES {
+            let text = format!("{{\"{field}\": {value}}}");
+            let body = json!({ "latent": serde_json::from_str::<Value>(&text).unwrap() });
+            let latent = Fields::of_body(&body).unwrap().object("latent").unwrap().unwrap();
+            let expected: SamplingOptions = serde_json::from_str(&text).unwrap();
+            assert_eq!(latent.sampling(&[]).ok(), Some(expected), "{text}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ import sys
 from typing import Any, get_type_hints
 
 from .._core import LatentTTSError
-from .._options import Sampling
+from .._options import SWEPT, Sampling
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -18,9 +18,8 @@ def _parser() -> argparse.ArgumentParser:
     eval_ = commands.add_parser("eval", help="a benchmark, into a run directory")
     annotate = commands.add_parser("annotate", help="labelled thoughts, shard by shard")
     sweep = commands.add_parser("sweep", help="a run for each strength of the perturbation")
-    for command, own in ((eval_, ()), (annotate, ()), (sweep, _SWEPT)):
+    for command, own in ((eval_, ()), (annotate, ()), (sweep, SWEPT)):
         _add_shared(command, own)
-    eval_.add_argument("--samples", "-n", type=int, default=64, dest="n")
     eval_.add_argument("--seeds", type=int, default=1)
     for command in (eval_, sweep):
         command.add_argument("--reward-model", default="default", help="a reward model, or none")
@@ -28,18 +27,16 @@ def _parser() -> argparse.ArgumentParser:
     eval_.add_argument("--latents", action="store_true", dest="keep_thoughts")
     eval_.add_argument("--overwrite", action="store_true")
     eval_.add_argument("--parquet", help="also write all trajectories to this file")
-    annotate.add_argument("--trajectories", "-n", type=int, default=8)
     annotate.add_argument("--rollouts", "-m", type=int, default=4)
     annotate.add_argument("--per-shard", type=int, default=1024)
     annotate.add_argument("--thoughts-dtype", default="f32", choices=["f32", "bf16"])
     annotate.add_argument("--overwrite", action="store_true")
     annotate.add_argument("--parquet", help="also write all labelled thoughts to this file")
-    sweep.add_argument("--samples", "-n", type=int, default=64, dest="n")
     sweep.add_argument("--seeds", type=int, default=1)
-    for name in _SWEPT[:3]:
-        sweep.add_argument("--" + name, help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
-    for name in _SWEPT[3:]:
-        sweep.add_argument("--" + name, help="names, with commas between; each is swept")
+    for name in SWEPT[:3]:
+        sweep.add_argument(*_flags(name), help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
+    for name in SWEPT[3:]:
+        sweep.add_argument(*_flags(name), help="names, with commas between; each is swept")
     sweep.add_argument("--metric", default="coverage",
                        help="what is maximized: coverage, majority, weighted or best_of")  # fmt: skip
     sweep.add_argument("--tolerance", type=float)
@@ -47,16 +44,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_SWEPT = ("p", "sigma", "tau", "sites", "scope", "mask")
+_SHORT = {"dropout_p": "p", "noise_std": "sigma", "gumbel_tau": "tau"}
+
+
+def _flags(name: str) -> list[str]:
+    """The flags of a sampling option; the short ones are the command line's aliases."""
+    flags = ["--" + name.replace("_", "-")]
+    flags += ["--" + _SHORT[name]] if name in _SHORT else []
+    return ["-n", *flags, "--trajectories"] if name == "samples" else flags
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}: use true or false")
+    return text == "true"
 
 
 def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
     """The arguments of every command; those of sampling that a command has of its own are not."""
     group = parser.add_argument_group("model and data")
     group.add_argument("--model", default="embedded", help="the reasoner, as every actor sees it")
+    group.add_argument("--base", help="the model that adapters are added to")
     group.add_argument("--family", help="its family, where its checkpoint does not tell")
     group.add_argument("--data", help="a file that the driver reads, or embedded:SPLIT[:FIRST..END]")
     group.add_argument("--limit", type=int, help="take only the first questions")
+    group.add_argument("--too-long", default="stop", choices=["stop", "skip"])
     group.add_argument("--out", help="the directory that is written")
     group.add_argument("--resume", action="store_true", help="go on with what is in it")
     group = parser.add_argument_group("cluster")
@@ -70,20 +82,26 @@ def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress")
     group = parser.add_argument_group("sampling")
     for name, hint in get_type_hints(Sampling).items():
-        if name not in own:
+        if name in own:
+            continue
+        if hint is bool:
+            group.add_argument(*_flags(name), type=_boolean, nargs="?", const=True)
+        else:
             kind = hint if hint in (int, float) else str
-            group.add_argument("--" + name.replace("_", "-"), type=kind)
+            group.add_argument(*_flags(name), type=kind, dest=name)
 
 
 _ARGUMENTS = {
-    "eval": ("limit", "out", "resume", "overwrite", "n", "seeds", "rules", "keep_thoughts"),
+    "eval": (
+        "limit", "too_long", "out", "resume", "overwrite", "seeds", "rules", "keep_thoughts",
+    ),
     "annotate": (
-        "limit", "out", "resume", "overwrite", "trajectories", "rollouts", "per_shard",
+        "limit", "too_long", "out", "resume", "overwrite", "rollouts", "per_shard",
         "thoughts_dtype",
     ),
     "sweep": (
-        "limit", "out", "resume", "n", "seeds", "p", "sigma", "tau", "sites", "scope", "mask",
-        "metric", "tolerance", "evaluations",
+        "limit", "too_long", "out", "resume", "seeds", *SWEPT, "metric", "tolerance",
+        "evaluations",
     ),
 }  # fmt: skip
 
@@ -93,7 +111,9 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
     from . import Cluster, annotate, evaluate, sweep
 
-    model = {"pretrained": args.model, "family": args.family, "dtype": args.dtype}
+    model = {
+        "pretrained": args.model, "base": args.base, "family": args.family, "dtype": args.dtype,
+    }  # fmt: skip
     least, _, most = args.actors.partition(":")
     cluster = Cluster(
         actors=(int(least), int(most)) if most else int(least),
@@ -110,7 +130,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     arguments["data"] = args.data or split
     sampling = {
         name: getattr(args, name)
-        for name in Sampling.__annotations__
+        for name in get_type_hints(Sampling)
         if name not in arguments and getattr(args, name) is not None
     }
     if not ray.is_initialized():

@@ -10,8 +10,10 @@ from typing import Any
 
 from .. import _core
 from .._annotations import Annotations
+from .._options import RENAMED, SWEPT, current
 from .._progress import Progress
-from .._reasoner import Reasoner
+from .._questions import source
+from .._reasoner import Reasoner, _swept
 from .._run import RunDirectory, Sweep
 from ._actors import AnnotateActor, EvalActor
 
@@ -92,14 +94,13 @@ def evaluate(
     :meth:`Reasoner.from_pretrained`, ``arguments`` and ``sampling`` those of
     :meth:`Reasoner.evaluate`."""
     driver = driver or _driver(model, reward_model)
-    given = {
-        "limit": None, "out": None, "seeds": 1, "ks": (), "rules": None, "beam": None,
-        "keep_thoughts": False, "resume": False, "overwrite": False, **arguments,
-    }  # fmt: skip
-    evaluation = driver._evaluation(
-        given, dict(sampling), read=True, default_count=default_count
-    )
-    out, done, total = evaluation.open(driver._engine)
+    given, options = _present(arguments, sampling)
+    if given.get("ablate"):
+        raise ValueError("ablate is not measured on a cluster; evaluate in one process")
+    with source(given.get("data", "embedded:test")) as name:
+        given["data"] = name
+        evaluation = driver._evaluation(given, options, read=True, default_count=default_count)
+        out, done, total = evaluation.open(driver._engine)
     tasks: list[dict[str, Any]] = []
     size = cluster.questions_per_task
     for seed, questions in evaluation.missing():
@@ -113,8 +114,8 @@ def evaluate(
             tasks,
             EvalActor,
             model={**cluster.model(model), "reward_model": reward_model},
-            arguments={name: given[name] for name in given if name != "out"},
-            sampling=dict(sampling),
+            arguments={name: given[name] for name in given if name not in ("out", "too_long")},
+            sampling=options,
         )
         for records in results:
             for record in records:
@@ -133,12 +134,11 @@ def annotate(
 ) -> Annotations:
     """Annotates on a cluster, a shard per task; see :meth:`Reasoner.annotate`."""
     driver = _driver(model, None)
-    given = {
-        "limit": None, "out": None, "trajectories": 8, "rollouts": 4, "per_shard": 1024,
-        "thoughts_dtype": "f32", "resume": False, "overwrite": False, **arguments,
-    }  # fmt: skip
-    annotation = driver._annotation(given, dict(sampling), read=True)
-    out, index, missing, total = annotation.open(driver._engine)
+    given, options = _present(arguments, sampling)
+    with source(given.get("data", "embedded:train")) as name:
+        given["data"] = name
+        annotation = driver._annotation(given, options, read=True)
+        out, index, missing, total = annotation.open(driver._engine)
     tasks = [
         {"task": task, "questions": json.dumps(annotation.questions_of(shard))}
         for task, shard in enumerate(missing)
@@ -149,8 +149,8 @@ def annotate(
             tasks,
             AnnotateActor,
             model={**cluster.model(model), "reward_model": None},
-            arguments={name: given[name] for name in given if name != "out"},
-            sampling=dict(sampling),
+            arguments={name: given[name] for name in given if name not in ("out", "too_long")},
+            sampling=options,
             index=index,
         )
         for shard, (content,) in zip(missing, results):
@@ -169,19 +169,33 @@ def sweep(
     progress: bool = True,
 ) -> Sweep:
     """Sweeps on a cluster, one point after the other; see :meth:`Reasoner.sweep`."""
+    given, options = _present(arguments, sampling)
     given = {
-        "p": None, "sigma": None, "tau": None, "sites": None, "scope": None, "mask": None,
-        "n": 64, "limit": None, "ks": (), "out": None, "seeds": 1, "metric": "coverage",
-        "tolerance": None, "evaluations": None, "resume": False, **arguments,
+        **dict.fromkeys((*SWEPT, "out", "tolerance", "evaluations")), "ks": (), "resume": False,
+        "metric": "coverage", "data": "embedded:test", **given,
     }  # fmt: skip
+    options = _swept(given, options)
     scorer = reward_model if _core.needs_rewards(given["metric"]) else None
     driver = _driver(model, scorer)
-    shared = {name: given[name] for name in ("data", "n", "limit", "seeds", "resume")}
+    names = ("data", "limit", "seeds", "too_long", "resume")
 
     def run(out: Path, sampler: dict[str, Any]) -> None:
+        shared = {name: given[name] for name in names if name in given}
         evaluate(
-            model, {**shared, "out": out}, {**sampling, **sampler}, cluster,
+            model, {**shared, "out": out}, {**options, **sampler}, cluster,
             driver=driver, reward_model=scorer, progress=progress, default_count=200,
         )  # fmt: skip
 
-    return driver._sweep(given, dict(sampling), run)
+    with source(given["data"]) as name:
+        given["data"] = name
+        return driver._sweep(given, options, run)
+
+
+def _present(
+    arguments: Mapping[str, Any], sampling: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments without sampling options, and all of these, under their present names."""
+    given = dict(arguments)
+    known = {*_core.sampling_fields(), *RENAMED} - {*SWEPT}
+    moved = {name: given.pop(name) for name in arguments if name in known}
+    return given, current({**moved, **sampling}, stacklevel=4)

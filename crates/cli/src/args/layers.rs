@@ -229,9 +229,11 @@ pub(crate) fn parse_settings(bytes: &[u8]) -> Result<Table> {
 }
 
 fn find_flag<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
+    // A key of a file may also be the name of the field, as in JSON.
+    let long = long.replace('_', "-");
     command.get_arguments().find(|arg| {
         let aliases = arg.get_all_aliases().unwrap_or_default();
-        arg.get_long() == Some(long) || aliases.contains(&long)
+        arg.get_long() == Some(&long) || aliases.contains(&long.as_str())
     })
 }
 
@@ -277,5 +279,54 @@ fn suggestion(command: &Command, key: &str) -> String {
     match scored.max_by(|a, b| a.0.total_cmp(&b.0)) {
         Some((score, long)) if score > 0.7 => format!("; did you mean `{long}`?"),
         _ => "; keys are the names of flags, see `latent-tts eval --help`".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use latent_tts::SamplingOptions;
+    use schema::testkit::FIELD_EXAMPLES;
+
+    use super::*;
+    use crate::args;
+
+    fn sampling(argv: &[&str], file: Option<&str>) -> Result<SamplingOptions> {
+        let argv: Vec<OsString> =
+            ["latent-tts", "solve", "1 + 1?"].iter().chain(argv).map(OsString::from).collect();
+        let settings = file.map(|text| parse_settings(text.as_bytes())).transpose()?;
+        let layer = settings.map(|settings| ConfigLayer {
+            subcommand: "solve",
+            file: PathBuf::from("test.toml"),
+            settings,
+        });
+        match parse_layers(&argv, layer.as_ref())?.command {
+            args::Command::Solve(args) => Ok(args.sampling),
+            _ => bail!("another command"),
+        }
+    }
+
+    /// A value of each field of the schema means the same on the command line, in a TOML file
+    /// (under the name of the flag and of the field) and as JSON, which HTTP and Python read.
+    #[test]
+    fn every_field_is_a_flag_and_a_key() {
+        for (field, value) in FIELD_EXAMPLES {
+            let json: SamplingOptions =
+                serde_json::from_str(&format!("{{\"{field}\": {value}}}")).unwrap();
+            let long = field.replace('_', "-");
+            let flag = format!("--{long}={}", value.trim_matches('"'));
+            assert_eq!(sampling(&[&flag], None).unwrap(), json, "{flag}");
+            for key in [long.as_str(), field] {
+                let line = format!("{key} = {value}");
+                assert_eq!(sampling(&[], Some(&line)).unwrap(), json, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_gets_the_closest_name() {
+        let flag = sampling(&["--latent-lenght", "4"], None).unwrap_err().to_string();
+        assert!(flag.contains("--latent-length"), "{flag}");
+        let key = sampling(&[], Some("latent_lenght = 4")).unwrap_err();
+        assert!(format!("{key:#}").contains("did you mean `latent-length`?"), "{key:#}");
     }
 }

@@ -173,6 +173,7 @@ impl EvalJob {
             on_existing: self.on_existing,
             keep_latents: self.keep_latents,
             lens: self.lens,
+            scorer: None,
             ablations: self.ablations.clone(),
             cancel: CancelToken::default(),
             write_lock,

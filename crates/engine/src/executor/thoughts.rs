@@ -49,6 +49,8 @@ impl Executor<'_> {
         let t = live.first().map_or(0, |&i| sequences[i].thoughts.len());
         sampler.add_noise(device, live.iter().map(|&i| &sequences[i]), t, &mut thoughts)?;
         let live_sequences = live.iter().map(|&i| &sequences[i]);
+        thoughts = sampler.perturb_thoughts(device, live_sequences, thoughts)?;
+        let live_sequences = live.iter().map(|&i| &sequences[i]);
         thoughts = force_thoughts(self.model, sampler, thoughts, live_sequences)?;
         if let Some(observer) = &mut self.observer {
             thoughts = thoughts.to_host()?;

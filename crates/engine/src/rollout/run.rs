@@ -217,9 +217,10 @@ impl WaveRun<'_> {
                 !perturbation.affects_answer() && thought == sampler.max_thoughts(row)
             }
             // All passes are clean, so that a model that chose to end would choose so again.
-            Perturbation::Gaussian { .. } | Perturbation::Gumbel { .. } | Perturbation::None => {
-                thought == row.thoughts.len()
-            }
+            Perturbation::Gaussian { .. }
+            | Perturbation::Gumbel { .. }
+            | Perturbation::Custom(_)
+            | Perturbation::None => thought == row.thoughts.len(),
             Perturbation::Tokens { .. } => false,
         }
     }
@@ -241,8 +242,10 @@ impl WaveRun<'_> {
         let device = model.decoder.device();
         cache.rewind(wave.mark);
         let perturbation = self.runner.params.perturbation;
-        let feeds_thought =
-            !matches!(perturbation, Perturbation::None | Perturbation::Gaussian { .. });
+        let feeds_thought = !matches!(
+            perturbation,
+            Perturbation::None | Perturbation::Gaussian { .. } | Perturbation::Custom(_)
+        );
         let first_fed = |spec: &RolloutSpec| spec.thought + usize::from(!feeds_thought);
         let trajectory = |spec: &RolloutSpec| &wave.sequences[spec.row];
         let left = |spec: &RolloutSpec| sampler.max_thoughts(trajectory(spec)) - first_fed(spec);
@@ -263,6 +266,7 @@ impl WaveRun<'_> {
         }
         let mut given = given.select(device)?;
         sampler.add_noise(device, sequences.iter(), 0, &mut given)?;
+        given = sampler.perturb_thoughts(device, sequences.iter(), given)?;
         let given = Arc::new(MadeThoughts { fed: given, noiseless: None });
         for (row, sequence) in sequences.iter_mut().enumerate() {
             sequence.push_thought(ThoughtRef { made: Arc::clone(&given), row });

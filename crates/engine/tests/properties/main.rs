@@ -16,6 +16,7 @@
 //! * [`randomness`]: what dropout and noise do, and that they do nothing at strength zero;
 //! * [`forced_thoughts`]: thoughts that a request brings are fed, and nothing else changes;
 //! * [`gumbel`]: Gumbel noise on thoughts that are mixtures of token embeddings;
+//! * [`latent_sampler`]: samplers of the calling program;
 //! * [`lens`]: thoughts read through the LM head;
 //! * [`length`]: how many thoughts a row has;
 //! * [`rewards`]: rewards are read at each thought's own position;
@@ -44,6 +45,7 @@ mod devices;
 mod forced_thoughts;
 mod gpu;
 mod gumbel;
+mod latent_sampler;
 mod length;
 mod lens;
 mod limits;

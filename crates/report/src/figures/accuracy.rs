@@ -24,7 +24,7 @@ const CAPTION: &str = "\
 pub fn figure(runs: &[RunData]) -> Option<Figure> {
     let panel = |((model, split), members): ((&str, &str), Vec<&RunData>)| {
         let run = best_rewarded_run(&members)?;
-        let series: Vec<Series> = rules::DISPLAY_ORDER
+        let series: Vec<Series> = rules::shown(&[run])
             .into_iter()
             .enumerate()
             .filter_map(|(index, name)| curve(run, index, name))

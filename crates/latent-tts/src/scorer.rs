@@ -1,0 +1,90 @@
+//! Rewards from outside: a [`Scorer`] takes the place of a reward model in an evaluation.
+//!
+//! A reward model scores thoughts inside the engine. A scorer sees finished trajectories: texts,
+//! answers, thoughts, log-probabilities, and the rewards of the reward model if there is one. Its
+//! rewards replace those, so every rule that reads rewards reads the scorer's: the reward of a
+//! trajectory is that of its answer and of each of its thoughts.
+//!
+//! Tested by tests/scorer.rs and, from Python, by python/tests/test_extensions.py.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+
+use aggregate::Rule;
+use data::Question;
+use engine::{Reply, SamplingParams, Trajectory};
+
+use crate::Error;
+
+/// Gives each trajectory of a question a reward.
+///
+/// ```
+/// use latent_tts::{Question, Scorer, Trajectory};
+///
+/// /// Prefers short answers.
+/// struct Brevity;
+///
+/// impl Scorer for Brevity {
+///     fn name(&self) -> &str {
+///         "brevity"
+///     }
+///
+///     fn score(
+///         &self,
+///         _question: &Question,
+///         trajectories: &[&Trajectory],
+///     ) -> Result<Vec<f32>, Box<dyn std::error::Error + Send + Sync>> {
+///         Ok(trajectories.iter().map(|trajectory| -(trajectory.text.len() as f32)).collect())
+///     }
+/// }
+/// ```
+pub trait Scorer: Send + Sync {
+    /// The name in the manifest: a run is resumed with the same scorer only.
+    fn name(&self) -> &str;
+
+    /// One finite reward for each trajectory, larger for better ones. The greedy trajectory, if
+    /// there is one, comes last.
+    ///
+    /// # Errors
+    ///
+    /// Ends the evaluation; what is recorded stays.
+    fn score(
+        &self,
+        question: &Question,
+        trajectories: &[&Trajectory],
+    ) -> Result<Vec<f32>, Box<dyn StdError + Send + Sync>>;
+}
+
+/// Replaces the rewards of a reply by a scorer's, and the chosen answer by that of the rule.
+pub(crate) fn apply(
+    scorer: &dyn Scorer,
+    question: &Question,
+    params: &SamplingParams,
+    reply: &mut Reply,
+) -> Result<(), Error> {
+    let trajectories: Vec<&Trajectory> = reply.trajectories.iter().chain(&reply.greedy).collect();
+    let rewards = scorer.score(question, &trajectories).map_err(|error| Error::Callback {
+        name: scorer.name().to_owned(),
+        error: Arc::from(error),
+    })?;
+    check(scorer, &rewards, trajectories.len())?;
+    for (trajectory, reward) in reply.trajectories.iter_mut().chain(&mut reply.greedy).zip(rewards)
+    {
+        trajectory.process_rewards = Some(vec![reward; trajectory.thoughts]);
+        trajectory.outcome_reward = Some(reward);
+    }
+    reply.rule = params.rule.unwrap_or(Rule::WEIGHTED);
+    reply.chosen = reply.rule.choose(&reply.trajectories, &params.vote);
+    Ok(())
+}
+
+fn check(scorer: &dyn Scorer, rewards: &[f32], expected: usize) -> Result<(), Error> {
+    let problem = if rewards.len() != expected {
+        format!("returned {} rewards for {expected} trajectories", rewards.len())
+    } else if let Some(reward) = rewards.iter().find(|reward| !reward.is_finite()) {
+        format!("returned {reward}; return finite rewards")
+    } else {
+        return Ok(());
+    };
+    Err(Error::InvalidRewards { name: scorer.name().to_owned(), problem })
+}

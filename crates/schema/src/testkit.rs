@@ -1,0 +1,61 @@
+//! For tests of the interfaces: a value of every field.
+
+/// Each field of [`SamplingOptions`](crate::SamplingOptions) with a value as JSON that is not a
+/// default. A test of this crate fails where a field has no entry, so that the tests of the command
+/// line, TOML files and HTTP, which go through this list, miss none.
+pub const FIELD_EXAMPLES: &[(&str, &str)] = &[
+    ("samples", "3"),
+    ("sampler", "\"none\""),
+    ("dropout_p", "0.35"),
+    ("sites", "\"attn\""),
+    ("scope", "\"all\""),
+    ("mask", "\"trajectory\""),
+    ("noise_std", "0.25"),
+    ("gumbel_tau", "0.5"),
+    ("temperature", "0.7"),
+    ("top_p", "0.9"),
+    ("latent_length", "\"4-5\""),
+    ("max_new_tokens", "7"),
+    ("greedy", "true"),
+    ("seed", "7"),
+    ("rule", "\"lcb\""),
+    ("vote_temperature", "0.5"),
+    ("likelihood_weight", "2.0"),
+    ("lcb_coefficient", "2.5"),
+    ("beam", "true"),
+    ("beam_width", "3"),
+    ("beam_candidates", "2"),
+    ("adaptive", "true"),
+    ("target_confidence", "0.9"),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::SamplingOptions;
+
+    /// serde names all fields in the error for an unknown one.
+    #[test]
+    fn every_field_has_an_example_that_sets_it_alone() {
+        let error = serde_json::from_str::<SamplingOptions>("{\"?\": 0}").unwrap_err().to_string();
+        let names = error.split('`').skip(3).step_by(2);
+        let aliases = ["n", "p", "sigma", "tau", "thoughts", "caution", "confidence"];
+        let fields: BTreeSet<&str> = names.filter(|name| !aliases.contains(name)).collect();
+        let listed: BTreeSet<&str> = FIELD_EXAMPLES.iter().map(|(field, _)| *field).collect();
+        assert_eq!(listed, fields);
+        for (field, value) in FIELD_EXAMPLES {
+            let text = format!("{{\"{field}\": {value}}}");
+            let options: SamplingOptions = serde_json::from_str(&text).unwrap();
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let written = serde_json::to_value(&options).unwrap();
+            assert_eq!(written.as_object().unwrap().len(), 1, "{written}");
+            match (written[field].as_f64(), value[field].as_f64()) {
+                (Some(found), Some(given)) => assert!((found - given).abs() < 1e-6, "{field}"),
+                _ => assert_eq!(written[field], value[field]),
+            }
+            assert_ne!(options, SamplingOptions::default());
+        }
+    }
+}
