@@ -72,6 +72,8 @@ pub(crate) struct Generation {
     pub(crate) marker: Option<AnswerRule>,
     /// How the request was read where the client may not expect it; `latent.notes` of the reply.
     pub(crate) notes: Vec<String>,
+    /// Notes of each prompt of a completion; may be shorter than the list of prompts.
+    pub(crate) prompt_notes: Vec<Vec<String>>,
 }
 
 /// How trajectories become choices.
@@ -168,6 +170,7 @@ impl Generation {
             budget,
             marker: None,
             notes: Vec::new(),
+            prompt_notes: Vec::new(),
         })
     }
 
