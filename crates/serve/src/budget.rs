@@ -22,7 +22,7 @@ const DEFAULT_BOUND: usize = 64;
 /// The longest deadline, a day.
 const MAX_DEADLINE_MS: u64 = 86_400_000;
 
-/// What a request wants instead of a number of trajectories.
+/// The targets of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TargetBudget {
     confidence: Option<Confidence>,
@@ -79,7 +79,7 @@ impl PartialReplies {
         Self { deadline, of_prompts: vec![Some(Vec::new()); prompts] }
     }
 
-    /// Keeps what an event tells.
+    /// Records an event.
     pub(crate) fn add(&mut self, prompt: usize, event: &Event) {
         let Some(trajectories) = &mut self.of_prompts[prompt] else { return };
         match event {
