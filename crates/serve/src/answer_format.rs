@@ -88,7 +88,7 @@ impl AnswerFormat {
         }
     }
 
-    /// What kind of answer is looked for in the texts.
+    /// The kind of answer to extract from the texts.
     pub(crate) fn answer_kind(&self) -> AnswerKind {
         let is_letter = |choice: &Value| {
             let text = choice.as_str().unwrap_or_default();

@@ -36,7 +36,7 @@ impl PartialReplies {
         Self { deadline, of_prompts: vec![Some(Vec::new()); prompts] }
     }
 
-    /// Keeps what an event tells.
+    /// Records an event.
     pub(crate) fn add(&mut self, prompt: usize, event: &Event) {
         let Some(trajectories) = &mut self.of_prompts[prompt] else { return };
         match event {

@@ -18,7 +18,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::state::AppState;
 
-/// What stands for every origin in `--allowed-origins`.
+/// The value of `--allowed-origins` that matches every origin.
 const ANY: &str = "*";
 
 /// Answers preflight requests of allowed origins, and marks the responses to them.

@@ -4,9 +4,9 @@
 //! body -> GatewayRequest -> GatewayRun: rounds of completions -> answers -> votes -> reply | stream
 //! ```
 //!
-//! Every completion is a request of its own with a seed of its own, which every server
-//! understands. What fails does not vote, and the reply says how many failed and why; it is an
-//! error only if all fail. Fields that the gateway does not know are passed on.
+//! Every completion is a request of its own with a seed of its own, which every server understands.
+//! Failed completions do not vote, and the reply says how many failed and why; it is an error only
+//! if all fail. Fields that the gateway does not know are passed on.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -133,9 +133,9 @@ impl AnswerSearch {
     }
 }
 
-/// What a client asks the gateway for.
+/// A client's request.
 struct GatewayRequest {
-    /// What every completion is asked with, beside its seed.
+    /// The upstream body of every completion, without its seed.
     body: Map<String, Value>,
     model: String,
     samples: usize,
@@ -194,7 +194,7 @@ impl GatewayRequest {
         Ok(request)
     }
 
-    /// What is sent upstream: the body without what is the gateway's own.
+    /// Makes the upstream body: without the gateway's own fields.
     fn prepare(&mut self, body: Value) {
         let Value::Object(mut body) = body else { return };
         for own in ["latent", "stream", "stream_options", "n", "seed"] {
@@ -599,7 +599,7 @@ impl GatewayStream {
             if self.end.is_some() {
                 return None;
             }
-            let told = match self.run.next().await {
+            let taken = match self.run.next().await {
                 Ok(Some(index)) => {
                     self.progress(index);
                     Ok(())
@@ -607,7 +607,7 @@ impl GatewayStream {
                 Ok(None) => self.complete(),
                 Err(error) => Err(error),
             };
-            if let Err(error) = told {
+            if let Err(error) = taken {
                 self.ready.push_back(error.to_json().to_string());
                 self.end = Some("error");
             }

@@ -54,6 +54,8 @@ pub(crate) struct Generation {
     pub(crate) marker: Option<AnswerRule>,
     /// How the request was read where the client may not expect it; `latent.notes` of the reply.
     pub(crate) notes: Vec<String>,
+    /// Notes of each prompt of a completion; may be shorter than the list of prompts.
+    pub(crate) prompt_notes: Vec<Vec<String>>,
 }
 
 /// How trajectories become choices.
@@ -131,6 +133,7 @@ impl Generation {
             deadline,
             marker: None,
             notes: Vec::new(),
+            prompt_notes: Vec::new(),
         })
     }
 

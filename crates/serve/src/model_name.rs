@@ -1,9 +1,9 @@
 //! Rule and budget in the model's name: `codi@weighted-16` is the model `codi` with the rule
 //! `weighted` over 16 trajectories, for clients that cannot send other fields.
 //!
-//! What follows the last `@` is `RULE-N`, `RULE` or `N`. It is written into the body as the fields
-//! of `latent` that it stands for, so that the same limits and errors apply; a body that also has
-//! such a field with another value is refused.
+//! The part after the last `@` is `RULE-N`, `RULE` or `N`. It is written into the body as the
+//! fields of `latent` that it stands for, so that the same limits and errors apply; a body that
+//! also has such a field with another value is refused.
 
 use latent_tts::Rule;
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ pub(crate) fn read(models: &ModelPool, body: &mut Value) -> Result<Option<String
     Ok(Some(model))
 }
 
-/// What the suffix of a name says.
+/// Rule and budget of a name's suffix.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NamedBudget {
     rule: Option<Rule>,

@@ -48,7 +48,7 @@ pub(crate) struct ServedModel {
     pub(crate) name: String,
     pub(crate) scheduler: Scheduler,
     pub(crate) chat: ChatPrompts,
-    /// What `/tokenizer_info` says.
+    /// The body of `/tokenizer_info`.
     pub(crate) tokenizer_info: Value,
     /// Seconds since 1970 when it was loaded.
     pub(crate) created: u64,
@@ -79,7 +79,7 @@ impl ServedModel {
         self.engine().reasoner()
     }
 
-    /// What `solve` would print about a question: words unknown to the model, and more.
+    /// The notes about a question that `solve` prints, such as unknown words.
     pub(crate) fn notes(&self, question: &str) -> Vec<String> {
         // A text that cannot be tokenized is refused with its own error.
         let notes = notes::of_question(self.reasoner(), self.is_embedded, question);
@@ -268,7 +268,7 @@ impl ModelPool {
         Ok(names)
     }
 
-    /// What runs and waits in all models together.
+    /// Running and waiting requests, summed over all models.
     pub(crate) fn stats(&self) -> SchedulerStats {
         let state = self.lock();
         let mut sum = SchedulerStats::default();

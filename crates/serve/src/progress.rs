@@ -1,4 +1,4 @@
-//! What a stream tells of a request in progress: each trajectory, the votes so far, the rewards.
+//! Progress events of streams: each trajectory, the votes so far, the rewards.
 
 use engine::Trajectory;
 use engine::scheduler::Event;
@@ -20,7 +20,7 @@ impl VoteProgress {
         Self { of_prompts: vec![Vec::new(); prompts] }
     }
 
-    /// The `latent` of a progress event; `None` for events that clients are not told, such as those
+    /// The `latent` of a progress event; `None` for events that are not reported, such as those
     /// of requests without a vote.
     pub(crate) fn add(
         &mut self,

@@ -68,6 +68,8 @@ pub(crate) struct ReplyReader<'a> {
     pub(crate) eos: &'a [u32],
     /// The engine's seed.
     pub(crate) seed: u64,
+    /// The prompt's index in the request.
+    pub(crate) prompt: usize,
 }
 
 impl ReplyReader<'_> {
@@ -83,9 +85,11 @@ impl ReplyReader<'_> {
                 reply.trajectories.iter().map(each).collect()
             }
         };
-        if !self.generation.notes.is_empty() {
+        let own = self.generation.prompt_notes.get(self.prompt).into_iter().flatten();
+        let notes: Vec<&String> = self.generation.notes.iter().chain(own).collect();
+        if !notes.is_empty() {
             for choice in &mut choices {
-                choice.latent["notes"] = json!(self.generation.notes);
+                choice.latent["notes"] = json!(notes);
             }
         }
         choices

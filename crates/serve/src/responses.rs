@@ -3,7 +3,7 @@
 //! A body becomes that of a chat, so that fields, limits and errors are those of
 //! `/v1/chat/completions`; the reply is written in the shape of a response. Responses are not
 //! stored: a conversation is sent whole with each request. Streams have the typed events of the
-//! API, and between them `response.in_progress` events whose `latent` tells of trajectories.
+//! API, and between them `response.in_progress` events whose `latent` reports trajectories.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -136,7 +136,7 @@ fn renamed(error: ApiError) -> ApiError {
     error.at(name)
 }
 
-/// What the JSON of one response has in common.
+/// The fields that all JSON of one response shares.
 struct ResponseShape {
     /// The response without what is known at its end.
     base: Value,

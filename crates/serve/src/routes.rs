@@ -239,12 +239,12 @@ async fn completions(
     let mut generation = Generation::read(model.engine(), body, state.options.max_samples)?;
     let prompts = texts.iter().map(|text| text.prompt(model.reasoner()));
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
-    for text in &texts {
-        if let PromptText::Text(text) = text {
-            let notes = model.notes(text.trim());
-            generation.notes.extend(notes.into_iter().filter(|_| texts.len() == 1));
-        }
-    }
+    let notes = texts.iter().map(|text| match text {
+        PromptText::Text(text) => model.notes(text.trim()),
+        // Tokens are of the vocabulary.
+        PromptText::Tokens(_) => Vec::new(),
+    });
+    generation.prompt_notes = notes.collect();
     if state.options.log_prompts {
         prompts.iter().for_each(|prompt| tracing::info!(prompt = prompt.text, "completion"));
     }

@@ -112,7 +112,7 @@ fn prepare(body: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What the trajectories say of a given answer.
+/// Votes and rewards of a given answer.
 fn scored(index: usize, given: &str, all: &[Trajectory]) -> Value {
     let agrees = |of: &&Trajectory| of.answer.as_ref().is_some_and(|answer| answer.matches(given));
     let agreeing: Vec<&Trajectory> = all.iter().filter(agrees).collect();

@@ -94,20 +94,17 @@ impl Streamed {
             let chunk = self.envelope.chunk(prompt, "", None, latent);
             self.ready.push_back(chunk.to_string());
         }
-        match event {
-            Event::Done(done) => {
-                let (choices, usage) = self.work.finish(prompt, done)?;
-                let first = prompt * self.work.generation.num_choices();
-                for (i, choice) in choices.into_iter().enumerate() {
-                    self.tell_choice(first + i, choice);
-                }
-                self.usage.add(usage);
-                self.left -= 1;
-                if self.left == 0 {
-                    self.complete();
-                }
+        if let Event::Done(done) = event {
+            let (choices, usage) = self.work.finish(prompt, done)?;
+            let first = prompt * self.work.generation.num_choices();
+            for (i, choice) in choices.into_iter().enumerate() {
+                self.tell_choice(first + i, choice);
             }
-            _ => {}
+            self.usage.add(usage);
+            self.left -= 1;
+            if self.left == 0 {
+                self.complete();
+            }
         }
         Ok(())
     }

@@ -163,7 +163,7 @@ struct FinishedSpan<'a> {
     kind: u8,
     times: [SystemTime; 2],
     attributes: &'a [(&'a str, Value)],
-    /// What went wrong.
+    /// The error message.
     error: Option<&'a str>,
 }
 
@@ -336,7 +336,7 @@ impl StageSpans {
     fn finish(&mut self, now: SystemTime, passes: u64) {
         let Some(started) = self.started else { return };
         if let Some(only) = self.groups.first_mut().filter(|group| group.trajectories == 0) {
-            // A single trajectory is told with the reply.
+            // A single trajectory has no event of its own.
             only.passes[1] = passes;
             only.times[1] = now;
             only.trajectories = 1;

@@ -49,7 +49,7 @@ pub(crate) struct Upstream {
     metrics: Arc<Metrics>,
 }
 
-/// What an upstream replied.
+/// A completion of the upstream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Completion {
     pub(crate) text: String,

@@ -255,7 +255,7 @@ impl RunningRequest {
 
     pub(crate) fn reader(&self, prompt: usize) -> ReplyReader<'_> {
         let eos = &self.model.reasoner().method.eos;
-        ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1 }
+        ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1, prompt }
     }
 
     /// Called when the last prompt is done.

@@ -178,6 +178,9 @@ fn notes_are_those_of_solve() {
     assert_eq!(*notes, json!(expected));
     let completion = server.post("/v1/completions", &json!({ "prompt": question })).ok();
     assert_eq!(completion["choices"][0]["latent"]["notes"], *notes);
+    let both = server.post("/v1/completions", &json!({ "prompt": [SHORT, question] })).ok();
+    assert_eq!(both["choices"][0]["latent"]["notes"], Value::Null);
+    assert_eq!(both["choices"][1]["latent"]["notes"], *notes);
     let within = server.post(CHAT, &chat(SHORT, json!({}))).ok();
     assert_eq!(within["choices"][0]["latent"]["notes"], Value::Null);
 }
