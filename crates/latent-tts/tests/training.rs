@@ -156,7 +156,10 @@ fn a_cancelled_training_resumes_to_the_same_bytes() {
     let mut observer = Canceller { after: 3, token: token.clone(), evaluations: 0 };
     let report = trainer(&parts, options(5)).run(&device(), &mut observer, &token).unwrap();
     assert!(!report.finished && observer.evaluations == 1, "{report:?}");
-    assert!(matches!(run(&trainer(&parts, options(5))), Err(Error::Record(RecordError::TrainingExists { .. }))));
+    assert!(matches!(
+        run(&trainer(&parts, options(5))),
+        Err(Error::Record(RecordError::TrainingExists { .. }))
+    ));
     let mut resumed = options(5);
     resumed.training.resume = true;
     assert!(run(&trainer(&parts, resumed.clone())).unwrap().finished);
