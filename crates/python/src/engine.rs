@@ -121,8 +121,8 @@ impl PyEngine {
         options::keywords(py, &self.params(&sampling)?)
     }
 
-    /// Samples questions, each under its index as id, and gives their replies. With `lens`, thoughts
-    /// are read as that many tokens each.
+    /// Samples questions, each under its index as id, and gives their replies. With `lens`,
+    /// thoughts are read as that many tokens each.
     fn sample(
         &self,
         py: Python<'_>,

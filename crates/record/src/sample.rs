@@ -1,8 +1,8 @@
 //! One question under one seed: a line of `samples.jsonl`.
 //!
 //! Order and names of the JSON keys are a contract with scripts. Records are validated on reading
-//! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `index`, and
-//! one without an answer is not correct.
+//! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `index`,
+//! and one without an answer is not correct.
 
 use aggregate::{Candidate, EarlyStop};
 use serde::{Deserialize, Serialize};

@@ -26,8 +26,8 @@ pub fn shown(runs: &[&RunData]) -> Vec<MetricName> {
     DISPLAY_ORDER.into_iter().chain(registered).collect()
 }
 
-/// Whether a metric is shown unless all are asked for: the paper's rules, and rules that the program
-/// has registered.
+/// Whether a metric is shown unless all are asked for: the paper's rules, and rules that the
+/// program has registered.
 pub fn is_main(name: MetricName) -> bool {
     match name {
         MetricName::Rule(rule) => DISPLAY_ORDER.contains(&name) || !Rule::ALL.contains(&rule),

@@ -256,7 +256,8 @@ impl RunData {
     }
 }
 
-/// The content of `results.json`, if it is there; an error if it has another format version than its samples.
+/// The content of `results.json`, if it is there; an error if it has another format version than
+/// its samples.
 fn recorded_results(run: &RunDir) -> Result<Option<Results>, ReportError> {
     match run.results() {
         Err(record::RecordError::Read { source, .. })

@@ -12,7 +12,8 @@ pub struct ModelDefaults {
     pub latent_length: LatentLength,
     /// Answer tokens of each trajectory, at most.
     pub max_new_tokens: NonZeroUsize,
-    /// The dropout probability; dropout is off where it is not a [`Probability`](crate::Probability).
+    /// The dropout probability; dropout is off where it is not a
+    /// [`Probability`](crate::Probability).
     pub dropout_p: f32,
     /// The standard deviation of Gaussian noise.
     pub noise_std: f32,
