@@ -161,8 +161,8 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         self.finish()
     }
 
-    /// Admits sequences in the order of their sources, as far as there is memory; while the batch is
-    /// closed only one, and only if no other is left.
+    /// Admits sequences in the order of their sources, as far as there is memory; while the batch
+    /// is closed only one, and only if no other is left.
     pub(crate) fn admit(&mut self) {
         for item in 0..self.sources.len() {
             let slots = self.sources[item].footprint().own_slots();
