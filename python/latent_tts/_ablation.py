@@ -29,8 +29,9 @@ def ablate(
     ``results.json``: accuracies, and their differences with intervals.
     """
     given = {"samples": 1, **_options.current(sampling)}
-    arguments = {"limit": limit, "default_count": 300, "kinds": list(kinds)}
     with _questions.source(data) as name:
-        arguments["data"] = name
+        arguments = {
+            "data": name, "limit": limit, "default_count": 300, "kinds": list(kinds),
+        }  # fmt: skip
         result: dict[str, Any] = json.loads(_core.ablate(reasoner._engine, arguments, given))
     return result
