@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _options
+from . import _core, _options, _questions
 from ._options import Sampling
+from ._questions import Data
 from ._reasoner import Reasoner
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def ablate(
     reasoner: Reasoner,
-    data: str | PathLike[str] = "embedded:test",
+    data: Data = "embedded:test",
     *,
     kinds: Sequence[str] = ("zero", "mean", "swap", "freeze", "shuffle"),
     limit: int | None = None,
@@ -28,12 +28,10 @@ def ablate(
     ``kinds`` are those of ``latent-tts eval --ablate``. The result is the object ``ablation`` of
     ``results.json``: accuracies, and their differences with intervals.
     """
-    arguments = {
-        "data": _options.data_name(data),
-        "limit": limit,
-        "default_count": 300,
-        "kinds": list(kinds),
-    }
-    given = _options.sampling(1, sampling)
-    result: dict[str, Any] = json.loads(_core.ablate(reasoner._engine, arguments, given))
+    given = {"samples": 1, **_options.current(sampling)}
+    with _questions.source(data) as name:
+        arguments = {
+            "data": name, "limit": limit, "default_count": 300, "kinds": list(kinds),
+        }  # fmt: skip
+        result: dict[str, Any] = json.loads(_core.ablate(reasoner._engine, arguments, given))
     return result

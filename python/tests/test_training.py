@@ -78,7 +78,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
 
 def test_a_reward_model_and_an_ablation(reasoner: Reasoner, tmp_path: Path) -> None:
     labels = reasoner.annotate(
-        "embedded:train:5..21", trajectories=4, rollouts=0, out=tmp_path / "labels", progress=False
+        "embedded:train:5..21", samples=4, rollouts=0, out=tmp_path / "labels", progress=False
     )
     trained = train_reward(
         tmp_path / "rm", model="embedded", annotations=[labels.path], steps=1, head="linear",
@@ -87,7 +87,7 @@ def test_a_reward_model_and_an_ablation(reasoner: Reasoner, tmp_path: Path) -> N
     problems = len(set(labels.columns()["id"]))
     assert trained.log()[0]["n_examples"] == problems, "the batch is clamped to the data"
     scored = Reasoner.from_pretrained("embedded", reward_model=trained.path, device="cpu")
-    assert scored.solve("Tom has 3 pens. How many pens does Tom have?", n=2).trajectories
+    assert scored.solve("Tom has 3 pens. How many pens does Tom have?", samples=2).trajectories
     ablated = ablate(reasoner, "embedded:test", kinds=["zero"], limit=2)
     assert json.dumps(ablated), ablated
 

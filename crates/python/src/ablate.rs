@@ -1,13 +1,11 @@
 //! Ablations: the accuracy of greedy runs whose thoughts are replaced.
 
-use latent_tts::record::AblationKind;
 use latent_tts::{Ablator, CancelToken, DataSource};
 use pyo3::prelude::*;
-use serde_json::Value;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise};
-use crate::options::{Sampling, positive};
+use crate::options::{self, Sampling, positive};
 use crate::waiting::wait_for;
 
 /// The keyword arguments of an ablation.
@@ -31,12 +29,9 @@ pub fn ablate(
 ) -> PyResult<String> {
     let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
     let data = DataSource::parse(&arguments.data).map_err(raise)?;
-    let kind = |name: &String| {
-        serde_json::from_value::<AblationKind>(Value::from(name.as_str()))
-            .map_err(|error| invalid(format!("kinds: {error}")))
-    };
-    let kinds = arguments.kinds.iter().map(kind).collect::<PyResult<Vec<_>>>()?;
-    let params = sampling.options()?.resolve(&engine.engine.reasoner().method);
+    let kinds = arguments.kinds.iter().map(|name| options::ablation(name));
+    let kinds = kinds.collect::<PyResult<Vec<_>>>()?;
+    let params = sampling.0.resolve(&engine.engine.reasoner().method).map_err(raise)?;
     let ablation = wait_for(py, &CancelToken::default(), None, |_| {
         let questions = data.read(limit, arguments.default_count)?;
         Ablator { kinds: &kinds, params }.run(&engine.engine, &questions)
