@@ -180,7 +180,6 @@ fn records_of_other_processes_make_the_same_run() {
         on_existing,
         keep_latents: true,
         lens: None,
-        scorer: None,
         ablations: Vec::new(),
         cancel: CancelToken::default(),
         write_lock: Default::default(),
