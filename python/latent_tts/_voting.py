@@ -33,7 +33,7 @@ class Vote(NamedTuple):
     weight: float
     """Its share of the summed weights, exp(reward), of all answers."""
     reward: float | None
-    """The sum of their rewards, where every candidate with an answer was scored."""
+    """The mean of their rewards, where every candidate with an answer was scored."""
 
 
 def register_rule(

@@ -134,6 +134,13 @@ pub struct AnswerVotes<'a> {
     pub reward: Option<f64>,
 }
 
+impl AnswerVotes<'_> {
+    /// The mean of their rewards, if every candidate with an answer was scored and it is finite.
+    pub fn mean_reward(&self) -> Option<f64> {
+        self.reward.map(|sum| sum / self.votes as f64).filter(|mean| mean.is_finite())
+    }
+}
+
 /// The reward of a candidate; negative infinity if it has none or one that is not finite.
 pub fn reward<T: Candidate>(candidate: &T, reduction: RewardReduction) -> f64 {
     if let (RewardReduction::OutcomeOrMean, Some(reward)) = (reduction, candidate.outcome_reward())

@@ -29,7 +29,9 @@ pub fn flags(error: &anyhow::Error) -> Option<String> {
 fn fitting(hint: &str, command: &clap::Command) -> Option<String> {
     let has = |word: &str| {
         let flag = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
-        command.get_arguments().any(|arg| arg.get_long() == Some(flag))
+        command.get_arguments().any(|arg| {
+            arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&flag))
+        })
     };
     let fits = |part: &&str| part.split(' ').filter(|word| word.starts_with("--")).all(has);
     if hint.contains('`') {

@@ -223,7 +223,7 @@ fn invalid_requests_are_rejected() {
     // A random model solves nothing; the annotations are complete all the same.
     sandbox.run(&args("labels", &[])).refused(&["nothing is labelled"]);
     refused(&[], &["already holds annotations", "--resume"]);
-    refused(&["--resume", "--sites", "mlp"], &["index.settings.sampler.sites", "mlp"]);
+    refused(&["--resume", "--sites", "mlp"], &["index.settings.sampling.sites", "mlp"]);
     refused(&["--resume", "--thoughts-dtype", "bf16"], &["index.dtype"]);
     sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&["--resume"], &["model", "index.fingerprint"]);

@@ -69,7 +69,7 @@ fn eval_json_has_every_metric() {
         ("weighted", &[1, 4]),
         ("best_of", &[1, 4]),
         ("normalized", &[1, 4]),
-        ("pessimistic", &[1, 4]),
+        ("lcb", &[1, 4]),
         ("beam", &[4]),
         ("diversity", &[4]),
     ] {
@@ -92,8 +92,9 @@ fn eval_json_has_every_metric() {
     assert!(result["cost"]["beam"]["steps"].as_f64().unwrap() > 0.0);
     assert!(result["cost"]["seconds"]["beam"].as_f64().unwrap() > 0.0);
     assert_eq!(result["run"], "run");
-    assert_eq!(result["settings"]["sampler"]["p"], 0.2);
-    assert_eq!(result["settings"]["beam"], serde_json::json!({ "width": 2, "candidates": 2 }));
+    assert_eq!(result["settings"]["sampling"]["dropout_p"], 0.2);
+    assert_eq!(result["settings"]["sampling"]["beam_width"], 2);
+    assert_eq!(result["settings"]["sampling"]["beam_candidates"], 2);
 
     let manifest = sandbox.json("run/manifest.json");
     assert_eq!(manifest["seeds"], serde_json::json!([0, 1]));
@@ -120,13 +121,14 @@ fn aggregators_can_be_selected() {
             .map(|m| m["name"].as_str().unwrap().to_owned())
             .collect();
         names.dedup();
-        (names, sandbox.json("run/manifest.json")["settings"]["beam"].clone())
+        (names, sandbox.json("run/manifest.json")["settings"]["sampling"].clone())
     };
     let with_rewards = ["--reward-model", "latent-rm"];
-    let (some, beam) = names(&[&with_rewards[..], &["--aggregate", "maj,best_of_last"]].concat());
+    let (some, sampling) =
+        names(&[&with_rewards[..], &["--aggregate", "maj,best_of_last"]].concat());
     assert_eq!(some, ["greedy", "coverage", "majority", "best_of_last", "diversity"]);
-    assert!(beam.is_null(), "a beam search ran without being requested");
-    let (some, beam) = names(
+    assert_eq!(sampling["beam"], false, "a beam search ran without being requested");
+    let (some, sampling) = names(
         &[
             &with_rewards[..],
             &["--aggregate", "beam", "--beam-width", "3", "--beam-candidates", "2"],
@@ -134,10 +136,11 @@ fn aggregators_can_be_selected() {
         .concat(),
     );
     assert_eq!(some, ["greedy", "coverage", "beam", "diversity"]);
-    assert_eq!(beam, serde_json::json!({ "width": 3, "candidates": 2 }));
+    let size = (&sampling["beam_width"], &sampling["beam_candidates"]);
+    assert_eq!(size, (&Value::from(3), &Value::from(2)));
     let table =
         sandbox.eval(&[&with_rewards[..], &["--limit", "2", "--out", "table"]].concat()).ok().out;
-    for word in ["pessimistic", "beam's cost", "scoring", "% of the time of samples"] {
+    for word in ["lcb", "beam's cost", "scoring", "% of the time of samples"] {
         assert!(table.contains(word), "{word} in {table}");
     }
 
@@ -155,8 +158,10 @@ fn aggregators_can_be_selected() {
     ];
     let tuned = sandbox.eval(&[&with_rewards[..], &tuned].concat()).ok().json();
     assert_eq!(
-        tuned["tuning"],
-        serde_json::json!({ "temperature": 0.5, "lambda": 1.0, "caution": 2.0 }),
+        tuned["vote_params"],
+        serde_json::json!({
+            "temperature": 0.5, "likelihood_weight": 1.0, "lcb_coefficient": 2.0
+        }),
         "vote parameters apply to a recorded run"
     );
     sandbox.eval(&["--vote-temperature", "0"]).refused(&["--vote-temperature", "above 0"]);
@@ -258,7 +263,7 @@ fn adaptive_runs_report_sample_counts() {
         votes(&short),
         "equal answers have the same majority for any number of trajectories"
     );
-    assert_eq!(short["settings"]["adaptive"], serde_json::json!({ "confidence": 0.95 }));
+    assert_eq!(short["settings"]["sampling"]["target_confidence"], 0.95);
     let samples = String::from_utf8(sandbox.read("short/samples.jsonl")).unwrap();
     assert!(samples.contains(r#""stopped":{"requested":16,"reason":"confident"}"#), "{samples}");
 
@@ -315,58 +320,61 @@ fn samplers_and_lengths_reach_the_manifest() {
     let sandbox = CliSandbox::new();
     let sampler = |more: &[&str], out: &str| {
         sandbox.eval(&[more, &["--limit", "1", "--out", out]].concat()).ok();
-        sandbox.json(&format!("{out}/manifest.json"))["settings"].clone()
+        sandbox.json(&format!("{out}/manifest.json"))["settings"]["sampling"].clone()
+    };
+    let is = |settings: &Value, expected: Value| {
+        for (field, value) in expected.as_object().unwrap() {
+            assert_eq!(&settings[field], value, "{field} in {settings}");
+        }
     };
     let noise = sampler(&["--noise-std", "0.3", "--thoughts", "2-4"], "a");
-    assert_eq!(noise["sampler"], serde_json::json!({ "kind": "noise", "sigma": 0.3 }));
-    assert_eq!(noise["thoughts"], "2-4");
+    is(&noise, serde_json::json!({ "sampler": "noise", "noise_std": 0.3, "latent_length": "2-4" }));
+    assert_eq!(noise.get("dropout_p"), None);
     let dropout = sampler(
         &["--dropout-p", "0.1", "--sites", "mlp", "--scope", "all", "--thoughts", "<=3"],
         "b",
     );
-    assert_eq!(
-        dropout["sampler"],
-        serde_json::json!({ "kind": "dropout", "p": 0.1, "sites": "mlp", "scope": "all" })
-    );
+    let expected = serde_json::json!({
+        "sampler": "dropout", "dropout_p": 0.1, "sites": "mlp", "scope": "all", "mask": "step",
+        "latent_length": "<=3",
+    });
+    is(&dropout, expected);
     let latent_sft =
         CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("mixing", &latent_sft);
     let mixing = ["--model", "mixing", "--method", "latent-sft", "--gumbel-tau", "0.5"];
     let gumbel = sampler(&mixing, "gumbel");
-    assert_eq!(gumbel["sampler"], serde_json::json!({ "kind": "gumbel", "tau": 0.5 }));
+    is(&gumbel, serde_json::json!({ "sampler": "gumbel", "gumbel_tau": 0.5 }));
     let unmixed = sandbox.eval(&["--sampler", "gumbel", "--out", "unmixed"]);
     unmixed.refused(&["mixtures", "--sampler dropout"]);
     let kept = sampler(&["--mask", "trajectory"], "kept");
-    assert_eq!(kept["sampler"]["mask"], "trajectory");
+    assert_eq!(kept["mask"], "trajectory");
     let fresh = sampler(&["--mask", "step"], "fresh");
-    assert_eq!(fresh["sampler"].get("mask"), None, "the default is that of earlier runs");
+    assert_eq!(fresh["mask"], "step");
     assert_ne!(sandbox.samples("kept"), sandbox.samples("fresh"));
-    assert_eq!(
-        sampler(&["--sampler", "none"], "c")["sampler"],
-        serde_json::json!({ "kind": "none" })
-    );
+    assert_eq!(sampler(&["--sampler", "none"], "c")["sampler"], "none");
     let tokens = sampler(&["--temperature", "0.7", "--top-p", "0.9"], "d");
-    assert_eq!(
-        tokens["sampler"],
-        serde_json::json!({ "kind": "tokens", "temperature": 0.7, "top_p": 0.9 })
-    );
-    assert_eq!(tokens["thoughts"], "6");
+    let expected = serde_json::json!({
+        "sampler": "tokens", "temperature": 0.7, "top_p": 0.9, "latent_length": 6,
+    });
+    is(&tokens, expected);
 }
 
 #[test]
 fn cot_models_sample_tokens() {
     let sandbox = CliSandbox::new();
     let done = sandbox.eval(&["--family", "cot", "--json", "--out", "run"]).ok().json();
-    let settings = serde_json::json!({ "kind": "tokens", "temperature": 1.0, "top_p": 1.0 });
+    let sampling = &done["settings"]["sampling"];
+    assert_eq!(done["settings"]["method"], "cot");
     assert_eq!(
-        (&done["settings"]["method"], &done["settings"]["sampler"]),
-        (&Value::from("cot"), &settings)
+        (&sampling["sampler"], &sampling["temperature"], &sampling["top_p"]),
+        (&Value::from("tokens"), &Value::from(1.0), &Value::from(1.0))
     );
     for sample in sandbox.samples("run") {
         for trajectory in
             sample["trajectories"].as_array().unwrap().iter().chain([&sample["greedy"]])
         {
-            assert_eq!(trajectory["thoughts"], 0);
+            assert_eq!(trajectory["latent_steps"], 0);
             assert!(trajectory["logprob"].as_f64().unwrap() < 0.0, "{trajectory}");
         }
     }

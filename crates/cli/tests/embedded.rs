@@ -54,7 +54,7 @@ fn eval_without_arguments_prints_a_table_and_writes_a_page() {
         results["metrics"].as_array().unwrap().iter().any(|metric| metric["name"] == name)
     };
     assert!(
-        ["greedy", "coverage", "majority", "weighted", "pessimistic", "best_of", "beam"]
+        ["greedy", "coverage", "majority", "weighted", "lcb", "best_of", "beam"]
             .iter()
             .all(|name| recorded(name))
     );
@@ -80,7 +80,7 @@ fn thoughts_are_replaced_on_request() {
     for (question, sample) in questions.iter().zip(&samples) {
         // The clean run is the greedy one, and each replacement has an answer.
         assert_eq!(question["clean"]["answer"], sample["greedy"]["answer"]);
-        assert_eq!(question["thoughts"], sample["greedy"]["thoughts"]);
+        assert_eq!(question["latent_steps"], sample["greedy"]["latent_steps"]);
         assert_eq!(question["ablated"].as_array().unwrap().len(), 5);
     }
     // Samples do not depend on it, so that a finished run can be ablated later.
@@ -112,7 +112,7 @@ fn thoughts_are_read_as_tokens_on_request() {
     for trajectory in document["trajectories"].as_array().unwrap() {
         assert_eq!(
             sizes(&trajectory["lens"]).len() as u64,
-            trajectory["thoughts"].as_u64().unwrap()
+            trajectory["latent_steps"].as_u64().unwrap()
         );
     }
     assert_eq!(solve(&["--json"]).ok().json()["greedy_lens"], Value::Null);
@@ -120,7 +120,7 @@ fn thoughts_are_read_as_tokens_on_request() {
     eval(&sandbox, &["--lens", "2", "--aggregate", "majority", "--out", "run"]).ok();
     for sample in sandbox.samples("run") {
         let greedy = &sample["greedy"];
-        assert_eq!(sizes(&greedy["lens"]).len() as u64, greedy["thoughts"].as_u64().unwrap());
+        assert_eq!(sizes(&greedy["lens"]).len() as u64, greedy["latent_steps"].as_u64().unwrap());
         assert_eq!(sample["trajectories"][0]["lens"], Value::Null);
         let shares = greedy["lens"].as_array().unwrap().iter().map(|tokens| &tokens[0][1]);
         assert!(shares.into_iter().all(|share| (0.0..=1.0).contains(&share.as_f64().unwrap())));

@@ -10,7 +10,7 @@ use support::{CliSandbox, CommandOutput, command_output};
 /// The settings recorded by an eval with these arguments and environment variables.
 fn settings(sandbox: &CliSandbox, args: &[&str], env: &[(&str, &str)]) -> Value {
     let done = run(sandbox, args, env).ok();
-    done.json()["settings"].clone()
+    done.json()["settings"]["sampling"].clone()
 }
 
 fn run(sandbox: &CliSandbox, args: &[&str], env: &[(&str, &str)]) -> CommandOutput {
@@ -38,24 +38,24 @@ fn command_line_overrides_environment_overrides_config_overrides_model() {
         "samples = 2\np = 0.5\nthoughts = \"<=3\"\nsites = \"attn\"\nmax-new-tokens = 9\n\
          k = [1, 2]\nquiet = true\n",
     );
-    let env = [("LATENT_TTS_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
+    let env = [("LATENT_TTS_DROPOUT_P", "0.4"), ("LATENT_TTS_SITES", "mlp")];
     let file = ["--config", "all.toml"];
     let layered =
         settings(&sandbox, &[&file[..], &["--dropout-p", "0.3", "--out", "a"]].concat(), &env);
     assert_eq!(layered["samples"], 2, "from the file");
-    assert_eq!(layered["thoughts"], "<=3", "from the file");
-    assert_eq!(layered["sampler"]["sites"], "mlp", "from the environment");
-    assert_eq!(layered["sampler"]["p"], 0.3, "from the command line");
+    assert_eq!(layered["latent_length"], "<=3", "from the file");
+    assert_eq!(layered["sites"], "mlp", "from the environment");
+    assert_eq!(layered["dropout_p"], 0.3, "from the command line");
     assert_eq!(layered["max_new_tokens"], 4, "from the command line, over the file");
-    assert_eq!(layered["sampler"]["scope"], "thoughts", "default");
+    assert_eq!(layered["scope"], "thoughts", "default");
 
     let file_by_env = settings(&sandbox, &["--out", "b"], &[("LATENT_TTS_CONFIG", "all.toml")]);
     assert_eq!(
-        file_by_env["sampler"],
-        serde_json::json!({ "kind": "dropout", "p": 0.5, "sites": "attn", "scope": "thoughts" })
+        (&file_by_env["sampler"], &file_by_env["dropout_p"], &file_by_env["sites"]),
+        (&Value::from("dropout"), &Value::from(0.5), &Value::from("attn"))
     );
     let default = settings(&sandbox, &["--out", "c", "-n", "2"], &[]);
-    assert_eq!(default["sampler"]["p"], 0.2);
+    assert_eq!(default["dropout_p"], 0.2);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn config_errors_name_file_and_key() {
         assert!(!sandbox.path("runs").exists());
     };
     refused(b"sampels = 4\n", &["`sampels`", "`samples`"]);
-    refused(b"max_new_tokens = 4\n", &["`max_new_tokens`", "`max-new-tokens`"]);
+    refused(b"max_new_tokns = 4\n", &["`max_new_tokns`", "`max-new-tokens`"]);
     refused(b"zzz = 4\n", &["`zzz`", "names of flags"]);
     refused(b"config = \"other.toml\"\n", &["`config`"]);
     refused(b"p = 1.5\n", &["`p`", "below 1"]);
@@ -132,7 +132,7 @@ fn conflicting_flags_are_both_named() {
         (&["--resume", "--overwrite"], &["--resume", "--overwrite"]),
         (&["--k", "1,8", "--samples", "4"], &["--k 8", "--samples 4"]),
         (&["--seed", "18446744073709551615", "--seeds", "2"], &["--seed", "--seeds"]),
-        (&["--thoughts", "6-4"], &["--thoughts", "6-4"]),
+        (&["--thoughts", "6-4"], &["--latent-length", "6-4"]),
         (&["--dropout-p", "1"], &["--dropout-p", "below 1"]),
         (&["--dropout-p", "-0.1"], &["--dropout-p", "below 1"]),
         (&["--dropout-p", "NaN"], &["--dropout-p", "below 1"]),

@@ -172,7 +172,7 @@ fn a_run_with_other_settings_is_not_resumed() {
         sandbox.eval(&[&["--out", "run", "--resume"], more].concat()).refused(words);
         assert_eq!(sandbox.snapshot("run"), before);
     };
-    refused(&["--dropout-p", "0.3"], &["manifest.json", "settings.sampler.p", "0.3"]);
+    refused(&["--dropout-p", "0.3"], &["manifest.json", "settings.sampling.dropout_p", "0.3"]);
     refused(&["--seed", "5"], &["manifest.json", "seeds"]);
     refused(&["--limit", "3"], &["manifest.json", "questions"]);
     refused(&["--reward-model", "latent-rm"], &["manifest.json", "rewards"]);

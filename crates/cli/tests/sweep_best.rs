@@ -39,11 +39,11 @@ fn a_sweep_maximizes_the_metric_that_was_asked_for() {
     let sandbox = CliSandbox::new();
     sandbox.reward_model("reward");
     let flags = ["--dropout-p", "0.1,0.4", "--no-report"];
-    for (metric, head) in [("majority", "majority@4"), ("best_of", "best of N@4")] {
+    for (metric, head) in [("majority", "majority@4"), ("best_of", "best of k@4")] {
         let more = ["--reward-model", "reward", "--metric", metric, "--out", metric];
         let done = sweep(&sandbox, &[&flags[..], &more].concat()).ok();
         assert!(done.out.contains(head), "{}", done.out);
-        assert!(done.out.contains("weighted vote"), "{}", done.out);
+        assert!(done.out.contains("weighted"), "{}", done.out);
         let summary = sandbox.json(&format!("{metric}/sweep.json"));
         assert_eq!(summary["metric"], metric);
         assert!(summary["points"][0]["weighted"]["4"]["value"].is_f64(), "{summary}");
@@ -61,11 +61,11 @@ fn a_sweep_is_resumed_with_its_own_settings_only() {
     let other: [(&[&str], &str); 3] = [
         (
             &["--dropout-p", "0.3", "--out", "s", "--resume"],
-            "settings.p = \"0.1,0.4\", now it is \"0.3\"",
+            "settings.dropout_p = \"0.1,0.4\", now it is \"0.3\"",
         ),
         (
             &["--dropout-p", "0.1,0.4", "--samples", "8", "--out", "s", "--resume"],
-            "settings.samples = 4, now it is 8",
+            "settings.sampling.samples = 4, now it is 8",
         ),
         (&["--dropout-p", "0.3", "--out", "s"], "already holds a sweep"),
     ];

@@ -113,13 +113,13 @@ fn unreadable_runs_are_rejected() {
     sandbox.write("run/samples.jsonl", &samples);
 
     let manifest = String::from_utf8(sandbox.read("run/manifest.json")).unwrap();
-    sandbox.write("run/manifest.json", manifest.replace("\"version\": 1", "\"version\": 2"));
+    sandbox.write("run/manifest.json", manifest.replace("\"version\": 2", "\"version\": 3"));
     sandbox
         .run(&["report", "run"])
-        .refused(&["manifest.json has format version 2", "reads version 1"]);
+        .refused(&["manifest.json has format version 3", "reads version 2"]);
     sandbox.write("run/manifest.json", manifest);
     let results = String::from_utf8(sandbox.read("run/results.json")).unwrap();
-    sandbox.write("run/results.json", results.replace("\"version\": 1", "\"version\": 7"));
+    sandbox.write("run/results.json", results.replace("\"version\": 2", "\"version\": 7"));
     sandbox.run(&["report", "run"]).refused(&["results.json has format version 7"]);
 }
 
@@ -190,8 +190,8 @@ fn a_sweep_compares_fresh_and_kept_masks() {
     assert!(done.out.contains(table_line), "{}", done.out);
     let summary = sandbox.json("s/sweep.json");
     assert_eq!(points(&summary), ["dropout-0.3-step", "dropout-0.3-trajectory"]);
-    let masks = summary["points"].as_array().unwrap().iter().map(|p| &p["sampler"]["mask"]);
-    assert!(masks.eq([&Value::Null, &Value::from("trajectory")]));
+    let masks = summary["points"].as_array().unwrap().iter().map(|p| &p["sampling"]["mask"]);
+    assert!(masks.eq([&Value::from("step"), &Value::from("trajectory")]));
 }
 
 #[test]
@@ -228,10 +228,10 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
             .find(|m| m["name"] == "coverage" && m["k"] == 4)
             .unwrap();
         assert_eq!(point["coverage"]["4"]["value"], coverage["value"], "{run}");
-        assert_eq!(
-            sandbox.json(&format!("s/{run}/manifest.json"))["settings"]["sampler"],
-            point["sampler"]
-        );
+        let manifest = sandbox.json(&format!("s/{run}/manifest.json"));
+        for (field, value) in point["sampling"].as_object().unwrap() {
+            assert_eq!(&manifest["settings"]["sampling"][field], value, "{field}");
+        }
         // No point has a larger coverage than the best.
         let value = |name: &str| {
             let best_point =
@@ -311,7 +311,7 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
         .refused(&["nope.json: there is no such file", "(--data takes a file", "embedded:test"]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
-    sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 1"]);
+    sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 2"]);
 }
 
 #[test]

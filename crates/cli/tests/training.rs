@@ -295,7 +295,7 @@ fn a_training_is_told_as_it_goes_and_reported_afterwards() {
     }
     let written = sandbox.run(&["report", "models/a", "--json"]).ok().json();
     assert_eq!(written["page"], "models/a/training/report.html");
-    assert_eq!(written["figures"].as_array().unwrap().len(), 4);
+    assert_eq!(written["figures"].as_array().unwrap().len(), 6);
     let both = sandbox.run(&["report", "models/a", "models/b/training", "--page-only"]).ok();
     assert_eq!(both.out.trim(), "models/report/report.html");
     sandbox

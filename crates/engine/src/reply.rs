@@ -1,13 +1,12 @@
 //! What a request gets: its trajectories, the answer that the voting rule chose, and the cost.
 
-use std::ops::AddAssign;
-
 use aggregate::{AnswerVotes, Candidate, EarlyStop, Rule, VoteParams};
 use data::answer::Answer;
+use schema::TrajectoryRecord;
+pub use schema::{ComputeCost, StageSeconds};
 use tensor::Tensor;
 
 use crate::executor::AnswerTokens;
-use crate::stage_timer::Stage;
 
 /// One sampled path of thoughts and the answer it led to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,6 +67,25 @@ impl Candidate for Trajectory {
     }
 }
 
+/// Without its thoughts, and not graded.
+impl From<&Trajectory> for TrajectoryRecord {
+    fn from(trajectory: &Trajectory) -> Self {
+        let token = |token: &LensToken| (token.text.clone(), token.probability);
+        let tokens = |tokens: &Vec<LensToken>| tokens.iter().map(token).collect();
+        Self {
+            index: trajectory.number,
+            latent_steps: trajectory.thoughts as u32,
+            text: trajectory.text.clone(),
+            answer: trajectory.answer().map(str::to_owned),
+            process_rewards: trajectory.process_rewards.clone(),
+            outcome_reward: trajectory.outcome_reward,
+            logprob: trajectory.logprob,
+            lens: trajectory.lens.iter().map(tokens).collect(),
+            ..Self::default()
+        }
+    }
+}
+
 /// The result of a beam search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamReply {
@@ -120,75 +138,5 @@ impl Reply {
     /// The trajectory that another rule chooses.
     pub fn choose(&self, rule: Rule, params: &VoteParams) -> Option<&Trajectory> {
         rule.choose(&self.trajectories, params).map(|index| &self.trajectories[index])
-    }
-}
-
-/// Work, counted and not timed: a function of lengths, the same on every machine and in every
-/// batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ComputeCost {
-    /// Positions computed after the prompt: thoughts, end tokens and answer tokens of all rows.
-    pub steps: u64,
-    /// Floating-point operations; a multiply-add counts as two.
-    pub flops: f64,
-}
-
-impl AddAssign for ComputeCost {
-    fn add_assign(&mut self, more: Self) {
-        self.steps += more.steps;
-        self.flops += more.flops;
-    }
-}
-
-/// Wall-clock seconds by stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StageSeconds {
-    /// Prompts.
-    pub prefill: f64,
-    /// Latent thoughts.
-    pub thoughts: f64,
-    /// The reward model.
-    pub scores: f64,
-    /// Answer tokens.
-    pub answers: f64,
-    /// Beam search, all of it.
-    pub beam: f64,
-    /// Everything.
-    pub total: f64,
-}
-
-impl StageSeconds {
-    /// The seconds of one stage.
-    pub(crate) fn of_mut(&mut self, stage: Stage) -> &mut f64 {
-        match stage {
-            Stage::Prefill => &mut self.prefill,
-            Stage::Thoughts => &mut self.thoughts,
-            Stage::Answers => &mut self.answers,
-            Stage::Scores => &mut self.scores,
-        }
-    }
-
-    /// Every stage times `factor`.
-    pub(crate) fn scaled(self, factor: f64) -> Self {
-        let Self { prefill, thoughts, scores, answers, beam, total } = self;
-        Self {
-            prefill: prefill * factor,
-            thoughts: thoughts * factor,
-            scores: scores * factor,
-            answers: answers * factor,
-            beam: beam * factor,
-            total: total * factor,
-        }
-    }
-}
-
-impl AddAssign for StageSeconds {
-    fn add_assign(&mut self, more: Self) {
-        self.prefill += more.prefill;
-        self.thoughts += more.thoughts;
-        self.scores += more.scores;
-        self.answers += more.answers;
-        self.beam += more.beam;
-        self.total += more.total;
     }
 }

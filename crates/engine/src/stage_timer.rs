@@ -13,6 +13,18 @@ pub(crate) enum Stage {
     Scores,
 }
 
+impl Stage {
+    /// Its part of the seconds of all stages.
+    pub(crate) fn of(self, seconds: &mut StageSeconds) -> &mut f64 {
+        match self {
+            Self::Prefill => &mut seconds.prefill,
+            Self::Thoughts => &mut seconds.thoughts,
+            Self::Scores => &mut seconds.scores,
+            Self::Answers => &mut seconds.answers,
+        }
+    }
+}
+
 /// Records when the device enters each stage.
 #[derive(Default)]
 pub(crate) struct StageTimer(Vec<(Stage, DeviceEvent)>);
@@ -32,7 +44,7 @@ impl StageTimer {
         let mut seconds = StageSeconds::default();
         for (i, (stage, start)) in self.0.iter().enumerate() {
             let elapsed = start.elapsed(self.0.get(i + 1).map_or(&end, |(_, next)| next))?;
-            *seconds.of_mut(*stage) += elapsed;
+            *stage.of(&mut seconds) += elapsed;
             seconds.total += elapsed;
         }
         Ok(seconds)

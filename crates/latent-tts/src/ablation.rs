@@ -62,12 +62,12 @@ impl Ablator<'_> {
         };
         let answer = |question: &Question, reply: &Reply, k: usize| {
             let record = grade::trajectory_record(question, &reply.trajectories[k]);
-            AblatedAnswer { answer: record.answer, correct: record.correct }
+            AblatedAnswer { correct: record.is_correct(), answer: record.answer }
         };
         let rows = questions.iter().zip(clean.iter().zip(&ablated));
         let rows = rows.map(|(question, (clean, ablated))| AblatedQuestion {
             id: question.id,
-            thoughts: clean.trajectories[0].thoughts as u32,
+            latent_steps: clean.trajectories[0].thoughts as u32,
             clean: answer(question, clean, 0),
             ablated: (0..self.kinds.len()).map(|k| answer(question, ablated, k)).collect(),
         });

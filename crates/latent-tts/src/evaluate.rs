@@ -15,7 +15,7 @@ use engine::{CancelToken, Engine, Lens, Request, SamplingParams};
 use model::ModelFiles;
 use record::{
     Ablation, AblationKind, LatentsWriter, Manifest, QuestionRecord, RecordError, Results, RunDir,
-    RunWriter, Sample, Seconds,
+    RunWriter, Sample, StageSeconds,
 };
 use report::metrics::{self, MetricSettings};
 use serde_json::json;
@@ -181,7 +181,7 @@ impl Evaluation<'_> {
             let kept = reply.trajectories.iter().chain(&reply.greedy).filter(|_| self.keep_latents);
             take(QuestionRecord {
                 sample: grade::grade(questions[index], &params, &reply),
-                seconds: grade::seconds(reply.seconds),
+                seconds: reply.seconds,
                 latents: kept.flat_map(|trajectory| trajectory.latents.data()).copied().collect(),
             })
         })
@@ -371,7 +371,7 @@ impl RunRecorder {
             latents.append(&record.sample, [record.latents.as_slice()])?;
         }
         self.writer.append(&record.sample)?;
-        if record.seconds != Seconds::default() {
+        if record.seconds != StageSeconds::default() {
             self.writer.append_timing(&record.seconds)?;
         }
         Ok(())

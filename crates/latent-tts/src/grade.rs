@@ -1,8 +1,9 @@
 //! Grading: a reply becomes the record of a question with a known answer.
 
+use aggregate::Candidate;
 use data::Question;
-use engine::{LensToken, Reply, Request, SamplingParams, StageSeconds, Trajectory};
-use record::{BeamResult, Sample, Seconds, TrajectoryRecord};
+use engine::{Reply, Request, SamplingParams, Trajectory};
+use record::{BeamResult, Sample, TrajectoryRecord};
 
 /// The request for a question of a data set.
 pub fn request(question: &Question, params: SamplingParams) -> Request {
@@ -41,29 +42,9 @@ fn is_correct(question: &Question, trajectory: &Trajectory) -> bool {
     trajectory.answer.as_ref().is_some_and(|answer| answer.matches(&question.gold))
 }
 
-fn answer(trajectory: &Trajectory) -> Option<String> {
-    trajectory.answer.as_ref().map(|answer| answer.as_str().to_owned())
-}
-
 pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) -> TrajectoryRecord {
-    TrajectoryRecord {
-        index: trajectory.number,
-        latent_steps: trajectory.thoughts as u32,
-        text: trajectory.text.clone(),
-        answer: answer(trajectory),
-        process_rewards: trajectory.process_rewards.clone(),
-        outcome_reward: trajectory.outcome_reward,
-        correct: is_correct(question, trajectory),
-        truncated: false,
-        logprob: trajectory.logprob,
-        lens: lens_record(&trajectory.lens),
-    }
-}
-
-/// The tokens of a lens as records have them: text and probability.
-pub fn lens_record(lens: &[Vec<LensToken>]) -> Vec<Vec<(String, f32)>> {
-    let token = |token: &LensToken| (token.text.clone(), token.probability);
-    lens.iter().map(|tokens| tokens.iter().map(token).collect()).collect()
+    let correct = Some(is_correct(question, trajectory));
+    TrajectoryRecord { correct, ..TrajectoryRecord::from(trajectory) }
 }
 
 fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> Option<BeamResult> {
@@ -74,7 +55,7 @@ fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> O
         candidates: size.candidates.get() as u32,
         latent_steps: beam.best.thoughts as u32,
         text: beam.best.text.clone(),
-        answer: answer(&beam.best),
+        answer: beam.best.answer().map(str::to_owned),
         reward: process_rewards.iter().sum(),
         process_rewards,
         outcome_reward: beam.best.outcome_reward,
@@ -82,10 +63,4 @@ fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> O
         steps: beam.cost.steps,
         flops: beam.cost.flops,
     })
-}
-
-/// Stage times as a run directory records them.
-pub fn seconds(stages: StageSeconds) -> Seconds {
-    let StageSeconds { prefill, thoughts, scores, answers, beam, total } = stages;
-    Seconds { prefill, thoughts, scores, answers, beam, total }
 }

@@ -85,7 +85,7 @@ pub use rescore::rescore;
 pub use sampling::{check_sampler, evaluation_params};
 pub use schema::{
     self, CustomSampler, LatentSampler, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind,
-    SamplingError, SamplingOptions, ThoughtKey, Weight,
+    SamplingError, SamplingOptions, ThoughtKey, TrajectoryRecord, Vote, Weight,
 };
 pub use scorer::Scorer;
 pub use source::{EMBEDDED, data_file};

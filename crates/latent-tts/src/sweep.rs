@@ -291,8 +291,8 @@ struct SweepPoint {
 }
 
 impl SweepPoint {
-    fn kind(&self) -> &str {
-        self.run.manifest().settings["sampler"]["kind"].as_str().unwrap_or_default()
+    fn kind(&self) -> &'static str {
+        self.run.manifest().sampling().sampler.map_or("", SamplerKind::name)
     }
 
     /// A metric at k; 0 if it was not measured.
@@ -441,7 +441,7 @@ impl SweepPoints<'_> {
         };
         SweepPointSummary {
             run: point.name.clone(),
-            sampler: point.run.manifest().settings["sampler"].clone(),
+            sampling: point.run.manifest().sampling().of_sampler(),
             strength: point.strength,
             coverage: curve(MetricName::Coverage),
             majority: curve(MetricName::MAJORITY),

@@ -142,7 +142,7 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
         let lens = &sample.greedy.as_ref().unwrap().lens;
         assert!(lens.len() == 3 && lens.iter().all(|tokens| tokens.len() == 2), "{lens:?}");
         assert!(sample.trajectories.iter().all(|trajectory| trajectory.lens.is_empty()));
-        assert_eq!((question.thoughts, question.ablated.len()), (3, AblationKind::ALL.len()));
+        assert_eq!((question.latent_steps, question.ablated.len()), (3, AblationKind::ALL.len()));
     }
     let refused = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ());
     assert!(refused.unwrap_err().to_string().contains("already holds a run"));
@@ -296,7 +296,7 @@ fn grading_compares_answers_with_gold() {
     let sample = grade::grade(&question, &params, &reply);
     assert_eq!((sample.id, sample.seed, sample.gold.as_str()), (3, params.seed, "4"));
     let graded = sample.trajectories.iter().map(|t| (t.answer.as_deref(), t.correct));
-    assert!(graded.eq([(Some("4"), true), (Some("5"), false), (None, false)]));
+    assert!(graded.eq([(Some("4"), Some(true)), (Some("5"), Some(false)), (None, Some(false))]));
 }
 
 /// The embedded reasoner feeds its hidden states back, so that its thoughts' logits are the head on

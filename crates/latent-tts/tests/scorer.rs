@@ -122,7 +122,7 @@ fn a_rule_is_measured_on_a_recorded_run() {
     let of_rule: Vec<_> =
         after.metrics.iter().filter(|metric| metric.name == MetricName::Rule(rule)).collect();
     assert_eq!(of_rule.iter().map(|metric| metric.k).collect::<Vec<_>>(), [1, 2, 4]);
-    let last_is_right = |sample: &latent_tts::record::Sample| sample.trajectories[3].correct;
+    let last_is_right = |sample: &latent_tts::record::Sample| sample.trajectories[3].is_correct();
     let samples: Vec<_> = recorded.samples().unwrap().map(Result::unwrap).collect();
     let share = samples.iter().filter(|sample| last_is_right(sample)).count() as f64 / 3.0;
     assert!((of_rule[2].value - share).abs() < 1e-12);

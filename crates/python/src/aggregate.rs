@@ -84,12 +84,12 @@ pub fn aggregate(candidates: Candidates, rule: &str, options: Sampling) -> PyRes
     Ok(chosen)
 }
 
-/// A distinct answer: its text, its votes, their weight and their summed reward.
+/// A distinct answer: its text, its votes, their weight and their mean reward.
 pub type VoteTuple = (String, usize, f64, Option<f64>);
 
 pub fn vote_tuples(votes: Vec<AnswerVotes<'_>>) -> Vec<VoteTuple> {
     let votes = votes.into_iter();
-    votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.reward)).collect()
+    votes.map(|v| (v.answer.to_owned(), v.votes, v.weight, v.mean_reward())).collect()
 }
 
 /// The distinct answers.

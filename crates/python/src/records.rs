@@ -114,7 +114,7 @@ impl RunColumns {
                 columns.latent_steps.push(trajectory.latent_steps);
                 columns.text.push(trajectory.text.clone());
                 columns.answer.push(trajectory.answer.clone());
-                columns.correct.push(trajectory.correct);
+                columns.correct.push(trajectory.is_correct());
                 columns.numbers.iter_mut().zip(numbers).for_each(|(column, x)| column.push(x));
             }
         }

@@ -2,6 +2,7 @@
 
 use latent_tts as library;
 use latent_tts::Answer;
+use latent_tts::schema::TrajectoryRecord;
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyDeprecationWarning;
 use pyo3::prelude::*;
@@ -31,7 +32,7 @@ impl PyTrajectory {
         trajectory: library::Trajectory,
         gold: Option<&str>,
     ) -> PyResult<Self> {
-        let lens = library::grade::lens_record(&trajectory.lens);
+        let lens = TrajectoryRecord::from(&trajectory).lens;
         let rows = trajectory.latents.rows();
         let width = trajectory.latents.cols();
         let latents = trajectory.latents.into_data().into_pyarray(py);

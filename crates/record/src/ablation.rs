@@ -94,7 +94,8 @@ pub struct AblatedQuestion {
     /// The question's index in its data set.
     pub id: u32,
     /// Thoughts of the clean run, and of every other.
-    pub thoughts: u32,
+    #[serde(alias = "thoughts")]
+    pub latent_steps: u32,
     /// The clean run's answer.
     pub clean: AblatedAnswer,
     /// The answer under each replacement.

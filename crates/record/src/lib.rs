@@ -63,11 +63,10 @@ pub use latents::{LATENTS_FILE, LatentsWriter, verify_latents};
 pub use lines::JsonLines;
 pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
 pub use question_record::QuestionRecord;
-pub use results::{
-    BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered,
-};
+pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Unanswered};
 pub use run_dir::RunDir;
-pub use sample::{BeamResult, Sample, TrajectoryRecord};
+pub use sample::{BeamResult, Sample};
+pub use schema::{StageSeconds, TrajectoryRecord};
 pub use training::{
     EvalRecord, Losses, STATE_FILE, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir,
 };

@@ -88,7 +88,10 @@ impl Manifest {
         if self.version != FORMAT {
             return Err(RecordError::OldFormat { path: path.into(), found: self.version });
         }
-        let difference = first_difference("settings", &self.settings, &requested.settings)
+        // Before the other settings: the reward model decides some of their defaults.
+        let [stored, wanted] = [self, requested].map(|manifest| &manifest.settings["rewards"]);
+        let difference = first_difference("settings.rewards", stored, wanted)
+            .or_else(|| first_difference("settings", &self.settings, &requested.settings))
             .or_else(|| {
                 value_difference("seeds", &self.seeds, &requested.seeds, |s| format!("{s:?}"))
             })

@@ -8,8 +8,8 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::error::RecordError;
-use crate::results::Seconds;
 use crate::sample::{Sample, Validate};
+use schema::StageSeconds;
 
 /// One question under one seed, with what is recorded beside its sample.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -17,7 +17,7 @@ pub struct QuestionRecord {
     /// The line of `samples.jsonl`.
     pub sample: Sample,
     /// The time it took; zero where it was timed with another question.
-    pub seconds: Seconds,
+    pub seconds: StageSeconds,
     /// The thoughts of the trajectories in order, then those of the greedy one; empty unless they
     /// are kept.
     pub latents: Vec<f32>,
@@ -66,7 +66,7 @@ mod tests {
             ..TrajectoryRecord::default()
         };
         let sample = Sample { id: 3, seed: 7, trajectories: vec![trajectory], ..Sample::default() };
-        let seconds = Seconds { total: 0.25, ..Seconds::default() };
+        let seconds = StageSeconds { total: 0.25, ..StageSeconds::default() };
         // Bytes of a thought may be those of a line end.
         QuestionRecord { sample, seconds, latents: vec![f32::from_bits(0x0a0a_0a0a), -2.5] }
     }

@@ -3,9 +3,8 @@
 //! Names of metrics and JSON keys are a contract with scripts. The report computes the metrics.
 //! Times are stored apart from the samples, which must not depend on the clock.
 
-use std::ops::AddAssign;
-
 use aggregate::{Rule, VoteParams};
+use schema::StageSeconds;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -218,7 +217,7 @@ pub struct RunCost {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beam: Option<BeamCost>,
     /// Wall-clock seconds of the whole run.
-    pub seconds: Seconds,
+    pub seconds: StageSeconds,
 }
 
 /// Compute of beam search, per question and seed.
@@ -230,56 +229,7 @@ pub struct BeamCost {
     pub flops: f64,
 }
 
-/// Wall-clock seconds by stage; a line of `timings.jsonl`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seconds {
-    /// Prefill of the prompts.
-    pub prefill: f64,
-    /// Generating thoughts.
-    pub thoughts: f64,
-    /// Scoring with the reward model.
-    pub scores: f64,
-    /// Decoding answers.
-    pub answers: f64,
-    /// Beam search, all its stages.
-    #[serde(default)]
-    pub beam: f64,
-    /// Elapsed time, work between the stages included.
-    pub total: f64,
-}
-
-impl Seconds {
-    /// Scoring time as a fraction of the time of sampling; `None` without scoring.
-    pub fn scoring_share(&self) -> Option<f64> {
-        let sampling = self.prefill + self.thoughts + self.scores + self.answers;
-        (self.scores > 0.0).then(|| self.scores / sampling)
-    }
-
-    /// Every field multiplied by `factor`.
-    pub fn scaled(self, factor: f64) -> Self {
-        Self {
-            prefill: self.prefill * factor,
-            thoughts: self.thoughts * factor,
-            scores: self.scores * factor,
-            answers: self.answers * factor,
-            beam: self.beam * factor,
-            total: self.total * factor,
-        }
-    }
-}
-
-impl AddAssign for Seconds {
-    fn add_assign(&mut self, other: Self) {
-        self.prefill += other.prefill;
-        self.thoughts += other.thoughts;
-        self.scores += other.scores;
-        self.answers += other.answers;
-        self.beam += other.beam;
-        self.total += other.total;
-    }
-}
-
-impl Validate for Seconds {
+impl Validate for StageSeconds {
     fn validate(&self) -> Result<(), FieldError> {
         check_finite(
             "seconds",
@@ -375,7 +325,7 @@ mod tests {
 
     #[test]
     fn scoring_share_is_relative_to_sampling() {
-        let seconds = Seconds {
+        let seconds = StageSeconds {
             prefill: 1.0,
             thoughts: 4.0,
             scores: 2.0,
@@ -384,6 +334,6 @@ mod tests {
             total: 20.0,
         };
         assert_eq!(seconds.scoring_share(), Some(0.25));
-        assert_eq!(Seconds::default().scoring_share(), None);
+        assert_eq!(StageSeconds::default().scoring_share(), None);
     }
 }

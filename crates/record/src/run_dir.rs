@@ -12,9 +12,10 @@ use crate::error::RecordError;
 use crate::latents;
 use crate::lines::JsonLines;
 use crate::manifest::Manifest;
-use crate::results::{Results, Seconds};
+use crate::results::Results;
 use crate::sample::{Sample, Validate};
 use crate::writer::{RunLock, RunWriter};
+use schema::StageSeconds;
 
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 pub(crate) const SAMPLES_FILE: &str = "samples.jsonl";
@@ -114,11 +115,11 @@ impl RunDir {
     }
 
     /// The total seconds by stage so far, over all resumptions.
-    pub fn seconds(&self) -> Result<Seconds, RecordError> {
+    pub fn seconds(&self) -> Result<StageSeconds, RecordError> {
         let path = self.path.join(TIMINGS_FILE);
-        let mut sum = Seconds::default();
+        let mut sum = StageSeconds::default();
         if path.exists() {
-            for seconds in JsonLines::<Seconds>::open(&path, None)? {
+            for seconds in JsonLines::<StageSeconds>::open(&path, None)? {
                 sum += seconds?;
             }
         }

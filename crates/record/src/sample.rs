@@ -4,7 +4,8 @@
 //! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `index`,
 //! and one without an answer is not correct.
 
-use aggregate::{Candidate, EarlyStop};
+use aggregate::EarlyStop;
+use schema::TrajectoryRecord;
 use serde::{Deserialize, Serialize};
 
 use crate::error::FieldError;
@@ -52,63 +53,6 @@ pub struct Sample {
     pub flops: f64,
 }
 
-/// One recorded trajectory: its answer and rewards, without the thoughts themselves.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct TrajectoryRecord {
-    /// Its index among the trajectories of the question.
-    #[serde(alias = "k")]
-    pub index: u32,
-    /// The number of thoughts.
-    #[serde(alias = "thoughts")]
-    pub latent_steps: u32,
-    /// The decoded text.
-    pub text: String,
-    /// The canonical answer: equal answers are equal strings. `None` never votes and is never
-    /// correct.
-    #[serde(default)]
-    pub answer: Option<String>,
-    /// One reward per thought, if a reward model scored them.
-    #[serde(default, alias = "scores")]
-    pub process_rewards: Option<Vec<f32>>,
-    /// The reward of the answer, if the reward model reads answers.
-    #[serde(default, alias = "verdict", skip_serializing_if = "Option::is_none")]
-    pub outcome_reward: Option<f32>,
-    /// Whether the answer equals the gold answer.
-    pub correct: bool,
-    /// Whether there is no answer and the text ends at the limit of answer tokens.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub truncated: bool,
-    /// Log-probability of the decoded tokens, end of sequence included, if finite.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub logprob: Option<f32>,
-    /// For each thought the most probable tokens at its hidden state, if they were asked for: text
-    /// and probability.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lens: Vec<Vec<(String, f32)>>,
-}
-
-impl Candidate for TrajectoryRecord {
-    fn number(&self) -> u32 {
-        self.index
-    }
-
-    fn answer(&self) -> Option<&str> {
-        self.answer.as_deref()
-    }
-
-    fn process_rewards(&self) -> Option<&[f32]> {
-        self.process_rewards.as_deref()
-    }
-
-    fn outcome_reward(&self) -> Option<f32> {
-        self.outcome_reward
-    }
-
-    fn logprob(&self) -> Option<f32> {
-        self.logprob
-    }
-}
-
 /// The best path of a reward-guided beam search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BeamResult {
@@ -148,7 +92,7 @@ const NOT_FINITE: &str = "holds a number that is not finite";
 impl Validate for Sample {
     fn validate(&self) -> Result<(), FieldError> {
         for (index, trajectory) in self.trajectories.iter().enumerate() {
-            trajectory.validate_field(&format!("trajectories[{index}]"))?;
+            validate_trajectory(&format!("trajectories[{index}]"), trajectory)?;
         }
         if let Some(index) =
             self.trajectories.windows(2).position(|pair| pair[0].index >= pair[1].index)
@@ -159,7 +103,7 @@ impl Validate for Sample {
             ));
         }
         if let Some(greedy) = &self.greedy {
-            greedy.validate_field("greedy")?;
+            validate_trajectory("greedy", greedy)?;
         }
         if self.stopped.is_some_and(|stopped| stopped.requested as usize <= self.trajectories.len())
         {
@@ -184,22 +128,23 @@ impl Validate for Sample {
     }
 }
 
-impl TrajectoryRecord {
-    fn validate_field(&self, field: &str) -> Result<(), FieldError> {
-        check_answer(field, &self.answer, self.correct)?;
-        check_finite(&format!("{field}.logprob"), self.logprob.map(f64::from))?;
-        check_finite(&format!("{field}.outcome_reward"), self.outcome_reward.map(f64::from))?;
-        let lens = self.lens.iter().flatten();
-        check_finite(&format!("{field}.lens"), lens.map(|&(_, share)| f64::from(share)))?;
-        let Some(rewards) = &self.process_rewards else {
-            return Ok(());
-        };
-        let field = format!("{field}.process_rewards");
-        if rewards.len() != self.latent_steps as usize {
-            return Err(FieldError::new(field, "does not hold one reward per thought"));
-        }
-        check_finite(&field, rewards.iter().copied().map(f64::from))
+fn validate_trajectory(field: &str, trajectory: &TrajectoryRecord) -> Result<(), FieldError> {
+    check_answer(field, &trajectory.answer, trajectory.is_correct())?;
+    check_finite(&format!("{field}.logprob"), trajectory.logprob.map(f64::from))?;
+    check_finite(&format!("{field}.outcome_reward"), trajectory.outcome_reward.map(f64::from))?;
+    let lens = trajectory.lens.iter().flatten();
+    check_finite(&format!("{field}.lens"), lens.map(|&(_, share)| f64::from(share)))?;
+    if trajectory.latents.is_some() {
+        return Err(FieldError::new(format!("{field}.latents"), "belongs in latents.safetensors"));
     }
+    let Some(rewards) = &trajectory.process_rewards else {
+        return Ok(());
+    };
+    let field = format!("{field}.process_rewards");
+    if rewards.len() != trajectory.latent_steps as usize {
+        return Err(FieldError::new(field, "does not hold one reward per thought"));
+    }
+    check_finite(&field, rewards.iter().copied().map(f64::from))
 }
 
 pub(crate) fn check_answer(
@@ -248,6 +193,7 @@ mod tests {
             latent_steps: 1,
             process_rewards: Some(vec![0.5]),
             outcome_reward: Some(0.25),
+            correct: Some(false),
             ..TrajectoryRecord::default()
         };
         let line = serde_json::to_string(&sample(trajectory)).unwrap();
@@ -293,7 +239,7 @@ mod tests {
         let line =
             serde_json::to_string(&TrajectoryRecord { logprob: Some(-1.5), ..without.clone() })
                 .unwrap();
-        assert!(line.ends_with(r#""correct":false,"logprob":-1.5}"#), "{line}");
+        assert!(line.ends_with(r#""process_rewards":null,"logprob":-1.5}"#), "{line}");
         let line = serde_json::to_string(&without).unwrap();
         assert!(!line.contains("logprob"));
         assert_eq!(
@@ -380,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_has_no_answer_is_not_correct() {
-        let lucky = TrajectoryRecord { correct: true, ..TrajectoryRecord::default() };
+        let lucky = TrajectoryRecord { correct: Some(true), ..TrajectoryRecord::default() };
         assert_eq!(invalid_field(sample(lucky)), "trajectories[0].correct");
         let lucky = BeamResult { correct: true, ..BeamResult::default() };
         assert_eq!(

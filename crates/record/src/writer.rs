@@ -16,9 +16,9 @@ use crate::document;
 use crate::error::RecordError;
 use crate::lines::{add_digest, recover_lines};
 use crate::manifest::Manifest;
-use crate::results::Seconds;
 use crate::run_dir::{MANIFEST_FILE, RunDir, SAMPLES_FILE, TIMINGS_FILE};
 use crate::sample::{Sample, Validate};
+use schema::StageSeconds;
 
 /// A run directory open for writing.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl RunWriter {
     }
 
     /// Appends the seconds spent since the last call.
-    pub fn append_timing(&mut self, seconds: &Seconds) -> Result<(), RecordError> {
+    pub fn append_timing(&mut self, seconds: &StageSeconds) -> Result<(), RecordError> {
         self.timings.append(seconds)
     }
 
@@ -100,7 +100,7 @@ impl<'a> RunLock<'a> {
                 }),
             }
         })?;
-        recover_lines(&timings, None, |_: Seconds, _| Ok(()))?;
+        recover_lines(&timings, None, |_: StageSeconds, _| Ok(()))?;
         Ok(RunWriter {
             path: self.path.into(),
             samples: LineAppender::open(samples, Some(run))?,
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_reported_with_a_hint() {
         let mut full = LineAppender::open("/dev/full".into(), None).unwrap();
-        let error = full.append(&Seconds::default()).unwrap_err();
+        let error = full.append(&StageSeconds::default()).unwrap_err();
         assert_eq!(error.to_string(), "cannot write /dev/full (free some space and run it again)");
         let RecordError::Write { source, .. } = error else { panic!("{error}") };
         assert_eq!(source.kind(), io::ErrorKind::StorageFull);
@@ -206,7 +206,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("timings.jsonl");
         let mut timings = LineAppender::open(path.clone(), None).unwrap();
-        let error = timings.append(&Seconds { total: f64::NAN, ..Seconds::default() }).unwrap_err();
+        let error = timings
+            .append(&StageSeconds { total: f64::NAN, ..StageSeconds::default() })
+            .unwrap_err();
         assert!(matches!(error, RecordError::InvalidRecord { .. }), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"");
     }

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use aggregate::{EarlyStop, StopReason};
 use latent_tts_record::{
-    BeamResult, FORMAT, Manifest, RecordError, Results, RunDir, Sample, Seconds, TrajectoryRecord,
+    BeamResult, FORMAT, Manifest, RecordError, Results, RunDir, Sample, StageSeconds,
+    TrajectoryRecord,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -24,10 +25,11 @@ fn sample(seed: u64, id: u32) -> Sample {
         answer: (k > 0).then(|| k.to_string()),
         process_rewards: Some(vec![0.1 + k as f32, -3.5e-7]),
         outcome_reward: Some(0.25 - k as f32),
-        correct: k == 1,
+        correct: Some(k == 1),
         truncated: k == 0,
         logprob: (k == 1).then_some(-2.25),
         lens: vec![vec![("\"".into(), 0.1)]; k as usize],
+        latents: None,
     };
     let beam = BeamResult {
         width: 2,
@@ -84,13 +86,17 @@ fn what_is_written_is_read() {
     let mut run = RunDir::create(&path, &manifest()).unwrap();
     for sample in all_samples() {
         run.append(&sample).unwrap();
-        run.append_timing(&Seconds { prefill: 0.5, total: 1.0, ..Seconds::default() }).unwrap();
+        run.append_timing(&StageSeconds { prefill: 0.5, total: 1.0, ..StageSeconds::default() })
+            .unwrap();
     }
     let run = run.finish().unwrap();
     assert_eq!(run, RunDir::open(&path).unwrap());
     assert_eq!((run.path(), run.manifest()), (path.as_path(), &manifest()));
     assert_eq!(run.samples().unwrap().collect::<Result<Vec<_>, _>>().unwrap(), all_samples());
-    assert_eq!(run.seconds().unwrap(), Seconds { prefill: 3.0, total: 6.0, ..Seconds::default() });
+    assert_eq!(
+        run.seconds().unwrap(),
+        StageSeconds { prefill: 3.0, total: 6.0, ..StageSeconds::default() }
+    );
 
     let results = Results { questions: 3, ..Results::default() };
     run.write_results(&results).unwrap();
@@ -167,7 +173,7 @@ fn a_killed_run_can_be_read_as_it_is() {
     fs::write(dir.path().join("timings.jsonl"), "{\"prefill\": 1").unwrap();
     let run = RunDir::open(dir.path()).unwrap();
     assert_eq!(run.samples().unwrap().map(Result::unwrap).count(), all_samples().len() - 1);
-    assert_eq!(run.seconds().unwrap(), Seconds::default());
+    assert_eq!(run.seconds().unwrap(), StageSeconds::default());
 }
 
 #[test]

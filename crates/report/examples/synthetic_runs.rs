@@ -12,7 +12,7 @@ use aggregate::StepDiversity;
 use latent_tts_report::interval::Bootstrap;
 use record::{
     AblatedAnswer, AblatedQuestion, Ablation, AblationKind, BeamResult, LatentsWriter, Manifest,
-    RunDir, Sample, Seconds, TrainingDir, TrajectoryRecord,
+    RunDir, Sample, StageSeconds, TrainingDir, TrajectoryRecord,
 };
 use serde_json::{Value, json};
 
@@ -129,11 +129,11 @@ impl SyntheticRun {
             writer.append(&sample)?;
         }
         let seconds = 0.002 * (self.questions * (self.samples + 4)) as f64;
-        writer.append_timing(&Seconds {
+        writer.append_timing(&StageSeconds {
             thoughts: 0.6 * seconds,
             answers: 0.3 * seconds,
             total: seconds,
-            ..Seconds::default()
+            ..StageSeconds::default()
         })?;
         let run = writer.finish()?;
         latents.finish()?;
@@ -151,7 +151,7 @@ impl SyntheticRun {
         let count = self.questions as u32;
         let question = |id: u32| AblatedQuestion {
             id,
-            thoughts: THOUGHTS as u32,
+            latent_steps: THOUGHTS as u32,
             clean: answer(id, id),
             ablated: vec![answer(id, (id + 1) % count)],
         };
@@ -195,9 +195,9 @@ impl SyntheticRun {
             beam: Some(BeamResult {
                 width: 8,
                 candidates: (self.samples / 8).max(1) as u32,
+                correct: beam.is_correct(),
                 text: beam.text,
                 answer: beam.answer,
-                correct: beam.correct,
                 ..BeamResult::default()
             }),
             greedy: Some(greedy),
@@ -223,7 +223,7 @@ impl SyntheticRun {
         let skill = 0.4 - question.difficulty - harm
             + 6.0 * self.strength / (1.0 + 3.0 * self.strength) * own[0];
         let trajectory = self.answer(k, skill, question, random);
-        let lift = if trajectory.correct { 0.5 } else { -0.2 };
+        let lift = if trajectory.is_correct() { 0.5 } else { -0.2 };
         let reward = |t: usize, random: &mut SyntheticRng| {
             (0.5 + lift * (t + 1) as f64 / THOUGHTS as f64 + 0.3 * random.normal()) as f32
         };
@@ -258,7 +258,7 @@ impl SyntheticRun {
             latent_steps: THOUGHTS as u32,
             text: if none { "### I do not".into() } else { format!("### {answer}") },
             answer: (!none).then(|| answer.to_string()),
-            correct,
+            correct: Some(correct),
             ..TrajectoryRecord::default()
         }
     }

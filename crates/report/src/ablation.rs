@@ -132,7 +132,7 @@ mod tests {
             let zeroed = if id.is_multiple_of(4) { answer("0", "7") } else { answer("7", "7") };
             AblatedQuestion {
                 id,
-                thoughts: 6,
+                latent_steps: 6,
                 clean: answer("7", "7"),
                 ablated: vec![zeroed, AblatedAnswer::default()],
             }

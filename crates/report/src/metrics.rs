@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use aggregate::{Rule, VoteParams, ordered_pairs};
 use record::{
-    BeamCost, FORMAT, Metric, MetricGain, MetricName, Results, RunCost, RunDir, Sample, Seconds,
-    TrajectoryRecord, Unanswered,
+    BeamCost, FORMAT, Metric, MetricGain, MetricName, Results, RunCost, RunDir, Sample,
+    StageSeconds, TrajectoryRecord, Unanswered,
 };
 
 use crate::error::ReportError;
@@ -131,7 +131,7 @@ impl QuestionMetrics {
                     steps: steps / samples,
                     flops: flops / samples,
                 }),
-                seconds: Seconds::default(),
+                seconds: StageSeconds::default(),
             },
             questions: self.seen.iter().map(|&(_, id)| id).collect::<HashSet<_>>().len(),
             seeds: self.seen.iter().map(|&(seed, _)| seed).collect::<HashSet<_>>().len(),
@@ -294,7 +294,7 @@ fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> V
     let mut metrics = Vec::new();
     let mut add = |name, k, value| metrics.push(MetricValue { name, k, value });
     if let Some(greedy) = &sample.greedy {
-        add(MetricName::Greedy, 1, indicator(greedy.correct));
+        add(MetricName::Greedy, 1, indicator(greedy.is_correct()));
     }
     if let Some(beam) = &sample.beam {
         let k = (beam.width as usize).saturating_mul(beam.candidates as usize);
@@ -322,7 +322,8 @@ fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> V
 /// there are correct and incorrect trajectories.
 fn ranking_accuracy(trajectories: &[TrajectoryRecord]) -> impl Iterator<Item = MetricValue> {
     let accuracy = |reward: &dyn Fn(&TrajectoryRecord) -> Option<f32>| {
-        let (ordered, pairs) = ordered_pairs(trajectories.iter().map(|t| (reward(t), t.correct)));
+        let (ordered, pairs) =
+            ordered_pairs(trajectories.iter().map(|t| (reward(t), t.is_correct())));
         (pairs > 0.0).then(|| ordered / pairs)
     };
     let rewards = |t: &TrajectoryRecord| t.process_rewards.as_ref().map_or(0, Vec::len);

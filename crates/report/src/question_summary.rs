@@ -21,7 +21,7 @@ impl DistinctAnswer {
     fn from_trajectory(trajectory: &TrajectoryRecord) -> Self {
         Self {
             answer: trajectory.answer.clone(),
-            correct: trajectory.correct,
+            correct: trajectory.is_correct(),
             text: shorten(&trajectory.text),
         }
     }
@@ -132,7 +132,7 @@ impl QuestionSummary {
 fn intern_answer(answers: &mut Vec<DistinctAnswer>, trajectory: &TrajectoryRecord) -> usize {
     let known = answers
         .iter()
-        .position(|a| a.answer == trajectory.answer && a.correct == trajectory.correct);
+        .position(|a| a.answer == trajectory.answer && a.correct == trajectory.is_correct());
     known.unwrap_or_else(|| {
         answers.push(DistinctAnswer::from_trajectory(trajectory));
         answers.len() - 1
@@ -155,7 +155,7 @@ mod tests {
         let answer = (!answer.is_empty()).then(|| answer.to_owned());
         TrajectoryRecord {
             index: k,
-            correct: answer.as_deref() == Some("4"),
+            correct: Some(answer.as_deref() == Some("4")),
             answer,
             text: text.into(),
             ..TrajectoryRecord::default()

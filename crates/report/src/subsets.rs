@@ -30,7 +30,7 @@ pub(crate) struct Subsets<'a> {
 impl<'a> Subsets<'a> {
     /// Of a question's trajectories; the seed names the random draws.
     pub(crate) fn new(trajectories: &'a [TrajectoryRecord], seed: u64) -> Self {
-        let correct = trajectories.iter().filter(|trajectory| trajectory.correct).count();
+        let correct = trajectories.iter().filter(|trajectory| trajectory.is_correct()).count();
         Self { trajectories, correct, seed }
     }
 
@@ -71,7 +71,7 @@ impl<'a> Subsets<'a> {
         // The share of subsets that contain none of the `place` better ones.
         let without = |place: usize| 1.0 - coverage(n, place, k);
         let chosen = |place: usize| without(place) - without(place + 1);
-        let right = |(_, index): &(usize, &usize)| self.trajectories[**index].correct;
+        let right = |(_, index): &(usize, &usize)| self.trajectories[**index].is_correct();
         order.iter().enumerate().filter(right).map(|(place, _)| chosen(place)).sum()
     }
 
@@ -85,7 +85,7 @@ impl<'a> Subsets<'a> {
                 let other = place + rng.below(order.len() - place);
                 order.swap(place, other);
             }
-            if order[..k].iter().any(|&index| self.trajectories[index].correct) {
+            if order[..k].iter().any(|&index| self.trajectories[index].is_correct()) {
                 drawn += 1;
                 right += u32::from(self.is_right(&order[..k], rule, params));
             }
@@ -99,7 +99,7 @@ impl<'a> Subsets<'a> {
     fn is_right(&self, chosen: &[usize], rule: Rule, params: &VoteParams) -> bool {
         let subset: Vec<&TrajectoryRecord> =
             chosen.iter().map(|&index| &self.trajectories[index]).collect();
-        rule.choose(&subset, params).is_some_and(|index| subset[index].correct)
+        rule.choose(&subset, params).is_some_and(|index| subset[index].is_correct())
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
         let one = |(k, (answer, reward)): (usize, (&u8, &f32))| TrajectoryRecord {
             index: k as u32,
             answer: (*answer < 9).then(|| answer.to_string()),
-            correct: *answer == 1,
+            correct: Some(*answer == 1),
             process_rewards: Some(vec![*reward]),
             logprob: Some(-*reward),
             ..TrajectoryRecord::default()

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use record::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Seconds, Unanswered};
+use record::{
+    BeamCost, Metric, MetricGain, MetricName, Results, RunCost, StageSeconds, Unanswered,
+};
 
 use crate::rules;
 
@@ -282,8 +284,8 @@ fn write_footer(text: &mut String, results: &Results) {
     }
 }
 
-fn format_seconds(seconds: &Seconds) -> String {
-    let Seconds { prefill, thoughts, scores, answers, beam, total } = seconds;
+fn format_seconds(seconds: &StageSeconds) -> String {
+    let StageSeconds { prefill, thoughts, scores, answers, beam, total } = seconds;
     let stages = [
         ("prefill", prefill),
         ("thoughts", thoughts),
@@ -336,7 +338,7 @@ mod tests {
                 steps: 53.25,
                 flops: 12.345e9,
                 beam: Some(BeamCost { steps: 30.0, flops: 5e9 }),
-                seconds: Seconds {
+                seconds: StageSeconds {
                     prefill: 0.5,
                     thoughts: 2.0,
                     scores: 1.0,

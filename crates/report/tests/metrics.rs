@@ -7,7 +7,7 @@ use latent_tts_report::metrics::{
     MetricSettings, QuestionMetrics, paired_difference, results_of_run, results_of_samples,
 };
 use record::{
-    BeamCost, BeamResult, Manifest, Metric, MetricName, Results, RunDir, Sample, Seconds,
+    BeamCost, BeamResult, Manifest, Metric, MetricName, Results, RunDir, Sample, StageSeconds,
     TrajectoryRecord,
 };
 
@@ -20,7 +20,7 @@ fn sample(seed: u64, id: u32, answers: [&str; 4], rewards: Option<[f32; 4]>) -> 
         text: answers[k].into(),
         answer: (!answers[k].is_empty()).then(|| answers[k].into()),
         process_rewards: rewards.map(|rewards| vec![rewards[k]]),
-        correct: answers[k] == "1",
+        correct: Some(answers[k] == "1"),
         ..TrajectoryRecord::default()
     };
     let trajectories = (0..4).map(trajectory).collect();
@@ -47,7 +47,11 @@ fn beam(correct: bool) -> Option<BeamResult> {
 /// | 6 | 1 | none x 4   | 0 0 0 0 | wrong | wrong | nothing |
 fn samples() -> Vec<Sample> {
     let greedy = |correct: bool| {
-        Some(TrajectoryRecord { answer: Some("g".into()), correct, ..TrajectoryRecord::default() })
+        Some(TrajectoryRecord {
+            answer: Some("g".into()),
+            correct: Some(correct),
+            ..TrajectoryRecord::default()
+        })
     };
     let a = sample(5, 0, ["2", "1", "1", ""], Some([0.0, 1.0, 0.0, 5.0]));
     let b = sample(5, 1, ["3", "3", "1", "2"], Some([1.0, 0.0, 4.0, 0.0]));
@@ -112,7 +116,7 @@ fn metrics_of_a_run_match_hand_computed_values() {
     for sample in samples() {
         run.append(&sample).unwrap();
     }
-    let seconds = Seconds { thoughts: 2.0, total: 3.0, ..Seconds::default() };
+    let seconds = StageSeconds { thoughts: 2.0, total: 3.0, ..StageSeconds::default() };
     run.append_timing(&seconds).unwrap();
     let results = results_of_run(&run.finish().unwrap(), &MetricSettings::default()).unwrap();
 
@@ -277,7 +281,7 @@ fn a_vote_at_k_is_averaged_over_the_choices_of_k() {
     let late = vec![sample(0, 0, ["2", "2", "1", "1"], None)];
     let mut later = late.clone();
     later[0].trajectories[3].answer = Some("7".into());
-    later[0].trajectories[3].correct = false;
+    later[0].trajectories[3].correct = Some(false);
     for samples in [late, later] {
         let results = results_of_samples(read(samples), &MetricSettings::default()).unwrap();
         // The last pair alone elects a right answer, the second time by its lower number.

@@ -7,7 +7,9 @@ use std::path::Path;
 use latent_tts_report::figures::{self, AxisScale, Figure};
 use latent_tts_report::run_data::{RunData, assign_labels};
 use latent_tts_report::{ReportError, ReportOptions, write};
-use record::{BeamCost, Manifest, Metric, MetricName, RunDir, Sample, Seconds, TrajectoryRecord};
+use record::{
+    BeamCost, Manifest, Metric, MetricName, RunDir, Sample, StageSeconds, TrajectoryRecord,
+};
 use serde_json::{Value, json};
 
 /// Two questions with gold answer "1": two of four trajectories answer the first correctly, one of
@@ -19,7 +21,7 @@ fn samples(diversity: [f64; 2]) -> Vec<Sample> {
         text: format!("### {answer}"),
         answer: (!answer.is_empty()).then(|| answer.into()),
         process_rewards: Some(vec![reward, 0.0]),
-        correct: answer == "1",
+        correct: Some(answer == "1"),
         ..TrajectoryRecord::default()
     };
     let question = |id: u32, answers: [&str; 4], greedy: &str| Sample {
@@ -57,7 +59,7 @@ fn manifest(sampler: Value) -> Manifest {
 fn run(path: &Path, sampler: Value, samples: &[Sample]) -> RunDir {
     let mut writer = RunDir::create(path, &manifest(sampler)).unwrap();
     samples.iter().for_each(|sample| writer.append(sample).unwrap());
-    writer.append_timing(&Seconds { total: 4.0, ..Seconds::default() }).unwrap();
+    writer.append_timing(&StageSeconds { total: 4.0, ..StageSeconds::default() }).unwrap();
     writer.finish().unwrap()
 }
 

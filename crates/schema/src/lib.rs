@@ -9,13 +9,15 @@
 //! interface is derived from it (clap, serde, JSON Schema), so a field has one name, one range and
 //! one description everywhere. [`SamplingOptions::resolve`] fills the open fields in with the
 //! model's defaults and refuses fields of another sampler. The result, [`SamplingParams`], has no
-//! options left; serialized, it is a complete set of options again.
+//! options left; serialized, it is a complete set of options again. Results have one definition as
+//! well: [`TrajectoryRecord`], [`Vote`], [`ComputeCost`] and [`StageSeconds`].
 
 mod defaults;
 mod latent_length;
 mod latent_sampler;
 mod number;
 mod options;
+mod output;
 mod params;
 mod perturbation;
 #[cfg(any(test, feature = "testkit"))]
@@ -26,5 +28,6 @@ pub use latent_length::{InvalidLength, LatentLength, LengthRange};
 pub use latent_sampler::{CustomSampler, LatentSampler, SamplerNameTaken, ThoughtKey};
 pub use number::{InvalidNumber, NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
 pub use options::{SamplerKind, SamplingError, SamplingOptions};
+pub use output::{ComputeCost, StageSeconds, TrajectoryRecord, Vote};
 pub use params::{AdaptiveSampling, BeamSize, SamplingParams};
 pub use perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, PromptSharing};

@@ -368,6 +368,23 @@ impl SamplingOptions {
         }
     }
 
+    /// The sampler and its fields alone.
+    #[must_use]
+    pub fn of_sampler(&self) -> Self {
+        Self {
+            sampler: self.sampler,
+            dropout_p: self.dropout_p,
+            sites: self.sites,
+            scope: self.scope,
+            mask: self.mask,
+            noise_std: self.noise_std,
+            gumbel_tau: self.gumbel_tau,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            ..Self::default()
+        }
+    }
+
     /// The fields that belong to one sampler and are given, with their samplers.
     fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, SamplerKind)> {
         let fields = [

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
 use latent_tts::SamplingOptions;
+use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -15,9 +16,11 @@ const MAX_SHOWN_NAME: usize = 64;
 /// Jaro-Winkler similarity from which a known field is suggested for an unknown one.
 const MIN_SIMILARITY: f64 = 0.7;
 
-/// The JSON schema of the sampling options.
+/// The JSON schema of the sampling options, without references: it is a part of other schemas.
 pub(crate) fn sampling_schema() -> Value {
-    schemars::schema_for!(SamplingOptions).to_value()
+    let settings =
+        SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    settings.into_generator().into_root_schema_for::<SamplingOptions>().to_value()
 }
 
 /// The names of the sampling options, from their schema.

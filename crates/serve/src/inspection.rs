@@ -50,10 +50,10 @@ impl Inspection {
         })
     }
 
-    /// Whether an answer is the right one; null where no right answer is given.
-    pub(crate) fn is_correct(&self, trajectory: &Trajectory) -> Value {
-        let Some(gold) = &self.gold else { return Value::Null };
-        json!(trajectory.answer.as_ref().is_some_and(|answer| answer.matches(gold)))
+    /// Whether an answer is the right one; `None` where no right answer is given.
+    pub(crate) fn is_correct(&self, trajectory: &Trajectory) -> Option<bool> {
+        let gold = self.gold.as_ref()?;
+        Some(trajectory.answer.as_ref().is_some_and(|answer| answer.matches(gold)))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use engine::{Reply, Trajectory};
 use latent_tts::aggregate::{self, AnswerVotes, Candidate};
-use latent_tts::{AnswerRule, RewardReduction, grade};
-use serde_json::{Map, Value, json};
+use latent_tts::{AnswerRule, RewardReduction};
+use schema::{TrajectoryRecord, Vote};
+use serde_json::{Value, json};
 
 use crate::generation::{Choices, Generation, Returned};
 
@@ -157,7 +158,7 @@ impl ReplyReader<'_> {
             latent["trajectories"] = trajectories.iter().map(one).collect();
         }
         if self.generation.inspection.gold.is_some() {
-            latent["correct"] = self.generation.inspection.is_correct(chosen);
+            latent["correct"] = json!(self.generation.inspection.is_correct(chosen));
         }
         if let Some(projection) = self.generation.inspection.map {
             (latent["map"], latent["map_method"]) = projection.map_json(trajectories);
@@ -170,27 +171,19 @@ impl ReplyReader<'_> {
 
     /// A trajectory, as much of it as is asked for.
     pub(crate) fn of_trajectory(&self, of: &Trajectory, returned: Returned) -> Value {
-        let mut value = json!({
-            "index": of.number,
-            "text": of.text,
-            "answer": of.answer(),
-            "latent_steps": of.thoughts,
-            "logprob": of.logprob,
-        });
-        if returned.rewards {
-            value["process_rewards"] = json!(of.process_rewards);
-            value["outcome_reward"] = json!(of.outcome_reward);
+        let mut record = TrajectoryRecord::from(of);
+        if !returned.rewards {
+            record.process_rewards = None;
+            record.outcome_reward = None;
         }
         if self.generation.inspection.gold.is_some() {
-            value["correct"] = self.generation.inspection.is_correct(of);
-        }
-        if self.generation.inspection.lens.is_some() {
-            value["lens"] = json!(grade::lens_record(&of.lens));
+            record.correct = self.generation.inspection.is_correct(of);
         }
         if returned.thoughts {
-            value["latents"] = (0..of.latents.rows()).map(|t| json!(of.latents.row(t))).collect();
+            let rows = 0..of.latents.rows();
+            record.latents = Some(rows.map(|t| of.latents.row(t).to_vec()).collect());
         }
-        value
+        json!(record)
     }
 
     /// The vote in one line.
@@ -222,17 +215,7 @@ fn without_marker(rule: AnswerRule, text: &str) -> &str {
 
 /// The different answers with their votes.
 pub(crate) fn votes_json(votes: &[AnswerVotes<'_>]) -> Value {
-    let vote = |answer: &AnswerVotes<'_>| {
-        let mut vote = Map::new();
-        vote.insert("answer".into(), json!(answer.answer));
-        vote.insert("votes".into(), json!(answer.votes));
-        if let Some(reward) = answer.reward {
-            vote.insert("weight".into(), finite(answer.weight));
-            vote.insert("reward".into(), finite(reward / answer.votes as f64));
-        }
-        Value::Object(vote)
-    };
-    votes.iter().map(vote).collect()
+    votes.iter().map(|votes| json!(Vote::from(votes))).collect()
 }
 
 fn reward_of(trajectory: &Trajectory) -> f64 {

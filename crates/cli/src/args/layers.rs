@@ -190,11 +190,12 @@ impl<'a> ConfigLayer<'a> {
         let mut typed = Vec::new();
         for (key, value) in &self.settings {
             let Some(switch) = flag(key).map(is_switch) else { continue };
+            let long = key.replace('_', "-");
             let text = flag_text(key, value, switch)?;
             match (switch, text.as_str()) {
-                (true, "true") => typed.push(format!("--{key}").into()),
+                (true, "true") => typed.push(format!("--{long}").into()),
                 (true, _) => {}
-                (false, text) => typed.push(format!("--{key}={text}").into()),
+                (false, text) => typed.push(format!("--{long}={text}").into()),
             }
         }
         Ok(typed)
@@ -256,7 +257,8 @@ fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
 
 /// Parses one value by itself, so that the error can name the file and the key.
 fn check_value(name: &str, key: &str, switch: bool, text: &str) -> Result<()> {
-    let value = if switch { format!("--{key}") } else { format!("--{key}={text}") };
+    let long = key.replace('_', "-");
+    let value = if switch { format!("--{long}") } else { format!("--{long}={text}") };
     let alone = Cli::command().mut_subcommand(name, |c| c.mut_args(|arg| arg.required(false)));
     match alone.try_get_matches_from(["latent-tts", name, &value]) {
         Ok(_) => Ok(()),

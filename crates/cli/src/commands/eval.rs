@@ -230,10 +230,10 @@ impl EvalObserver for EvalProgress<'_> {
         self.questions += 1;
         self.remaining = self.remaining.saturating_sub(1);
         self.trajectories += trajectories.len();
-        self.greedy += usize::from(sample.greedy.as_ref().is_some_and(|t| t.correct));
+        self.greedy += usize::from(sample.greedy.as_ref().is_some_and(|t| t.is_correct()));
         let majority = aggregate::majority(trajectories);
-        self.majority += usize::from(majority.is_some_and(|i| trajectories[i].correct));
-        self.covered += usize::from(trajectories.iter().any(|t| t.correct));
+        self.majority += usize::from(majority.is_some_and(|i| trajectories[i].is_correct()));
+        self.covered += usize::from(trajectories.iter().any(|t| t.is_correct()));
         if let Some(progress) = &mut self.progress {
             progress.advance();
         }

@@ -9,7 +9,7 @@ use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
     Lens, LensToken, Note, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
-    StageSeconds, Trajectory, aggregate, evaluation_params, grade, notes,
+    StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, evaluation_params, notes,
 };
 use serde_json::{Value, json};
 
@@ -188,36 +188,18 @@ impl SolveReport<'_> {
     fn to_json(&self) -> Value {
         let rule_answers = self.rule_answers();
         let votes = self.votes();
-        let vote = |answer: &AnswerVotes<'_>| {
-            json!({
-                "answer": answer.answer,
-                "votes": answer.votes,
-                "weight": answer.weight,
-                "reward": mean_reward(answer),
-                "best_reward": self.best_reward(answer.answer),
-            })
+        let vote = |votes: &AnswerVotes<'_>| {
+            let mut vote = json!(Vote::from(votes));
+            vote["best_reward"] = json!(self.best_reward(votes.answer));
+            vote
         };
-        let trajectory = |t: &Trajectory| {
-            let mut document = json!({
-                "index": t.number,
-                "latent_steps": t.thoughts,
-                "text": t.text,
-                "answer": t.answer(),
-                "process_rewards": t.process_rewards,
-                "outcome_reward": t.outcome_reward,
-                "logprob": t.logprob,
-            });
-            if !t.lens.is_empty() {
-                document["lens"] = json!(grade::lens_record(&t.lens));
-            }
-            document
-        };
+        let trajectory = |of: &Trajectory| json!(TrajectoryRecord::from(of));
         let answer = rule_answers.first().and_then(|chosen| chosen.answer);
         let mut document = json!({ "question": self.question, "answer": answer });
         rule_answers.iter().for_each(|chosen| document[chosen.rule] = json!(chosen.answer));
         document["greedy"] = json!(self.greedy());
         if let Some(greedy) = self.reply.greedy.as_ref().filter(|greedy| !greedy.lens.is_empty()) {
-            document["greedy_lens"] = json!(grade::lens_record(&greedy.lens));
+            document["greedy_lens"] = json!(TrajectoryRecord::from(greedy).lens);
         }
         document["votes"] = votes.iter().map(vote).collect();
         document["without_answer"] = json!(self.without_answer());
@@ -236,7 +218,7 @@ impl SolveReport<'_> {
         document["unknown_words"] = self.unknown_words().into();
         document["out_of_range"] = self.out_of_range().into();
         document["stopped"] = json!(self.reply.stopped);
-        document["seconds"] = json!(grade::seconds(self.reply.seconds));
+        document["seconds"] = json!(self.reply.seconds);
         document["trajectories_per_s"] = json!(self.trajectories_per_s());
         document
     }
@@ -338,7 +320,7 @@ impl SolveReport<'_> {
                     reward.map_or("-".to_owned(), |reward| format!("{reward:.3}"))
                 };
                 let (mean, best) =
-                    (number(mean_reward(candidate)), number(self.best_reward(candidate.answer)));
+                    (number(candidate.mean_reward()), number(self.best_reward(candidate.answer)));
                 text.push_str(&format!(
                     "  {:>5.1}%  {mean:>11}  {best:>11}",
                     100.0 * candidate.weight
@@ -441,9 +423,4 @@ fn format_lens_token(LensToken { token, text, probability }: &LensToken) -> Stri
 
 fn labelled(label: &str, content: &str) -> String {
     format!("{label:<LABEL$} {content}\n")
-}
-
-/// The mean reward of an answer's trajectories; `None` without finite rewards.
-fn mean_reward(candidate: &AnswerVotes<'_>) -> Option<f64> {
-    candidate.reward.map(|sum| sum / candidate.votes as f64).filter(|mean| mean.is_finite())
 }

@@ -236,7 +236,7 @@ impl SequenceSource for RunningJob<'_> {
     }
 
     fn add_seconds(&mut self, stage: Stage, seconds: f64) {
-        *self.seconds.of_mut(stage) += seconds;
+        *stage.of(&mut self.seconds) += seconds;
     }
 
     fn returns_latents(&self) -> bool {

@@ -15,13 +15,16 @@ impl Sweep<'_> {
         let SweepSpec { p, sigma, tau, sites, scopes, masks, tolerance, evaluations, .. } =
             self.spec;
         let mut settings = self.evaluation.settings.clone();
-        if let Value::Object(settings) = &mut settings {
-            settings.remove("sampler");
+        if let (Value::Object(sampling), Ok(Value::Object(of_sampler))) = (
+            &mut settings["sampling"],
+            serde_json::to_value(self.evaluation.sampling().of_sampler()),
+        ) {
+            sampling.retain(|field, _| !of_sampler.contains_key(field));
         }
         settings["seeds"] = json!(self.evaluation.seeds);
         settings["questions"] = json!(self.evaluation.questions);
         settings["fingerprint"] = json!(self.evaluation.fingerprint);
-        let grids = [("p", p), ("sigma", sigma), ("tau", tau)];
+        let grids = [("dropout_p", p), ("noise_std", sigma), ("gumbel_tau", tau)];
         for (name, grid) in grids {
             settings[name] = json!(grid.as_ref().map(ToString::to_string));
         }

@@ -3,6 +3,7 @@
 use record::{MetricName, Results};
 use report::BestRun;
 use report::interval::Interval;
+use schema::SamplingOptions;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -57,9 +58,10 @@ pub struct SamplerSummary {
 pub struct SweepPointSummary {
     /// The run directory, relative to the sweep's directory.
     pub run: String,
-    /// The sampler, as in the run's manifest.
-    pub sampler: Value,
-    /// p, sigma or tau.
+    /// The sampler and its fields, as in the run's manifest.
+    #[serde(default)]
+    pub sampling: SamplingOptions,
+    /// The dropout probability, the standard deviation of the noise or the Gumbel temperature.
     pub strength: f64,
     /// Intervals by number of trajectories, as those of the rules below.
     pub coverage: Map<String, Value>,

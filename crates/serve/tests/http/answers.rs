@@ -130,7 +130,7 @@ fn at_the_deadline_the_complete_trajectories_vote() {
     let latent = &reply["choices"][0]["latent"];
     let samples = latent["samples"].as_u64().unwrap();
     assert!((1..512).contains(&samples), "{samples}");
-    assert_eq!(latent["stopped"], json!({ "asked": 512, "why": "deadline" }));
+    assert_eq!(latent["stopped"], json!({ "requested": 512, "reason": "deadline" }));
     let votes = latent["votes"].as_array().unwrap().iter();
     let votes: u64 = votes.map(|vote| vote["votes"].as_u64().unwrap()).sum();
     assert!(votes <= samples);

@@ -244,7 +244,7 @@ fn our_own_server_can_be_the_upstream() {
     let reply = gateway.post(CHAT, &body).ok();
     let latent = &reply["choices"][0]["latent"];
     for trajectory in latent["trajectories"].as_array().unwrap() {
-        let seed = 1 + trajectory["number"].as_u64().unwrap();
+        let seed = 1 + trajectory["index"].as_u64().unwrap();
         let alone = chat(QUESTION, json!({ "seed": seed, "temperature": 1.0 }));
         let alone = upstream.post(CHAT, &alone).ok();
         assert_eq!(trajectory["text"], alone["choices"][0]["message"]["content"]);

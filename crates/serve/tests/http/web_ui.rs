@@ -97,7 +97,7 @@ fn write_run(path: &std::path::Path) {
         latent_steps: 2,
         text: "### 5".into(),
         answer: Some("5".into()),
-        correct: true,
+        correct: Some(true),
         ..TrajectoryRecord::default()
     };
     let sample = Sample {

@@ -66,10 +66,12 @@ pub fn check_state(config: &TrainConfig) -> Result<(), TrainError> {
 /// The first bytes of a safetensors file: the length of its header, and the header.
 fn read_header(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = record::files::open_regular(path)?;
-    let mut bytes = vec![0; size_of::<u64>()];
-    file.read_exact(&mut bytes)?;
-    let length = bytes.iter().rev().fold(0, |length, &byte| length << 8 | u64::from(byte));
-    file.take(length).read_to_end(&mut bytes)?;
+    let mut bytes = Vec::new();
+    file.by_ref().take(size_of::<u64>() as u64).read_to_end(&mut bytes)?;
+    // A file that ends before is refused where the header is parsed.
+    if let Ok(length) = <[u8; size_of::<u64>()]>::try_from(&bytes[..]) {
+        file.take(u64::from_le_bytes(length)).read_to_end(&mut bytes)?;
+    }
     Ok(bytes)
 }
 

@@ -3,6 +3,7 @@
 use latent_tts::record::MetricName;
 use latent_tts::report::rules::display_name;
 use latent_tts::sweep::{RecommendedBand, SamplerSummary, SweepPointSummary, SweepSummary};
+use latent_tts::{DropoutSites, MaskLifetime, SamplerKind, SamplingOptions};
 use serde_json::Value;
 
 /// What has a column beside the maximized metric, if it was measured.
@@ -90,16 +91,21 @@ impl Columns {
 }
 
 fn point_label(point: &SweepPointSummary) -> String {
-    let text = |key: &str| point.sampler[key].as_str().unwrap_or_default();
-    match text("kind") {
-        "noise" => format!("noise sigma={}", point.strength),
-        "gumbel" => format!("gumbel tau={}", point.strength),
-        "dropout" => {
-            let [sites, scope, mask] = ["sites", "scope", "mask"].map(text);
-            format!("dropout p={} {sites} {scope} {mask}", point.strength).trim_end().to_owned()
+    let SamplingOptions { sampler, sites, scope, mask, .. } = &point.sampling;
+    match sampler {
+        Some(SamplerKind::Noise) => format!("noise sigma={}", point.strength),
+        Some(SamplerKind::Gumbel) => format!("gumbel tau={}", point.strength),
+        Some(SamplerKind::Dropout) => {
+            let sites = sites.unwrap_or(DropoutSites::BOTH).name();
+            let scope = scope.unwrap_or_default().name();
+            let mask = match mask.unwrap_or_default() {
+                MaskLifetime::Step => String::new(),
+                kept => format!(" {}", kept.name()),
+            };
+            format!("dropout p={} {sites} {scope}{mask}", point.strength)
         }
         // Dropout with p = 0 is recorded as the sampler `none`.
-        kind => format!("{kind} {}", point.strength),
+        other => format!("{} {}", other.map_or("", SamplerKind::name), point.strength),
     }
 }
 
