@@ -169,7 +169,7 @@ fn aggregators_can_be_selected() {
     sandbox.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
     sandbox.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
     sandbox.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
-    sandbox.eval(&["--target-confidence", "0.9"]).refused(&["--target-confidence", "--adaptive"]);
+    sandbox.eval(&["--target-confidence", "0.9"]).ok();
     sandbox.eval(&["--adaptive", "--target-confidence", "0.3"]).refused(&["above 0.5"]);
 }
 
@@ -386,9 +386,12 @@ fn cot_models_sample_tokens() {
     sandbox
         .eval(&["--method", "cot", "--dropout-p", "0.2"])
         .refused(&["no thoughts to perturb", "--sampler tokens"]);
-    sandbox
-        .eval(&["--top-p", "0.9", "--noise-std", "0.3"])
-        .refused(&["--sampler noise", "--sampler tokens"]);
+    sandbox.eval(&["--top-p", "0.9", "--noise-std", "0.3"]).refused(&[
+        "--noise-std",
+        "sampler noise",
+        "--top-p",
+        "sampler tokens",
+    ]);
     sandbox.eval(&["--temperature", "0"]).refused(&["--temperature", "above 0"]);
 }
 

@@ -19,7 +19,9 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use engine::{AdaptiveSampling, Trajectory};
 use futures_util::stream;
-use latent_tts::aggregate::{self, AnswerVotes, Confidence, StopReason, lead_probability};
+use latent_tts::aggregate::{
+    self, AnswerVotes, Confidence, EarlyStop, StopReason, lead_probability,
+};
 use latent_tts::report::interval::Interval;
 use latent_tts::{Answer, AnswerKind, AnswerRule, Rule};
 use serde_json::{Map, Value, json};
@@ -271,21 +273,16 @@ impl GatewayLimits {
     }
 }
 
-/// `adaptive` or `target_confidence`.
+/// The confidence at which to stop: `target_confidence`, or the default of `adaptive: true`.
 fn read_confidence(latent: Fields<'_>) -> Result<Option<Confidence>, ApiError> {
-    let field = match (latent.get("adaptive"), latent.get("target_confidence")) {
-        (Some(_), Some(_)) => {
-            let message = "adaptive and target_confidence say the same; leave one out";
-            return Err(latent.error("adaptive", message));
-        }
-        (None | Some(Value::Bool(false)), None) => return Ok(None),
-        (Some(Value::Bool(true)), None) => return Ok(Confidence::new(DEFAULT_CONFIDENCE)),
-        (Some(_), None) => "adaptive",
-        (None, Some(_)) => "target_confidence",
-    };
-    let value = latent.number(field, 0.5..=1.0)?;
-    let wrong = || latent.error(field, "a confidence is above 0.5 and at most 1");
-    value.map(|value| Confidence::new(value).ok_or_else(wrong)).transpose()
+    let adaptive = latent.boolean("adaptive")?;
+    let wrong = || latent.error("target_confidence", "a confidence is above 0.5 and at most 1");
+    match (adaptive, latent.number("target_confidence", 0.5..=1.0)?) {
+        (Some(false), Some(_)) => Err(latent.error("adaptive", "target_confidence contradicts it")),
+        (_, Some(value)) => Confidence::new(value).ok_or_else(wrong).map(Some),
+        (Some(true), None) => Ok(Confidence::new(DEFAULT_CONFIDENCE)),
+        (None | Some(false), None) => Ok(None),
+    }
 }
 
 /// The model of a body, without rule and budget in its name.
@@ -515,9 +512,10 @@ impl GatewayRun {
             "answer": chosen.and_then(|index| all[index].answer.as_ref().map(Answer::as_str)),
             "confidence": lead_confidence(&votes),
             "votes": self.votes_json(&votes),
-            "stopped": self.stopped.map(|why| json!({
-                "asked": self.request.samples, "why": why,
-            })),
+            "stopped": self.stopped.map(|reason| EarlyStop {
+                requested: u32::try_from(self.request.samples).unwrap_or(u32::MAX),
+                reason,
+            }),
         });
         if !notes.is_empty() {
             latent["notes"] = json!(notes);

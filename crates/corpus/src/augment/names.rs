@@ -3,7 +3,7 @@
 //! Only names that are nothing else are in the lists: no words (Mark, Grace), months, places
 //! (Austin, Georgia) or names of both genders. A name with a surname is somebody known and stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::LazyLock;
 
 use super::lexer::{QuestionToken, TokenKind};
@@ -45,6 +45,15 @@ static MALE: LazyLock<Vec<&str>> = LazyLock::new(|| {
         .split_whitespace()
         .collect()
 });
+
+/// Whether a word in lower case is in the lists.
+pub(super) fn is_first_name(word: &str) -> bool {
+    FIRST_NAMES.contains(word)
+}
+
+static FIRST_NAMES: LazyLock<HashSet<String>> =
+    LazyLock::new(|| FEMALE.iter().chain(MALE.iter()).map(|name| name.to_lowercase()).collect());
+
 /// Somebody in a story.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoryPerson {

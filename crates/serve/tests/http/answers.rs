@@ -140,7 +140,7 @@ fn at_the_deadline_the_complete_trajectories_vote() {
         server.post(CHAT, &chat(SHORT, json!({ "latent": latent }))).ok()["choices"].clone()
     };
     let late = ask(json!({ "samples": 4, "deadline_ms": 600_000, "seed": 1 }));
-    assert_eq!(late, ask(json!({ "samples": 4, "adaptive": 1.0, "seed": 1 })));
+    assert_eq!(late, ask(json!({ "samples": 4, "target_confidence": 1.0, "seed": 1 })));
 }
 
 #[test]

@@ -345,7 +345,7 @@ fn slow_upstreams_are_cut_and_the_rest_votes() {
     assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
     let latent = &reply["choices"][0]["latent"];
     assert_eq!((&latent["samples"], &latent["answer"]), (&json!(2), &json!("7")));
-    assert_eq!(latent["stopped"], json!({ "asked": 4, "why": "deadline" }));
+    assert_eq!(latent["stopped"], json!({ "requested": 4, "reason": "deadline" }));
     // With nothing to vote on, the deadline is an error.
     let none = ScriptedUpstream::start(|_, _| Reaction::Hang(Duration::from_secs(5)));
     let gateway = TestServer::of_models(Vec::new(), none.options());
@@ -360,11 +360,11 @@ fn a_target_stops_asking_when_the_vote_is_decided() {
     let reply = ask(&gateway, json!({ "samples": 32, "target_confidence": 0.9 })).ok();
     let latent = &reply["choices"][0]["latent"];
     assert_eq!(latent["samples"], 4, "four of one mind are 97% sure");
-    assert_eq!(latent["stopped"]["why"], "confident");
+    assert_eq!(latent["stopped"]["reason"], "confident");
     assert!(latent["confidence"].as_f64().unwrap() > 0.9);
     assert_eq!(upstream.calls(), 4);
-    let whole = ask(&gateway, json!({ "samples": 12, "adaptive": 1.0 })).ok();
-    assert_eq!(whole["choices"][0]["latent"]["stopped"]["why"], "certain");
+    let whole = ask(&gateway, json!({ "samples": 12, "target_confidence": 1.0 })).ok();
+    assert_eq!(whole["choices"][0]["latent"]["stopped"]["reason"], "certain");
     assert_eq!(upstream.calls(), 4 + 8, "after 8 the other 4 cannot change it");
 }
 
@@ -424,7 +424,7 @@ fn what_a_gateway_cannot_do_is_refused_by_name() {
         (json!({ "latent": { "rule": "weighted" } }), "latent.rule"),
         (json!({ "latent": { "samples": 100_000 } }), "latent.samples"),
         (json!({ "latent": { "answer": "poem" } }), "latent.answer"),
-        (json!({ "latent": { "adaptive": true, "target_confidence": 0.9 } }), "latent.adaptive"),
+        (json!({ "latent": { "adaptive": false, "target_confidence": 0.9 } }), "latent.adaptive"),
     ] {
         let response = gateway.post(CHAT, &chat("?", more.clone()));
         assert_eq!(response.refused_field(), field, "{more}");
