@@ -36,26 +36,38 @@ pub(crate) async fn reload_all(state: &AppState) -> Result<Value, String> {
     Ok(json!({ "models": models, "keys": state.keys.count() }))
 }
 
-/// Reloads at every SIGHUP, for as long as the returned future is polled.
+/// SIGHUP, listened to from the moment it is made: before then it would end the process.
+pub(crate) struct ReloadSignal {
+    #[cfg(unix)]
+    hangup: Option<tokio::signal::unix::Signal>,
+}
+
 #[cfg(unix)]
-pub(crate) async fn reload_at_signal(state: Arc<AppState>) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut hangup = match signal(SignalKind::hangup()) {
-        Ok(hangup) => hangup,
-        Err(error) => {
-            tracing::warn!(%error, "SIGHUP is not listened to");
-            return std::future::pending().await;
-        }
-    };
-    while hangup.recv().await.is_some() {
-        if let Err(error) = reload_all(&state).await {
-            tracing::error!(error, "cannot reload; the server continues with what it has");
+impl ReloadSignal {
+    pub(crate) fn listen() -> Self {
+        use tokio::signal::unix::{SignalKind, signal};
+        let hangup = signal(SignalKind::hangup());
+        let failed = |error: &_| tracing::warn!(%error, "SIGHUP is not listened to");
+        Self { hangup: hangup.inspect_err(failed).ok() }
+    }
+
+    /// Reloads at every signal, for as long as the returned future is polled.
+    pub(crate) async fn reload(self, state: Arc<AppState>) {
+        let Some(mut hangup) = self.hangup else { return };
+        while hangup.recv().await.is_some() {
+            if let Err(error) = reload_all(&state).await {
+                tracing::error!(error, "cannot reload; the server continues with what it has");
+            }
         }
     }
 }
 
 /// Other systems have no such signal.
 #[cfg(not(unix))]
-pub(crate) async fn reload_at_signal(_: Arc<AppState>) {
-    std::future::pending().await
+impl ReloadSignal {
+    pub(crate) fn listen() -> Self {
+        Self {}
+    }
+
+    pub(crate) async fn reload(self, _: Arc<AppState>) {}
 }

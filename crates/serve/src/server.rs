@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-use crate::admin;
+use crate::admin::ReloadSignal;
 use crate::layers::MAX_HEAD_BYTES;
 use crate::models::{LoadedModel, ModelPool, ModelSource};
 use crate::routes;
@@ -86,6 +86,7 @@ fn stop_signal() -> Result<impl Future<Output = ()>, ServeError> {
 pub struct Server {
     listener: TcpListener,
     state: Arc<AppState>,
+    reload_signal: ReloadSignal,
 }
 
 impl Server {
@@ -119,7 +120,7 @@ impl Server {
         }
         warn_if_open(&state);
         state.check_memory_limit()?;
-        Ok(Self { listener, state })
+        Ok(Self { listener, state, reload_signal: ReloadSignal::listen() })
     }
 
     /// The address it listens at, with the port that was free.
@@ -131,7 +132,7 @@ impl Server {
     /// Serves until `shutdown`, then drains: `/ready` says 503, new requests are refused, those
     /// that were taken run to their ends, or to the shutdown timeout.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let Self { listener, state } = self;
+        let Self { listener, state, reload_signal } = self;
         let graceful = GracefulShutdown::new();
         let mut drained = std::pin::pin!(async {
             shutdown.await;
@@ -139,7 +140,7 @@ impl Server {
         });
         let router = routes::router(Arc::clone(&state));
         let connections = Arc::new(Semaphore::new(state.options.max_connections));
-        let reloads = tokio::spawn(admin::reload_at_signal(Arc::clone(&state)));
+        let reloads = tokio::spawn(reload_signal.reload(Arc::clone(&state)));
         let deadline = loop {
             // Further connections wait in the listener's backlog.
             let free = Arc::clone(&connections).acquire_owned();
