@@ -117,6 +117,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::NothingToPerturb { .. } => {
             Some("--sampler tokens, or --sampler dropout --scope all")
         }
+        EngineError::ParallelThoughts { .. } => Some("--aggregate without beam, or --labels final"),
         EngineError::NothingToMix { .. } => Some("--sampler dropout, --sampler noise"),
         EngineError::NothingToReplace { .. } => Some("--ablate; --thoughts, --model"),
         EngineError::RewardModelAsReasoner { .. } => {

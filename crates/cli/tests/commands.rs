@@ -531,10 +531,6 @@ fn verify_passes_on_every_reference_dump() {
     let devices: &[&[&str]] =
         if has_gpu { &[&["cpu"], &["cuda", "--dtype", "f32"], &["cuda"]] } else { &[&["cpu"]] };
     for dir in entries.map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").is_file()) {
-        if dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("lotus-")) {
-            println!("skipped: {} (LOTUS is not supported yet)", dir.display());
-            continue;
-        }
         for device in devices {
             let arguments =
                 [&["verify", dir.to_str().unwrap(), "--json", "--device"], *device].concat();

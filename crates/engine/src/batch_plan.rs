@@ -199,6 +199,9 @@ impl<'a> BatchPlan<'a> {
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
         }
+        if params.beam.is_some() && model.method.looped.is_some() {
+            return Err(EngineError::ParallelThoughts { family: model.method.family });
+        }
         if matches!(params.perturbation, Perturbation::Gumbel { .. }) && !model.head.is_mixture() {
             return Err(EngineError::NothingToMix { family: model.method.family });
         }

@@ -69,6 +69,16 @@ pub enum EngineError {
         family: Family,
     },
 
+    /// A beam search or rollouts over thoughts that are computed together.
+    #[error(
+        "the thoughts of {family} are computed in parallel, so that none of them can be extended; \
+         sample trajectories without beam search and rollouts"
+    )]
+    ParallelThoughts {
+        /// The family.
+        family: Family,
+    },
+
     /// Thoughts were given to a request that has none.
     #[error(
         "there are no thoughts to replace: {family} answers without any here; take a latent \

@@ -10,11 +10,13 @@ mod codi;
 mod colar;
 mod cot;
 mod latent_sft;
+mod lotus;
 mod rot;
 
 pub use codi::CODI_PROJECTOR;
 pub use colar::COLAR_HEAD;
 pub use latent_sft::{LATENT_SFT_MARKERS, LATENT_SFT_MIXTURE, LATENT_SFT_PROMPT};
+pub use lotus::{LOTUS_BLOCKS, LOTUS_LOOPS};
 pub use rot::{ROT_HEAD, ROT_MARKERS, ROT_PROMPT};
 
 use std::collections::BTreeMap;
@@ -62,8 +64,15 @@ pub trait FamilySpec: Send + Sync {
 }
 
 /// Every family, in the order in which they are detected: those with tensors of their own first.
-pub static FAMILIES: [Family; 6] =
-    [Family::CODI, Family::COLAR, Family::ROT, Family::COCONUT, Family::LATENT_SFT, Family::COT];
+pub static FAMILIES: [Family; 7] = [
+    Family::CODI,
+    Family::COLAR,
+    Family::ROT,
+    Family::COCONUT,
+    Family::LATENT_SFT,
+    Family::LOTUS,
+    Family::COT,
+];
 
 /// A family of latent reasoners. Two are equal if their names are.
 #[derive(Clone, Copy)]
@@ -78,6 +87,8 @@ impl Family {
     pub const COLAR: Self = Self(&colar::Colar);
     /// Latent-SFT: thoughts are mixtures of token embeddings.
     pub const LATENT_SFT: Self = Self(&latent_sft::LatentSft);
+    /// LOTUS: blocks of latent positions, computed in parallel in several loops.
+    pub const LOTUS: Self = Self(&lotus::Lotus);
     /// Render-of-Thought: a head predicts the vision encoder's embedding of a rendered thought.
     pub const ROT: Self = Self(&rot::Rot);
     /// Explicit chains of thought, or answers without any: the baseline without latent thoughts.

@@ -46,7 +46,7 @@ pub use error::EngineError;
 pub use executor::AnswerTokens;
 pub use family::{Family, FamilySpec};
 pub use logprobs::TokenScore;
-pub use method::{Method, TokenLookup};
+pub use method::{LatentLoop, Method, TokenLookup};
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};

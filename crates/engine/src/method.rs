@@ -16,6 +16,8 @@ pub use schema::{LatentLength, LengthRange};
 /// The text of COCONUT's and CODI's marker tokens.
 pub(crate) const START_LATENT: &str = "<|start-latent|>";
 const END_LATENT: &str = "<|end-latent|>";
+/// The text of the token at latent positions.
+pub(crate) const LATENT: &str = "<|latent|>";
 
 /// Everything that differs between models, beside weights and latent head.
 #[derive(Clone, Debug)]
@@ -36,6 +38,8 @@ pub struct Method {
     pub length: LatentLength,
     /// Answer tokens at most, by default.
     pub max_new_tokens: usize,
+    /// Latent positions that are computed together, several times, if the family has such.
+    pub looped: Option<LatentLoop>,
     /// Where the answer is in the decoded text.
     pub answer_rule: AnswerRule,
     /// The default dropout rate: the checkpoint's own, else the paper's for this backbone.
@@ -44,6 +48,19 @@ pub struct Method {
     pub sigma: f32,
     /// The block outputs that dropout falls on by default.
     pub sites: DropoutSites,
+}
+
+/// Latent positions that are computed in parallel and again in each loop (LOTUS): first from the
+/// embedding of the latent token, then from its sum with the latent head's output at the same
+/// position in the pass before. The answer attends to the keys and values of the last pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentLoop {
+    /// The token that the first pass reads at every latent position.
+    pub token: u32,
+    /// Latent positions that are trained to hold one step of the solution.
+    pub block_width: usize,
+    /// Passes whose hidden states are fed back: with the last one there are `loops + 1`.
+    pub loops: usize,
 }
 
 impl Method {
@@ -102,6 +119,7 @@ impl TokenLookup<'_> {
             eos: self.eos()?,
             length: LatentLength::Exactly(non_zero(6)),
             max_new_tokens: 64,
+            looped: None,
             answer_rule: AnswerRule::Hash,
             p: if gpt2 { 0.2 } else { 0.02 },
             sigma: if gpt2 { 0.6 } else { 0.02 },
@@ -112,6 +130,11 @@ impl TokenLookup<'_> {
     /// Whether the backbone is GPT-2.
     pub fn is_gpt2(&self) -> bool {
         self.checkpoint.config().architecture == Architecture::Gpt2
+    }
+
+    /// The generation defaults of config.json's `latent_tts`.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.checkpoint.config().defaults
     }
 
     /// Rows of the embedding table.
@@ -134,6 +157,11 @@ impl TokenLookup<'_> {
         }
     }
 
+    /// Whether the tokenizer has an added token.
+    pub fn has(&self, token: &str) -> bool {
+        self.tokenizer.token_to_id(token).is_some()
+    }
+
     /// The id of an added token.
     pub fn named(&self, token: &str) -> Result<u32, EngineError> {
         let id = self.tokenizer.token_to_id(token);
@@ -143,6 +171,13 @@ impl TokenLookup<'_> {
     /// The tokens of a text.
     pub fn encoded(&self, text: &str) -> Result<Vec<u32>, EngineError> {
         self.tokenizer.encode(text)?.into_iter().map(|id| self.checked(text, id)).collect()
+    }
+
+    /// The token at latent positions: from the tokenizer, else from config.json.
+    pub fn latent_token(&self) -> Result<u32, EngineError> {
+        let known = self.tokenizer.token_to_id(LATENT);
+        let id = known.or(self.checkpoint.config().latent.latent_id);
+        self.checked(LATENT, id.ok_or_else(|| self.absent(LATENT, "as an added token"))?)
     }
 
     /// The tokens that begin and end latent thoughts: from the tokenizer, else from config.json,

@@ -14,7 +14,7 @@ use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::batch::BatchItem;
-use crate::executor::SequenceState;
+use crate::executor::{SequenceState, ThoughtRow};
 use crate::method::{LatentLength, LengthRange};
 use crate::perturb::{Perturbation, PromptSharing, mask_key, site_set};
 use crate::sampling_params::SamplingParams;
@@ -48,31 +48,35 @@ impl RowId {
 /// Dropout masks and noise that another implementation used, for the rows of one question.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedNoise {
-    /// Thoughts, layers, rows and width of what follows.
-    pub shape: [usize; 4],
-    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, width).
+    /// Thoughts or loops, layers, rows, positions and width of what follows. Each thought has one
+    /// position, each loop those of all thoughts.
+    pub shape: [usize; 5],
+    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, positions, width).
     pub keep_masks: Vec<u8>,
-    /// (thoughts, rows, width)
+    /// (thoughts, rows, positions, width)
     pub noise: Vec<f32>,
 }
 
 impl RecordedNoise {
     /// The masks of pass `t` for some rows: attention and MLP site of each layer in turn, each
-    /// (rows, width).
+    /// (rows, width). A row is there once for each of its positions.
     fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
-        let [_, layers, n, width] = self.shape;
+        let [_, layers, n, positions, width] = self.shape;
         let site = |s: usize| {
-            let start = (t * layers * 2 + s) * n * width;
-            rows.iter()
-                .flat_map(|&r| self.keep_masks[start + r as usize * width..][..width].to_vec())
-                .collect()
+            let start = (t * layers * 2 + s) * n * positions;
+            let mask = |(at, &r): (usize, &u32)| {
+                let first = (start + r as usize * positions + at % positions) * width;
+                self.keep_masks[first..first + width].to_vec()
+            };
+            rows.iter().enumerate().flat_map(mask).collect()
         };
         (0..2 * layers).map(site).collect()
     }
 
-    fn noise(&self, t: usize, row: u32) -> &[f32] {
-        let [_, _, n, width] = self.shape;
-        &self.noise[(t * n + row as usize) * width..][..width]
+    fn noise(&self, t: usize, thought: &ThoughtRow<'_>) -> &[f32] {
+        let [_, _, n, positions, width] = self.shape;
+        let row = t * n + thought.sequence.spec.id.trajectory as usize;
+        &self.noise[(row * positions + thought.index) * width..][..width]
     }
 }
 
@@ -135,10 +139,10 @@ impl<'a> Sampler<'a> {
         self.items.iter().any(|item| is_such(&item.params.perturbation))
     }
 
-    /// The key of a row's random numbers at its next position; none for a clean row.
-    fn key(&self, row: &SequenceState) -> Option<RngKey> {
+    /// The key of a row's random numbers at a position; none for a clean row.
+    fn key(&self, row: &SequenceState, position: usize) -> Option<RngKey> {
         let is_sampled = row.spec.perturbed && self.recorded.is_none();
-        is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, row.kv.len()))
+        is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, position))
     }
 
     /// Whether any request has a lens.
@@ -181,12 +185,22 @@ impl<'a> Sampler<'a> {
         row: &SequenceState,
         stage: PassStage,
     ) -> Option<RowPerturbation> {
+        self.dropout_at(row, row.random_position(), stage)
+    }
+
+    /// The same at a position in the random function.
+    pub(crate) fn dropout_at(
+        &self,
+        row: &SequenceState,
+        position: usize,
+        stage: PassStage,
+    ) -> Option<RowPerturbation> {
         let perturbation = self.params(row).perturbation;
         let Perturbation::Dropout { p, sites, mask, .. } = perturbation else { return None };
         if stage == PassStage::Answer && !perturbation.affects_answer() {
             return None;
         }
-        let key = mask_key(mask, self.key(row)?);
+        let key = mask_key(mask, self.key(row, position)?);
         Some(RowPerturbation { key, strength: p.get(), sites: site_set(sites) })
     }
 
@@ -205,12 +219,12 @@ impl<'a> Sampler<'a> {
         Some(RecordedMasks { p: p.get(), sites: site_set(sites), masks })
     }
 
-    /// Adds noise to thought `t` (counted from 0) of the rows whose requests have noise; x is
-    /// (rows, width), and each row is at the position where its thought is fed.
+    /// Adds noise to thoughts (thoughts, width) of the rows whose requests have noise. `t` counts
+    /// the thoughts or loops of a row from 0.
     pub(crate) fn add_noise<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r SequenceState>,
+        thoughts: impl Iterator<Item = ThoughtRow<'r>>,
         t: usize,
         x: &mut Tensor,
     ) -> Result<(), DeviceError> {
@@ -223,35 +237,38 @@ impl<'a> Sampler<'a> {
         };
         if let Some(recorded) = self.recorded {
             let noise: Vec<f32> =
-                rows.flat_map(|row| recorded.noise(t, row.spec.id.trajectory).to_vec()).collect();
+                thoughts.flat_map(|thought| recorded.noise(t, &thought).to_vec()).collect();
             let noise = Tensor::from_vec(x.rows(), x.cols(), noise).to_device(device)?;
             return ops::add(device, x, &noise);
         }
-        let perturbed = |row: &SequenceState| {
-            let (key, strength) = self.key(row).zip(std(row))?;
+        let perturbed = |ThoughtRow { sequence, position, .. }: ThoughtRow<'_>| {
+            let (key, strength) = self.key(sequence, position).zip(std(sequence))?;
             Some(RowPerturbation { key, strength, sites: SiteSet::NOISE })
         };
-        ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
+        ops::add_noise(device, x, &PerturbedRows::new(device, thoughts.map(perturbed).collect())?)
     }
 
-    /// Hands thoughts (rows, width) of requests with a sampler of the calling program to it; each
-    /// row is at the position where its thought is fed.
+    /// Hands thoughts (thoughts, width) of requests with a sampler of the calling program to it.
     pub(crate) fn perturb_thoughts<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r SequenceState>,
+        rows: impl Iterator<Item = ThoughtRow<'r>>,
         thoughts: Tensor,
     ) -> Result<Tensor, DeviceError> {
         if !self.any_perturbation(|p| matches!(p, Perturbation::Custom(_))) {
             return Ok(thoughts);
         }
         let mut batches: Vec<(CustomSampler, Vec<ThoughtKey>, Vec<usize>)> = Vec::new();
-        for (index, row) in rows.enumerate() {
-            let Perturbation::Custom(sampler) = self.params(row).perturbation else { continue };
-            let Some(RngKey { seed, question, trajectory, position }) = self.key(row) else {
+        for (index, ThoughtRow { sequence, position, .. }) in rows.enumerate() {
+            let Perturbation::Custom(sampler) = self.params(sequence).perturbation else {
                 continue;
             };
-            let step = position - self.items[row.spec.item].prompt.tokens.len() as u32;
+            let Some(RngKey { seed, question, trajectory, position }) =
+                self.key(sequence, position)
+            else {
+                continue;
+            };
+            let step = position - self.items[sequence.spec.item].prompt.tokens.len() as u32;
             let key = ThoughtKey { seed, question, trajectory, step };
             match batches.iter_mut().find(|(other, ..)| *other == sampler) {
                 Some((_, keys, indices)) => {
@@ -286,7 +303,7 @@ impl<'a> Sampler<'a> {
         }
         let perturbed = |row: &SequenceState| {
             let Perturbation::Gumbel { tau } = self.params(row).perturbation else { return None };
-            let key = self.key(row)?;
+            let key = self.key(row, row.random_position())?;
             Some(RowPerturbation { key, strength: tau.get(), sites: SiteSet::GUMBEL })
         };
         PerturbedRows::new(device, rows.map(perturbed).collect()).map(Some)
@@ -316,7 +333,9 @@ impl<'a> Sampler<'a> {
         };
         let draws = |places: &[usize]| -> Vec<Option<TokenDraw>> {
             let draw = |&i: &usize| {
-                let (key, sampling) = self.key(rows[i]).zip(sampling(rows[i]))?;
+                let row = rows[i];
+                let key = self.key(row, row.random_position());
+                let (key, sampling) = key.zip(sampling(row))?;
                 Some(TokenDraw { key, sampling })
             };
             places.iter().map(draw).collect()

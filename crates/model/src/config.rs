@@ -95,6 +95,8 @@ pub struct LatentConfig {
     pub start_id: Option<u32>,
     /// `latent_end_id`: the token after the last thought.
     pub end_id: Option<u32>,
+    /// `latent_id`: the token at the positions of thoughts.
+    pub latent_id: Option<u32>,
     /// `latent_embedding_std` (CoLaR): the factor of a predicted thought.
     pub embedding_std: Option<f32>,
 }
@@ -126,6 +128,15 @@ pub struct GenerationDefaults {
     /// Text after the question, in place of the family's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_suffix: Option<String>,
+    /// Blocks of latent positions, in a looped family; at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<usize>,
+    /// Latent positions of a block; at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_width: Option<usize>,
+    /// Passes over the latent positions whose hidden states are fed back; at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loops: Option<usize>,
 }
 
 /// A decoder's configuration. The module's header lists the invariants.

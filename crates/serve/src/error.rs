@@ -212,9 +212,9 @@ impl From<EngineError> for ApiError {
             }
             EngineError::UnknownToken { .. } => Self::field("prompt", message),
             EngineError::Memory { .. } => Self::field("max_tokens", message),
-            EngineError::BeamMemory { .. } | EngineError::NothingToSearch => {
-                Self::field("latent.beam", message)
-            }
+            EngineError::BeamMemory { .. }
+            | EngineError::NothingToSearch
+            | EngineError::ParallelThoughts { .. } => Self::field("latent.beam", message),
             EngineError::EndlessThoughts { .. } => Self::field("latent.thoughts", message),
             EngineError::NothingToPerturb { .. } => Self::field("latent.sampler", message),
             EngineError::PassFailed { .. } => {

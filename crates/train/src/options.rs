@@ -230,6 +230,23 @@ pub struct MethodOptions {
     #[cfg_attr(feature = "clap", arg(long, help_heading = "Methods"))]
     pub ordered: bool,
 
+    /// LOTUS: blocks of latent positions, one for each step [default: 6]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Methods"))]
+    pub blocks: Option<NonZeroUsize>,
+
+    /// LOTUS: latent positions of a block; tokens of a step beyond them are not learned
+    /// [default: 13]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", help_heading = "Methods"))]
+    pub block_width: Option<NonZeroUsize>,
+
+    /// LOTUS: passes over the latent positions before the last one [default: 6]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Methods"))]
+    pub loops: Option<NonZeroUsize>,
+
+    /// LOTUS: the weight of the loss of the steps' tokens at the blocks [default: 0.05]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT", help_heading = "Methods"))]
+    pub step_loss_weight: Option<f32>,
+
     /// CoLaR, Render-of-Thought: the inner width of the latent head
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "WIDTH", help_heading = "Methods",
@@ -552,6 +569,10 @@ impl Default for MethodOptions {
             compression: None,
             scheduled_sampling: 0.5,
             ordered: false,
+            blocks: None,
+            block_width: None,
+            loops: None,
+            step_loss_weight: None,
             latent_head: count(2048),
         }
     }

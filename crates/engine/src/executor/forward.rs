@@ -13,6 +13,7 @@ use tensor::ops::{self, OutputDtype};
 use tensor::{DeviceError, Tensor};
 
 use super::inputs::{Gather, Input, OutputOwner, PassInputs};
+use super::loops::MAX_LOOP_ROWS;
 use super::sequence::{HiddenRef, NextInput};
 use super::{Alignment, Executor, Prefix};
 use crate::perturb::PromptSharing;
@@ -58,10 +59,18 @@ impl Executor<'_> {
         self.enter_stage(fed)?;
         let mut hidden = HiddenStates(vec![None; fed.len()]);
         let mut inputs = self.pass_prefixes(cache, sampler, fed, &mut hidden)?;
-        let (mut private, mut whole) = (Vec::new(), Vec::new());
+        let stage = self.pass_stage(fed);
+        let is_looped = self.model.method.looped.is_some();
+        let max_rows = if is_looped { MAX_LOOP_ROWS } else { usize::MAX };
+        let mut private = Vec::new();
+        let mut whole = Vec::new();
         cache.set_slot_granularity(self.granularity);
         for (i, &next) in fed.iter().enumerate() {
             if next != NextInput::Prompt {
+                if inputs.rows() + self.sequences[i].thoughts.len() > max_rows {
+                    let full = (std::mem::take(&mut inputs), stage);
+                    self.run_pass(cache, sampler, full, &mut hidden)?;
+                }
                 self.push_input(cache, sampler, (i, next), &mut inputs);
                 continue;
             }
@@ -79,7 +88,6 @@ impl Executor<'_> {
                 }
             }
         }
-        let stage = self.pass_stage(fed);
         self.run_pass(cache, sampler, (inputs, stage), &mut hidden)?;
         cache.set_slot_granularity(SlotGranularity::Chunk);
         for some in private.chunks(PRIVATE_PROMPTS) {
@@ -172,7 +180,12 @@ impl Executor<'_> {
     ) {
         let sequence = &mut self.sequences[i];
         let Some(&token) = sampler.items[sequence.spec.item].prompt.tokens.last() else { return };
-        let dropout = sampler.dropout_row(sequence, PassStage::Thought(0));
+        // Dropout on loops begins after the prompt.
+        let is_clean = self.model.method.looped.is_some();
+        let dropout = match is_clean {
+            true => None,
+            false => sampler.dropout_row(sequence, PassStage::Thought(0)),
+        };
         let owner = Some(OutputOwner::Sequence(i));
         inputs.push(cache, &mut sequence.kv, (Input::Token(token), dropout), owner);
     }
@@ -208,6 +221,15 @@ impl Executor<'_> {
         inputs: &mut PassInputs,
     ) {
         let end = &self.model.method.end_latent;
+        let is_looped = self.model.method.looped.is_some();
+        if is_looped && next == NextInput::Thought {
+            let stage = PassStage::Thought(self.sequences[i].loops);
+            return self.push_looped(cache, sampler, (i, stage), inputs);
+        }
+        if is_looped && next == NextInput::End && self.sequences[i].pending {
+            self.push_looped(cache, sampler, (i, PassStage::Answer), inputs);
+            self.sequences[i].pending = false;
+        }
         let sequence = &mut self.sequences[i];
         let owner = OutputOwner::Sequence(i);
         let single = match next {
@@ -238,8 +260,11 @@ impl Executor<'_> {
 
     /// The stage of a pass of aligned sequences: what recorded masks are looked up by.
     fn pass_stage(&self, fed: &[NextInput]) -> PassStage {
+        let is_looped = self.model.method.looped.is_some();
         let stage = |(i, next): (usize, &NextInput)| match next {
+            NextInput::Prompt if is_looped => Some(PassStage::Prompt),
             NextInput::Prompt => Some(PassStage::Thought(0)),
+            NextInput::Thought if is_looped => Some(PassStage::Thought(self.sequences[i].loops)),
             NextInput::Thought => Some(PassStage::Thought(self.sequences[i].thoughts.len())),
             _ => None,
         };

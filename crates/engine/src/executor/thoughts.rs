@@ -13,7 +13,7 @@ use crate::sampler::Sampler;
 use crate::stage_timer::Stage;
 
 /// Whether a sequence's request thinks at all.
-fn has_thoughts(sampler: Sampler<'_>, sequence: &SequenceState) -> bool {
+pub(super) fn has_thoughts(sampler: Sampler<'_>, sequence: &SequenceState) -> bool {
     sampler.params(sequence).length != LatentLength::None
 }
 
@@ -26,6 +26,9 @@ impl Executor<'_> {
         sampler: Sampler<'_>,
         fed: &[NextInput],
     ) -> Result<(), DeviceError> {
+        if let Some(looped) = self.model.method.looped {
+            return self.loop_thoughts(looped, hidden, sampler, fed);
+        }
         let thinks =
             |&i: &usize| fed[i].is_before_end() && has_thoughts(sampler, &self.sequences[i]);
         let mut live: Vec<usize> = (0..fed.len()).filter(thinks).collect();
@@ -47,9 +50,9 @@ impl Executor<'_> {
         let noiseless = self.keep_noiseless.then(|| thoughts.clone());
         let sequences = &self.sequences;
         let t = live.first().map_or(0, |&i| sequences[i].thoughts.len());
-        sampler.add_noise(device, live.iter().map(|&i| &sequences[i]), t, &mut thoughts)?;
-        let live_sequences = live.iter().map(|&i| &sequences[i]);
-        thoughts = sampler.perturb_thoughts(device, live_sequences, thoughts)?;
+        let fed = || live.iter().map(|&i| sequences[i].next_thought());
+        sampler.add_noise(device, fed(), t, &mut thoughts)?;
+        thoughts = sampler.perturb_thoughts(device, fed(), thoughts)?;
         let live_sequences = live.iter().map(|&i| &sequences[i]);
         thoughts = force_thoughts(self.model, sampler, thoughts, live_sequences)?;
         if let Some(observer) = &mut self.observer {
@@ -126,7 +129,7 @@ fn undecided(
 
 /// Reads the hidden states (live, width) from which the next thoughts are made through the LM head,
 /// for the sequences whose requests ask for it.
-fn read_lens(
+pub(super) fn read_lens(
     model: &LatentModel,
     sampler: Sampler<'_>,
     hidden: &Tensor,

@@ -337,7 +337,7 @@ fn every_scope_and_site_is_the_naive_one() {
 fn record_noise(reasoner: &Reasoner, params: &SamplingParams, prompt: &Prompt) -> RecordedNoise {
     let (thoughts, rows) = (params.length.limit(), params.samples.get());
     let (layers, width) = (reasoner.decoder.config().layers, reasoner.decoder.config().width);
-    let shape = [thoughts, layers, rows, width];
+    let shape = [thoughts, layers, rows, 1, width];
     let mut recorded = RecordedNoise { shape, ..RecordedNoise::default() };
     let key = |k: usize, position: usize| row_id(prompt.id, k).rng_key(params.seed, position);
     for t in 0..thoughts {

@@ -225,6 +225,7 @@ fn latent(f: JsonFields) -> Result<LatentConfig, ModelError> {
     Ok(LatentConfig {
         start_id: f.token("latent_start_id")?,
         end_id: f.token("latent_end_id")?,
+        latent_id: f.token("latent_id")?,
         embedding_std: f.positive("latent_embedding_std")?.map(|x| x as f32),
     })
 }
@@ -239,6 +240,9 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         "sigma",
         "prompt_prefix",
         "prompt_suffix",
+        "blocks",
+        "block_width",
+        "loops",
         "reference",
     ])?;
     let no_thoughts = f.get("thoughts").is_some_and(|n| n.as_u64() == Some(0));
@@ -250,6 +254,9 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         sigma: f.number("sigma", |s| s.is_finite() && s >= 0.0, "a finite number, at least 0")?,
         prompt_prefix: f.string("prompt_prefix")?.map(str::to_owned),
         prompt_suffix: f.string("prompt_suffix")?.map(str::to_owned),
+        blocks: f.opt_count("blocks")?,
+        block_width: f.opt_count("block_width")?,
+        loops: f.opt_count("loops")?,
     })
 }
 
