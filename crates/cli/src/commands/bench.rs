@@ -208,6 +208,7 @@ fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
         eos: Vec::new(),
         length: count,
         max_new_tokens: args.answer.get(),
+        looped: None,
         answer_rule: AnswerRule::Hash,
         p: args.p.unwrap_or(DEFAULT_P),
         sigma: 0.0,
