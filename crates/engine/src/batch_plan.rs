@@ -456,7 +456,9 @@ fn round_up(slots: CacheSlots) -> CacheSlots {
 /// makes them longer.
 pub(crate) fn row_positions(model: &LatentModel, thoughts: usize, max_new_tokens: usize) -> usize {
     let context = model.decoder.config().context;
-    1 + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
+    // Looped latent positions begin in a chunk of the prompt.
+    let repeated = if model.method.looped.is_some() { Cache::slots_for(1) } else { 1 };
+    repeated + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
 }
 
 /// Refuses forced thoughts that are not of the model's width, or more than the request allows.

@@ -137,6 +137,11 @@ impl Cache {
         own.next_multiple_of(CHUNK_SLOTS as usize)
     }
 
+    /// Leading positions of a prompt that [`Sequence::continued`] can share: whole chunks.
+    pub fn shareable(len: usize) -> usize {
+        len - len % CHUNK_SLOTS as usize
+    }
+
     /// The capacity, in slots.
     pub fn slots(&self) -> usize {
         self.kv.slots()

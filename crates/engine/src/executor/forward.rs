@@ -66,11 +66,11 @@ impl Executor<'_> {
         let mut whole = Vec::new();
         cache.set_slot_granularity(self.granularity);
         for (i, &next) in fed.iter().enumerate() {
+            if inputs.rows() + self.sequences[i].thoughts.len() > max_rows {
+                let full = (std::mem::take(&mut inputs), stage);
+                self.run_pass(cache, sampler, full, &mut hidden)?;
+            }
             if next != NextInput::Prompt {
-                if inputs.rows() + self.sequences[i].thoughts.len() > max_rows {
-                    let full = (std::mem::take(&mut inputs), stage);
-                    self.run_pass(cache, sampler, full, &mut hidden)?;
-                }
                 self.push_input(cache, sampler, (i, next), &mut inputs);
                 continue;
             }
@@ -78,6 +78,7 @@ impl Executor<'_> {
             self.sequences[i].limit = Some(sampler.max_thoughts(&self.sequences[i]));
             match sampler.prompt_sharing(item) {
                 PromptSharing::Nothing => private.push(i),
+                _ if is_looped => self.continue_prompt(cache, sampler, i, &mut inputs),
                 sharing => {
                     let prefix = self.prefixes[item].as_ref();
                     self.sequences[i].kv = prefix.map(|p| p.kv.fork()).unwrap_or_default();
@@ -180,12 +181,7 @@ impl Executor<'_> {
     ) {
         let sequence = &mut self.sequences[i];
         let Some(&token) = sampler.items[sequence.spec.item].prompt.tokens.last() else { return };
-        // Dropout on loops begins after the prompt.
-        let is_clean = self.model.method.looped.is_some();
-        let dropout = match is_clean {
-            true => None,
-            false => sampler.dropout_row(sequence, PassStage::Thought(0)),
-        };
+        let dropout = sampler.dropout_row(sequence, PassStage::Thought(0));
         let owner = Some(OutputOwner::Sequence(i));
         inputs.push(cache, &mut sequence.kv, (Input::Token(token), dropout), owner);
     }

@@ -159,6 +159,31 @@ impl Executor<'_> {
         Ok(())
     }
 
+    /// Lets a sequence go on from the whole chunks of its shared prompt, and repeat what follows
+    /// them: so prompt and latent positions are one prefix, which attention reads in tiles. Dropout
+    /// on thoughts begins after the prompt.
+    pub(super) fn continue_prompt(
+        &mut self,
+        cache: &mut Cache,
+        sampler: Sampler<'_>,
+        i: usize,
+        inputs: &mut PassInputs,
+    ) {
+        let sequence = &mut self.sequences[i];
+        let item = &sampler.items[sequence.spec.item];
+        let shared = item.continued_tokens();
+        let Some(prefix) = &self.prefixes[sequence.spec.item] else {
+            unreachable!("a shared prompt is passed before its sequences begin")
+        };
+        sequence.kv = prefix.kv.fork_at(shared).continued();
+        for (position, &token) in item.prompt.tokens.iter().enumerate().skip(shared) {
+            let is_last = position + 1 == item.prompt_len();
+            let owner = is_last.then_some(OutputOwner::Sequence(i));
+            inputs.push(cache, &mut sequence.kv, (Input::Token(token), None), owner);
+        }
+        inputs.has_prompts = true;
+    }
+
     /// Adds all thoughts of a sequence to a pass: in new slots, or in those of the loop before.
     pub(super) fn push_looped(
         &mut self,

@@ -23,6 +23,7 @@
 //! * [`beam_search`]: a beam search finds what its definition does;
 //! * [`adaptive`]: stopping early changes no trajectory and no decided vote;
 //! * [`rollout`]: labels of thoughts are those of rollouts computed from scratch;
+//! * [`loops`]: latent positions that are computed together, several times;
 //! * [`limits`]: where rows end, and what is refused;
 //! * [`markers`]: a question's text never becomes a control token;
 //! * [`token_sampling`]: sampled answer tokens, and the chain-of-thought baseline;
@@ -49,6 +50,7 @@ mod latent_sampler;
 mod length;
 mod lens;
 mod limits;
+mod loops;
 mod markers;
 mod mixed_requests;
 mod naive;

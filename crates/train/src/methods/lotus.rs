@@ -180,7 +180,8 @@ impl ExampleEncoder for LotusEncoder {
         let positions = self.blocks * self.block_width;
         let step_tokens: usize = encoded.steps.iter().map(Vec::len).sum();
         let answer = encoded.completion.len() - 1;
-        let passes = (self.loops + 1) * positions;
+        let repeated = encoded.prompt.len() - Cache::shareable(encoded.prompt.len());
+        let passes = (self.loops + 1) * (repeated + positions);
         ExampleRows {
             fed: encoded.prompt.len() + passes + answer,
             output: self.loops * positions + step_tokens + answer,
@@ -264,9 +265,10 @@ impl LotusTrainStep {
         let loops = self.shape.looped.loops;
         let own = |example: &LotusExample| {
             let positions = self.shape.positions();
+            let repeated = example.prompt.len() - Cache::shareable(example.prompt.len());
             Cache::slots_for(example.prompt.len())
-                + loops * Cache::slots_for(positions)
-                + Cache::slots_for(positions + example.completion.len())
+                + loops * Cache::slots_for(repeated + positions)
+                + Cache::slots_for(repeated + positions + example.completion.len())
         };
         let slots = examples.iter().map(own).sum();
         let mut cache = reuse_cache(self.cache.take(), &self.model.decoder, slots)?;
@@ -333,7 +335,7 @@ impl LotusTrainStep {
     ) -> Result<LoopPass, DeviceError> {
         let mut rows = PassRows::default();
         for (example, prompt) in examples.iter().zip(prompts) {
-            let mut sequence = prompt.fork();
+            let mut sequence = begin_pass(cache, &mut rows, (example, prompt), dropout);
             for _ in 0..self.shape.positions() {
                 let masks = dropout.map(|with| {
                     with.row(example.id, loop_stream(with.step, number + 1), &sequence)
@@ -356,7 +358,7 @@ impl LotusTrainStep {
         let mut targets = Vec::new();
         let mut is_step = Vec::new();
         for (example, prompt) in examples.iter().zip(prompts) {
-            let mut sequence = prompt.fork();
+            let mut sequence = begin_pass(cache, &mut rows, (example, prompt), dropout);
             let mut push = |input: RowInput, target: Option<u32>| {
                 let masks = dropout.map(|with| with.row(example.id, with.step, &sequence));
                 rows.push(cache, &mut sequence, input, masks, target.is_some());
@@ -420,8 +422,9 @@ impl LotusTrainStep {
         let mut dvectors = last.rows.accumulate_embedding_gradients(&mut self.model, &dx)?;
         for pass in passes.into_iter().rev() {
             self.accumulate_latent_embedding(&dvectors)?;
-            // All rows of a loop are vectors, in the order of its outputs.
-            dvectors = self.model.backward(cache, &mut dkv, pass.segment, &dvectors)?;
+            // The vectors of a pass are in the order of the outputs of the one before.
+            let dx = self.model.backward(cache, &mut dkv, pass.segment, &dvectors)?;
+            dvectors = pass.rows.accumulate_embedding_gradients(&mut self.model, &dx)?;
         }
         self.accumulate_latent_embedding(&dvectors)?;
         let dx = self.model.backward(cache, &mut dkv, prompt.segment, &dprompt)?;
@@ -441,6 +444,24 @@ impl LotusTrainStep {
         let tokens = vec![self.shape.looped.token; dvectors.rows()];
         self.model.accumulate_embedding_gradients(tokens, dvectors)
     }
+}
+
+/// A sequence that goes on from a prompt. It shares the whole chunks of the prompt's slots and
+/// repeats the tokens after them, with the masks that they had: so prompt and latent positions are
+/// one prefix, which attention reads in tiles.
+fn begin_pass(
+    cache: &mut Cache,
+    rows: &mut PassRows,
+    (example, prompt): (&LotusExample, &Sequence),
+    dropout: Option<DropoutConfig>,
+) -> Sequence {
+    let shared = Cache::shareable(prompt.len());
+    let mut sequence = prompt.fork_at(shared).continued();
+    for &token in &example.prompt[shared..] {
+        let masks = dropout.map(|with| with.row(example.id, with.step, &sequence));
+        rows.push(cache, &mut sequence, RowInput::Token(token), masks, false);
+    }
+    sequence
 }
 
 /// The dropout stream of a loop, 0 for prompt and last pass: the upper bits tell loops apart, whose
