@@ -15,7 +15,7 @@ MODEL = ROOT / "models" / "smollm2-135m"
 QUESTION = "Natalia sold clips to 48 friends in April, and half as many in May. How many in all?"
 QUIET: dict[str, Any] = {"device": "cpu", "progress": False}
 ADAPTER: dict[str, Any] = {
-    "lora": 2, "steps": 1, "batch": 1, "warmup": 1, "eval_every": 0, "held_out_count": 0,
+    "lora": 2, "steps": 1, "batch": 1, "warmup": 1, "eval_every": 0,
 }  # fmt: skip
 
 
@@ -63,25 +63,31 @@ def test_a_rule_a_scorer_and_a_sampler(smollm2: Reasoner, tmp_path: Path) -> Non
     assert all(array.shape[1] == 576 for array in states.layers.values())
 
 
-def test_a_reasoner_and_a_reward_model_are_trained_over_it(base: Path, tmp_path: Path) -> None:
+def test_a_reasoner_is_trained_over_it(base: Path, tmp_path: Path) -> None:
     example = TrainingExample(QUESTION, ["<<48/2=24>>", "<<48+24=72>>"], "72")
     trained = train_reasoner(
         tmp_path / "reasoner", examples=[example], init=MODEL, base=base, adapter="over",
-        method="colar", **ADAPTER, **QUIET,
+        method="colar", held_out_count=0, **ADAPTER, **QUIET,
     )  # fmt: skip
     assert trained.finished and (trained.path / "adapter_model.safetensors").exists()
     reasoner = Reasoner.from_pretrained(trained.path, base=base, reward_model=None, device="cpu")
-    questions = [{"question": QUESTION, "answer": "72"}, {"question": "48 + 24?", "answer": "72"}]
-    # Trajectories of one outcome teach nothing, and are left out: a gold answer that no text has
-    # leaves a single class, so that answers are sampled until both classes are there.
-    labels = reasoner.annotate(
-        questions, samples=8, rollouts=0, dropout_p=0.3, latent_length="<=8",
+    (trajectory,) = reasoner.sample(QUESTION, samples=1, latent_length="<=8")[0]
+    assert trajectory.latent_steps <= 8
+
+
+def test_a_reward_model_is_trained_over_it(
+    smollm2: Reasoner, base: Path, tmp_path: Path
+) -> None:
+    # Only problems with right and wrong trajectories teach: under this seed there are both.
+    labels = smollm2.annotate(
+        [{"question": QUESTION, "answer": "72"}], samples=8, rollouts=0, dropout_p=0.3, seed=0,
         out=tmp_path / "labels", progress=False,
     )  # fmt: skip
-    given = {**ADAPTER, "model": trained.path, "base": base, "annotations": [labels.path]}
-    scored = train_reward(tmp_path / "rm", head="linear", objective="untrained", **given, **QUIET)
-    both = Reasoner.from_pretrained(
-        trained.path, base=base, reward_model=scored.path, device="cpu"
-    )
+    trained = train_reward(
+        tmp_path / "rm", model=MODEL, base=base, annotations=[labels.path], head="linear",
+        **ADAPTER, **QUIET,
+    )  # fmt: skip
+    assert trained.finished and trained.log()[0]["n_examples"] == 1
+    both = Reasoner.from_pretrained(MODEL, base=base, reward_model=trained.path, device="cpu")
     found = both.solve(QUESTION, samples=2, latent_length="<=8")
     assert all(trajectory.process_rewards is not None for trajectory in found.trajectories)
