@@ -11,9 +11,10 @@
 //! one description everywhere. [`SamplingOptions::resolve`] fills the open fields in with the
 //! model's defaults and refuses fields of another sampler. The result, [`SamplingParams`], has no
 //! options left; serialized, it is a complete set of options again. Results have one definition as
-//! well: [`TrajectoryRecord`], [`Vote`], [`ComputeCost`] and [`StageSeconds`], and so have the files
-//! beside them: [`Manifest`], [`StepRecord`], [`EvalRecord`] and [`TrainTiming`]. Voting rules and
-//! early stopping are functions of trajectories, whose names come from [`aggregate`].
+//! well ([`TrajectoryRecord`], [`Vote`], [`ComputeCost`], [`StageSeconds`]), and so have the
+//! [`Manifest`] of a run and the log of a training ([`StepRecord`], [`EvalRecord`],
+//! [`TrainTiming`]). Voting rules and early stopping are functions of trajectories, whose names
+//! come from [`aggregate`].
 
 mod defaults;
 mod latent_length;

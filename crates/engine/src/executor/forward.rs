@@ -27,9 +27,9 @@ const MAX_SINGLE_PASS: usize = 2048;
 const PRIVATE_PROMPTS: usize = 16;
 
 /// The hidden states after a step, by sequence.
-pub(super) struct HiddenStates(pub(super) Vec<Option<HiddenRef>>);
+pub(super) struct StepOutputs(pub(super) Vec<Option<HiddenRef>>);
 
-impl HiddenStates {
+impl StepOutputs {
     /// Those of some sequences: (sequences, width).
     pub(super) fn select(
         &self,
@@ -54,9 +54,9 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-    ) -> Result<HiddenStates, DeviceError> {
+    ) -> Result<StepOutputs, DeviceError> {
         self.enter_stage(fed)?;
-        let mut hidden = HiddenStates(vec![None; fed.len()]);
+        let mut hidden = StepOutputs(vec![None; fed.len()]);
         let mut inputs = self.pass_prefixes(cache, sampler, fed, &mut hidden)?;
         let (mut private, mut whole) = (Vec::new(), Vec::new());
         cache.set_slot_granularity(self.granularity);
@@ -107,7 +107,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) -> Result<PassInputs, DeviceError> {
         let mut inputs = PassInputs::default();
         let mut forks = 0;
@@ -252,7 +252,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         (inputs, stage): (PassInputs, PassStage),
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) -> Result<(), DeviceError> {
         if inputs.is_empty() {
             return Ok(());
@@ -286,7 +286,7 @@ impl Executor<'_> {
         &mut self,
         owners: &[OutputOwner],
         outputs: Tensor,
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) {
         let outputs = Arc::new(outputs);
         for (row, owner) in owners.iter().enumerate() {
