@@ -32,7 +32,7 @@ from ._training import (
     train_reward,
     training_options,
 )
-from ._trajectories import Solution, Trajectories, Trajectory
+from ._trajectories import HiddenStates, Solution, Trajectories, Trajectory
 from ._voting import RULES, Candidate, RuleFunction, Vote, aggregate, register_rule, votes
 
 __version__ = version("latent-tts")
@@ -45,6 +45,7 @@ __all__ = [
     "DeviceError",
     "EngineError",
     "Figure",
+    "HiddenStates",
     "LatentTTSError",
     "ModelError",
     "Question",

@@ -77,6 +77,7 @@ class Engine:
     family: str
     device: str
     width: int
+    layers: int
     thoughts: str
     default_rule: str
     @staticmethod
@@ -107,6 +108,14 @@ class Engine:
         latents: Sequence[NDArray[np.float32]],
         sampling: Mapping[str, Any],
     ) -> Reply: ...
+    def hidden_states(
+        self,
+        trajectory: tuple[str, NDArray[np.float32] | None, Sequence[int]],
+        layers: Sequence[int],
+        logits: bool,
+    ) -> tuple[
+        list[NDArray[np.float32]], NDArray[np.float32] | None, tuple[int, int, int, int]
+    ]: ...
     def loglikelihoods(
         self, pairs: Sequence[tuple[str, str]], progress: _Progress
     ) -> list[tuple[float, bool]]: ...

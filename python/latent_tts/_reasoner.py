@@ -17,7 +17,7 @@ from ._options import SWEPT, Sampling, SharedSampling
 from ._progress import Progress, fetch, logger
 from ._questions import Data
 from ._run import RunDirectory, Sweep
-from ._trajectories import Solution, Trajectories, Trajectory
+from ._trajectories import HiddenStates, Solution, Trajectories, Trajectory
 from ._voting import Rule, Vote, rule_name
 
 if TYPE_CHECKING:
@@ -128,6 +128,11 @@ class Reasoner:
         return self._engine.width
 
     @property
+    def layers(self) -> int:
+        """Blocks of the model."""
+        return self._engine.layers
+
+    @property
     def reward_model(self) -> str | None:
         """Where the reward model is, if there is one."""
         return self._engine.reward_model
@@ -222,6 +227,42 @@ class Reasoner:
         given = {"sampler": "none", **_options.current(sampling)}
         (text,) = _questions.inputs(question, answer_kind)
         return self._engine.decode(text, arrays, {**given, "samples": len(arrays)}).trajectories
+
+    def hidden_states(
+        self,
+        question: str,
+        latents: ArrayLike | None = None,
+        answer: Sequence[int] = (),
+        *,
+        layers: Sequence[int] | None = None,
+        logits: bool = False,
+    ) -> HiddenStates:
+        """Hidden states at every position of a given trajectory, for probing.
+
+        ``latents`` are its thoughts, of shape (thoughts, width), and ``answer`` its tokens; without
+        both only the prompt is read. ``layers`` are numbered as in transformers: 0 is the input of
+        the first block, ``layers`` the last one's output after the final norm; all unless given.
+
+        >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
+        >>> question = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
+        >>> greedy = reasoner.solve(question, samples=1).greedy
+        >>> states = reasoner.hidden_states(question, greedy.thoughts, greedy.tokens, logits=True)
+        >>> states.layers[reasoner.layers][states.thoughts].shape == (6, reasoner.width)
+        True
+        """
+        chosen = list(range(self.layers + 1)) if layers is None else [int(n) for n in layers]
+        if any(layer < 0 for layer in chosen):
+            raise ValueError(f"layers are 0 to {self.layers}, not {min(chosen)}")
+        given = None if latents is None else np.asarray(latents, dtype=np.float32)
+        if given is not None and given.ndim != 2:
+            raise ValueError(f"latents have the shape {given.shape}; pass (thoughts, width)")
+        text = _options.text("question", question)
+        arrays, read, counts = self._engine.hidden_states(
+            (text, given, list(answer)), chosen, logits
+        )
+        ends = np.cumsum(counts).tolist()
+        prompt, thoughts, end, tokens = map(slice, [0, *ends[:-1]], ends)
+        return HiddenStates(dict(zip(chosen, arrays)), read, prompt, thoughts, end, tokens)
 
     def evaluate(
         self,

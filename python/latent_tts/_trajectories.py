@@ -140,6 +140,25 @@ def _scored(column: list[T | None]) -> list[T | None] | None:
     return None if all(value is None for value in column) else column
 
 
+@dataclass(frozen=True)
+class HiddenStates:
+    """What a reasoner computes along a trajectory; see ``Reasoner.hidden_states``."""
+
+    layers: dict[int, NDArray[np.float32]]
+    """(positions, width) of each layer."""
+    logits: NDArray[np.float32] | None
+    """(positions, vocabulary), where they were requested: those at a position predict the next
+    token."""
+    prompt: slice
+    """Positions of the prompt."""
+    thoughts: slice
+    """Positions of the thoughts."""
+    end: slice
+    """Positions of the tokens between the thoughts and the answer."""
+    answer: slice
+    """Positions of the answer."""
+
+
 @dataclass(frozen=True, repr=False)
 class Solution:
     """One question's answer, with everything it was chosen from."""

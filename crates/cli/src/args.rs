@@ -24,6 +24,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use latent_tts::SamplingOptions;
+use latent_tts::bench::BenchShape;
 
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind};
@@ -484,23 +485,6 @@ pub struct CorpusArgs {
     /// in .jsonl [default: an array on standard output]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-}
-
-/// The architecture and sizes of the benchmarked model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BenchShape {
-    /// GPT-2, 124M
-    Gpt2,
-    /// Llama 3.2, 1B
-    #[value(name = "llama-1b")]
-    Llama1b,
-    /// Qwen3-VL's text tower, 2B
-    #[value(name = "qwen3-2b")]
-    Qwen32b,
-    /// SmolLM2, 135M
-    Smollm2,
-    /// The reasoner inside this program, 5M
-    Embedded,
 }
 
 /// The model whose training step `bench --train` measures.

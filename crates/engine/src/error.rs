@@ -49,6 +49,15 @@ pub enum EngineError {
         family: Family,
     },
 
+    /// Hidden states of a layer that the model does not have.
+    #[error("there is no layer {layer}; use 0 for the inputs to {layers} for the last block")]
+    UnknownLayer {
+        /// The requested layer.
+        layer: usize,
+        /// The number of blocks.
+        layers: usize,
+    },
+
     /// A perturbation of thoughts where there are none.
     #[error(
         "there are no thoughts to perturb: without thoughts, which is the default of {family}, \

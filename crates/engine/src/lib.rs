@@ -12,6 +12,7 @@
 //! thoughts for a reward model; [`mod@reference`] opens the steps for comparison with other
 //! implementations. The engine knows no gold answers and no files of results.
 
+mod answer_text;
 mod batch;
 mod batch_plan;
 mod beam_search;
@@ -22,6 +23,7 @@ mod error;
 mod executor;
 pub mod family;
 mod first_expansion;
+mod hidden_states;
 mod logprobs;
 mod method;
 mod perturb;
@@ -41,10 +43,12 @@ mod stage_timer;
 mod streams;
 mod wave;
 
+pub use answer_text::AnswerText;
 pub use engine::{Engine, Replies};
 pub use error::EngineError;
 pub use executor::AnswerTokens;
 pub use family::{Family, FamilySpec};
+pub use hidden_states::{GivenTrajectory, HiddenStates};
 pub use logprobs::TokenScore;
 pub use method::{LatentLoop, Method, TokenLookup};
 pub use prompt::Prompt;

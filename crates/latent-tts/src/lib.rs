@@ -36,6 +36,7 @@
 
 pub mod ablation;
 pub mod annotate;
+pub mod bench;
 mod data_source;
 mod device;
 #[cfg(feature = "embedded")]
@@ -67,9 +68,10 @@ pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
-    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
-    MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
+    DropoutSites, Engine, EngineError, Family, GivenTrajectory, HiddenStates, LatentLength,
+    LengthRange, Lens, LensToken, MaskLifetime, Perturbation, Probability, Reasoner, Replies,
+    Replies as OutputStream, Reply, Reply as Output, Request, RewardModel, SamplingParams,
+    Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};

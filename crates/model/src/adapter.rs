@@ -206,14 +206,6 @@ impl ModelFiles {
         }
         Ok(self.chain()?.into_iter().find(has))
     }
-
-    /// The content of a file, an adapter without it its base's.
-    pub fn read_inherited(&self, name: &str) -> Result<Option<Vec<u8>>, ModelError> {
-        match self.first_with(&[name])? {
-            Some(files) => files.read_optional(name),
-            None => Ok(None),
-        }
-    }
 }
 
 /// The absolute path of a model. A link that is the model itself is kept: the Hub's cache names

@@ -13,6 +13,7 @@
 
 pub(crate) mod convert;
 mod digest;
+mod expected;
 pub(crate) mod files;
 mod layer;
 mod register;
@@ -35,6 +36,7 @@ use crate::lora::{self, LoraFactors};
 use crate::model_files::ModelFiles;
 use crate::parameters::NEW_ROWS;
 use crate::weights::WeightLayout;
+pub use expected::ExpectedTensor;
 pub use files::ADAPTER_HEADS_FILE;
 use files::MappedFile;
 use layer::{LoraLayer, LoraPair};

@@ -110,10 +110,9 @@ impl PyAnnotation {
             let _ =
                 events.send(ProgressEvent::Opened(out.display().to_string(), all - missing, all));
             let job = AnnotationJob {
-                annotator: Annotator { cancel: Some(&cancel), ..self.annotator(engine)? },
+                annotator: self.annotator(engine)?.with_cancel(&cancel),
                 index: &index,
                 part: ShardPart { part: 0, of: 1 },
-                write_lock: Default::default(),
             };
             job.run(&store, &self.questions, &mut AnnotationProgressSender(events))?;
             Ok::<_, library::Error>(out)
@@ -157,7 +156,7 @@ impl PyAnnotation {
             serde_json::from_str(index).map_err(|error| invalid(error.to_string()))?;
         let cancel = CancelToken::default();
         let shard = wait_for(py, &cancel, None, |_| {
-            let annotator = Annotator { cancel: Some(&cancel), ..self.annotator(engine)? };
+            let annotator = self.annotator(engine)?.with_cancel(&cancel);
             annotator.shard(&index, &questions, &mut ())
         })?;
         self.check_sampler(engine)?;
@@ -193,13 +192,8 @@ impl PyAnnotation {
 
     fn annotator<'a>(&self, engine: &'a PyEngine) -> Result<Annotator<'a>, library::Error> {
         let reasoner = engine.engine.reasoner();
-        Ok(Annotator {
-            reasoner,
-            params: self.sampling.resolve(&reasoner.method)?,
-            labels: self.labels,
-            memory: engine.engine.memory(),
-            cancel: None,
-        })
+        let params = self.sampling.resolve(&reasoner.method)?;
+        Ok(Annotator::new(reasoner, params, self.labels).with_memory(engine.engine.memory()))
     }
 
     fn open_store(

@@ -5,10 +5,10 @@ use std::path::Path;
 use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
 use latent_tts::{
-    self as library, CancelToken, DataSource, Lens, Model, ModelSelection, Request,
-    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
+    self as library, CancelToken, DataSource, GivenTrajectory, Lens, Model, ModelSelection,
+    Request, RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
 };
-use numpy::PyReadonlyArray2;
+use numpy::{IntoPyArray, PyArray2, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -107,6 +107,11 @@ impl PyEngine {
     }
 
     #[getter]
+    fn layers(&self) -> usize {
+        self.engine.reasoner().decoder.config().layers
+    }
+
+    #[getter]
     fn thoughts(&self) -> String {
         self.engine.reasoner().method.length.to_string()
     }
@@ -158,16 +163,8 @@ impl PyEngine {
         latents: Vec<PyReadonlyArray2<'_, f32>>,
         sampling: Sampling,
     ) -> PyResult<PyReply> {
-        let width = self.width();
-        let mut forced = Vec::with_capacity(latents.len());
-        for array in &latents {
-            let array = array.as_array();
-            if array.ncols() != width {
-                let found = array.ncols();
-                return Err(invalid(format!("latents have width {found}, the model has {width}")));
-            }
-            forced.push(Tensor::from_vec(array.nrows(), width, array.iter().copied().collect()));
-        }
+        let forced: Vec<Tensor> =
+            latents.iter().map(|array| self.thoughts_of(array)).collect::<PyResult<_>>()?;
         let (text, gold, kind) = question;
         let cancel = CancelToken::default();
         let request = Request {
@@ -179,6 +176,33 @@ impl PyEngine {
         let replies = self.replies(py, &[request], &cancel, None)?;
         let reply = replies.into_iter().next().ok_or_else(|| invalid("nothing was decoded"))?;
         PyReply::new(py, reply, gold.as_deref())
+    }
+
+    /// Hidden states of layers along a trajectory whose thoughts and tokens are given, perhaps its
+    /// logits, and how many positions are the prompt's, thoughts, end tokens and the answer's.
+    fn hidden_states<'py>(
+        &self,
+        py: Python<'py>,
+        trajectory: (String, Option<PyReadonlyArray2<'_, f32>>, Vec<u32>),
+        layers: Vec<usize>,
+        logits: bool,
+    ) -> PyResult<HiddenStatesTuple<'py>> {
+        let (question, latents, answer) = trajectory;
+        let thoughts = latents.as_ref().map(|array| self.thoughts_of(array)).transpose()?;
+        let thoughts = thoughts.unwrap_or_default();
+        let given = GivenTrajectory { question, thoughts, answer };
+        let reasoner = self.engine.reasoner();
+        let found = py.detach(|| reasoner.hidden_states(&given, &layers, logits)).map_err(raise)?;
+        let array = |tensor: Tensor| {
+            let shape = [tensor.rows(), tensor.cols()];
+            tensor.into_data().into_pyarray(py).reshape(shape)
+        };
+        let counts = [&found.prompt, &found.thoughts, &found.end, &found.answer];
+        Ok((
+            found.layers.into_iter().map(array).collect::<PyResult<_>>()?,
+            found.logits.map(array).transpose()?,
+            counts.map(ExactSizeIterator::len),
+        ))
     }
 
     /// The log-likelihood of each continuation after its context, and whether it is greedy.
@@ -229,7 +253,22 @@ impl PyEngine {
     }
 }
 
+/// Arrays of layers, the array of logits, and numbers of positions.
+type HiddenStatesTuple<'py> =
+    (Vec<Bound<'py, PyArray2<f32>>>, Option<Bound<'py, PyArray2<f32>>>, [usize; 4]);
+
 impl PyEngine {
+    /// Thoughts in an array of Python's.
+    fn thoughts_of(&self, array: &PyReadonlyArray2<'_, f32>) -> PyResult<Tensor> {
+        let array = array.as_array();
+        let found = array.ncols();
+        let width = self.width();
+        if found != width {
+            return Err(invalid(format!("latents have width {found}, the model has {width}")));
+        }
+        Ok(Tensor::from_vec(array.nrows(), width, array.iter().copied().collect()))
+    }
+
     fn params(&self, sampling: &Sampling) -> PyResult<SamplingParams> {
         sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)
     }

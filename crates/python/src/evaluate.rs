@@ -186,22 +186,19 @@ impl PyEvaluation {
         cancel: CancelToken,
         work: impl FnOnce(&library::Evaluation<'_>) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        work(&library::Evaluation {
-            models: &engine.selection,
-            data: &self.data,
-            params: evaluation_params(&self.sampling, &engine.engine)?,
-            seeds: self.seeds.clone(),
-            ks: self.ks.clone(),
-            rules: self.rules.clone(),
-            out: self.out.clone(),
-            on_existing: self.on_existing,
-            keep_latents: self.keep_latents,
-            lens: self.lens,
-            scorer: self.scorer.clone(),
-            ablations: self.ablations.clone(),
-            cancel,
-            write_lock: Default::default(),
-        })
+        let params = evaluation_params(&self.sampling, &engine.engine)?;
+        let mut evaluation = library::Evaluation::new(&engine.selection, &self.data, params)
+            .seeds(self.seeds.clone())
+            .ks(self.ks.clone())
+            .rules(self.rules.clone())
+            .on_existing(self.on_existing)
+            .keep_latents(self.keep_latents)
+            .lens(self.lens)
+            .scorer(self.scorer.clone())
+            .ablations(self.ablations.clone())
+            .cancel(cancel);
+        evaluation.out.clone_from(&self.out);
+        work(&evaluation)
     }
 
     /// The manifest of its run.

@@ -12,6 +12,23 @@ use crate::options::SamplingOptions;
 use crate::perturbation::{DropoutScope, MaskLifetime, Perturbation};
 
 /// How one request is sampled and aggregated.
+///
+/// ```
+/// use latent_tts_schema::{ModelDefaults, SamplingOptions, SamplingParams};
+///
+/// # let model = ModelDefaults {
+/// #     latent_length: "6".parse()?, max_new_tokens: 64.try_into()?, dropout_p: 0.2,
+/// #     noise_std: 0.6, sites: latent_tts_schema::DropoutSites::BOTH,
+/// # };
+/// let options: SamplingOptions =
+///     serde_json::from_str(r#"{"samples": 16, "noise_std": 0.3, "rule": "weighted"}"#)?;
+/// let params = options.resolve(model)?;
+/// assert_eq!(params.samples.get(), 16);
+/// // Recorded, they are options that resolve to the same for every model.
+/// let recorded = serde_json::to_value(params)?;
+/// assert_eq!((&recorded["sampler"], &recorded["latent_length"]), (&"noise".into(), &6.into()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(into = "SamplingOptions")]
 pub struct SamplingParams {

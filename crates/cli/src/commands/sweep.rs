@@ -39,7 +39,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let engine = args.run.machine.engine(&model)?;
     let (questions, _) = base.fitting(args.run.too_long, questions, &engine, printer)?;
     let architecture = engine.reasoner().decoder.config().architecture;
-    let evaluation = base.evaluation(&engine, Default::default())?.manifest(&engine, &questions)?;
+    let evaluation = base.evaluation(&engine)?.manifest(&engine, &questions)?;
     let (evaluation, resume) = (&evaluation, args.run.resume);
     let out = Path::new("");
     let sweep = Sweep { spec: &spec, out, ks, architecture, evaluation, resume };

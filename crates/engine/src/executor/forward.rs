@@ -28,9 +28,9 @@ const MAX_SINGLE_PASS: usize = 2048;
 const PRIVATE_PROMPTS: usize = 16;
 
 /// The hidden states after a step, by sequence.
-pub(super) struct HiddenStates(pub(super) Vec<Option<HiddenRef>>);
+pub(super) struct StepOutputs(pub(super) Vec<Option<HiddenRef>>);
 
-impl HiddenStates {
+impl StepOutputs {
     /// Those of some sequences: (sequences, width).
     pub(super) fn select(
         &self,
@@ -55,9 +55,9 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-    ) -> Result<HiddenStates, DeviceError> {
+    ) -> Result<StepOutputs, DeviceError> {
         self.enter_stage(fed)?;
-        let mut hidden = HiddenStates(vec![None; fed.len()]);
+        let mut hidden = StepOutputs(vec![None; fed.len()]);
         let mut inputs = self.pass_prefixes(cache, sampler, fed, &mut hidden)?;
         let stage = self.pass_stage(fed);
         let is_looped = self.model.method.looped.is_some();
@@ -116,7 +116,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) -> Result<PassInputs, DeviceError> {
         let mut inputs = PassInputs::default();
         let mut forks = 0;
@@ -273,7 +273,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         (inputs, stage): (PassInputs, PassStage),
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) -> Result<(), DeviceError> {
         if inputs.is_empty() {
             return Ok(());
@@ -307,7 +307,7 @@ impl Executor<'_> {
         &mut self,
         owners: &[OutputOwner],
         outputs: Tensor,
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) {
         let outputs = Arc::new(outputs);
         for (row, owner) in owners.iter().enumerate() {

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use tensor::{DeviceError, Tensor, ops};
 
 use super::Executor;
-use super::forward::HiddenStates;
+use super::forward::StepOutputs;
 use super::inputs::{Gather, Input, OutputOwner, PassInputs};
 use super::sequence::{MadeThoughts, NextInput, SequenceState, ThoughtRef, ThoughtRow};
 use super::thoughts::{has_thoughts, read_lens};
@@ -50,7 +50,7 @@ impl Executor<'_> {
     pub(super) fn loop_thoughts(
         &mut self,
         looped: LatentLoop,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         fed: &[NextInput],
     ) -> Result<(), DeviceError> {
@@ -82,7 +82,7 @@ impl Executor<'_> {
     fn start_loops(
         &mut self,
         looped: LatentLoop,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         starting: &[usize],
     ) -> Result<(), DeviceError> {
@@ -115,7 +115,7 @@ impl Executor<'_> {
     fn feed_back(
         &mut self,
         looped: LatentLoop,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         looping: &[usize],
     ) -> Result<(), DeviceError> {
@@ -213,7 +213,7 @@ impl Executor<'_> {
     /// predicted one position earlier: the first at the end of the prompt.
     fn read_last_pass(
         &mut self,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         fed: &[NextInput],
     ) -> Result<(), DeviceError> {

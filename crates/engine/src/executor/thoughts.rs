@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tensor::{DeviceError, Tensor, ops};
 
 use super::Executor;
-use super::forward::HiddenStates;
+use super::forward::StepOutputs;
 use super::sequence::{MadeThoughts, NextInput, SequenceState, ThoughtRef};
 use crate::method::LatentLength;
 use crate::reasoner::LatentModel;
@@ -22,7 +22,7 @@ impl Executor<'_> {
     /// end their thoughts by themselves make none.
     pub(super) fn make_thoughts(
         &mut self,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         fed: &[NextInput],
     ) -> Result<(), DeviceError> {

@@ -17,6 +17,7 @@
 //! * [`forced_thoughts`]: thoughts that a request brings are fed, and nothing else changes;
 //! * [`gumbel`]: Gumbel noise on thoughts that are mixtures of token embeddings;
 //! * [`latent_sampler`]: samplers of the calling program;
+//! * [`hidden_states`]: hidden states along a given trajectory are those of its generation;
 //! * [`lens`]: thoughts read through the LM head;
 //! * [`length`]: how many thoughts a row has;
 //! * [`rewards`]: rewards are read at each thought's own position;
@@ -46,6 +47,7 @@ mod devices;
 mod forced_thoughts;
 mod gpu;
 mod gumbel;
+mod hidden_states;
 mod latent_sampler;
 mod length;
 mod lens;

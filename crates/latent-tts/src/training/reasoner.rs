@@ -25,6 +25,18 @@ use crate::model::files_over;
 use crate::{Error, fingerprint};
 
 /// Trains a latent reasoner, or a baseline with a chain of thought in text or without one.
+///
+/// ```no_run
+/// use latent_tts::{CancelToken, DeviceOptions, Trainer, TrainerOptions};
+///
+/// let mut options = TrainerOptions::preset("tiny")?;
+/// options.training.seed = 7;
+/// let trainer = Trainer::new("models/tiny", options)?;
+/// let device = DeviceOptions::default().open()?;
+/// let report = trainer.run(&device, &mut (), &CancelToken::default())?;
+/// println!("{} after {:.0} s", report.out.display(), report.seconds);
+/// # Ok::<(), latent_tts::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Trainer {
     out: PathBuf,
