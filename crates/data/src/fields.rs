@@ -9,7 +9,7 @@ use super::shape::{ANSWERS, FIELDS, QUESTIONS, STEPS};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(next_help_heading = "Data"))]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct FieldNames {
     /// The field or column that holds the question [default: question, problem, input and other
     /// known names]

@@ -205,6 +205,7 @@ fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
         prompt_suffix: String::new(),
         begin_latent: Vec::new(),
         end_latent: vec![1],
+        latent_stops: Vec::new(),
         eos: Vec::new(),
         length: count,
         max_new_tokens: args.answer.get(),
@@ -216,12 +217,15 @@ fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
         } else {
             DropoutSites::MLP
         },
+        cold_stop: None,
+        soft_thoughts: false,
     };
     Ok(LatentModel {
         decoder: Arc::new(decoder),
         method,
         head: Arc::new(LatentHead::Identity),
         marker_embeddings: BTreeMap::new(),
+        gate: None,
     })
 }
 
@@ -279,7 +283,7 @@ fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
         );
         Ok(Prompt { id: question.id, text: String::new(), tokens })
     };
-    data::read(data, None)?.into_iter().map(prompt).collect()
+    data::read_fields(data, &args.fields, None)?.into_iter().map(prompt).collect()
 }
 
 fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {

@@ -53,6 +53,8 @@ pub(crate) struct SequenceState {
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
     /// The most thoughts that it may have; `None` until it has passed its prompt.
     pub(crate) limit: Option<usize>,
+    /// Consecutive thoughts of low entropy, where Cold Stop counts them.
+    pub(crate) certain: u32,
     /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
     pub(crate) lens: Vec<Vec<TokenLogprob>>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
@@ -72,6 +74,7 @@ impl SequenceState {
             kv: Sequence::default(),
             thoughts: SmallVec::new(),
             limit: None,
+            certain: 0,
             lens: Vec::new(),
             pending: false,
             tokens: AnswerTokens::new(),
