@@ -165,6 +165,13 @@ def fetch(
     progress: Callable[[str, int, int], object],
 ) -> None: ...
 def check_reward_model(name: str) -> str: ...
+def convert(
+    inputs: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    base: str | None,
+    lora_alpha: float | None,
+    overwrite: bool,
+) -> str: ...
 def parse_questions(name: str, text: str, fields: _FieldTuple) -> list[_QuestionTuple]: ...
 def read_questions(
     data: str, fields: _FieldTuple, limit: int | None, default_count: int

@@ -201,8 +201,8 @@ Examples:
     ///
     /// Reads the tensors of files that torch.save wrote (.bin, .pt, .pth, .ckpt) without executing
     /// anything in them, and writes a directory that loads: the checkpoints of CODI, SIM-CoT and
-    /// COCONUT as their authors saved them, CoLaR's Lightning file (an adapter), Render-of-Thought's
-    /// heads. What only training uses is left out.
+    /// COCONUT as their authors saved them, CoLaR's Lightning file (an adapter), and the heads of
+    /// Render-of-Thought. What only training uses is left out.
     #[command(after_help = format!("\
 Examples:
   latent-tts convert ./CODI-gpt2 ./codi --base ./gpt2

@@ -1,7 +1,7 @@
 //! Conversion of checkpoints that their authors saved with `torch.save`: CODI's pytorch_model.bin
-//! and prj.pt, SIM-CoT's and COCONUT's state dictionaries, CoLaR's Lightning file, Render-of-Thought's
-//! heads. Tensors are read without executing the pickle ([`model::pickle`]) and written as
-//! safetensors in the layout that is loaded.
+//! and prj.pt, SIM-CoT's and COCONUT's state dictionaries, CoLaR's Lightning file, the heads of
+//! Render-of-Thought. Tensors are read without executing the pickle ([`model::pickle`]) and written
+//! as safetensors in the layout that is loaded.
 //!
 //! What only training uses is left out, by [`model::names`]. Weights without an embedding are an
 //! adapter's: their low-rank factors and heads are written as one.

@@ -62,7 +62,7 @@ impl BeamSize {
     }
 }
 
-/// Cold Stop of Soft Thinking: thoughts end when the next token has been almost certain for a while.
+/// Cold Stop of Soft Thinking: thoughts end when the next token has been almost certain for long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ColdStop {
     /// In nats: the entropy below which a thought counts.

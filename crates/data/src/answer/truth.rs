@@ -1,7 +1,7 @@
 //! A yes or no: the words yes and no, true and false.
 //!
-//! A stated answer (`boxed{yes}`, after the family's marker, `the answer is no`) has precedence over
-//! a word elsewhere; of several of one kind the last counts.
+//! A stated answer (`boxed{yes}`, after the family's marker, `the answer is no`) has precedence
+//! over a word elsewhere; of several of one kind the last counts.
 
 use super::latex::boxed;
 

@@ -16,6 +16,7 @@
 //! * [`randomness`]: what dropout and noise do, and that they do nothing at strength zero;
 //! * [`forced_thoughts`]: thoughts that a request brings are fed, and nothing else changes;
 //! * [`gumbel`]: Gumbel noise on thoughts that are mixtures of token embeddings;
+//! * [`mixtures`]: one-sided noise, sampled tokens, Cold Stop, and dropout on what is generated;
 //! * [`latent_sampler`]: samplers of the calling program;
 //! * [`lens`]: thoughts read through the LM head;
 //! * [`length`]: how many thoughts a row has;
@@ -51,6 +52,7 @@ mod lens;
 mod limits;
 mod markers;
 mod mixed_requests;
+mod mixtures;
 mod naive;
 mod randomness;
 mod reference_gpt2;

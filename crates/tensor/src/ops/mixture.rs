@@ -2,8 +2,8 @@
 //! nuclei, one-sided Gumbel noise, averages of sampled tokens.
 //!
 //! [`super::top_k_mixture`] is the fast path of the plain rule. Here whole rows of logits are read
-//! on the host, some at a time, on a GPU as well; weights are computed there and embeddings gathered
-//! on the device.
+//! on the host, some at a time, on a GPU as well; weights are computed there, and embeddings are
+//! gathered on the device.
 
 use rayon::prelude::*;
 
