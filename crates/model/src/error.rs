@@ -57,8 +57,8 @@ pub enum ModelError {
 
     /// Weights in Python's pickle format, which can execute code when loaded.
     #[error(
-        "{}: pickled weights are not loaded; convert the checkpoint first, which reads their \
-         tensors without executing anything",
+        "{}: pickled weights are not loaded; convert the checkpoint to safetensors first, which \
+         reads their tensors without executing anything",
         file.display()
     )]
     PickleWeights {
