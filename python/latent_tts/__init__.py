@@ -18,6 +18,7 @@ from importlib.metadata import version
 
 from ._ablation import ablate
 from ._annotations import Annotations
+from ._convert import convert
 from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
 from ._figures import Figure
 from ._options import Sampling
@@ -66,6 +67,7 @@ __all__ = [
     "Vote",
     "ablate",
     "aggregate",
+    "convert",
     "read_questions",
     "register_rule",
     "register_sampler",

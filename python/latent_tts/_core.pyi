@@ -28,6 +28,7 @@ class RunError(LatentTTSError):
 
 _Opened = tuple[str, int, int]
 _Progress = Callable[[_Opened | None, int], None] | None
+_FieldTuple = tuple[str | None, str | None, str | None]
 _QuestionTuple = tuple[int, str, str, str, list[str]]
 _QuestionInput = tuple[str, str | None, str]
 _Vote = tuple[str, int, float, float | None]
@@ -173,9 +174,16 @@ def fetch(
     progress: Callable[[str, int, int], object],
 ) -> None: ...
 def check_reward_model(name: str) -> str: ...
-def parse_questions(name: str, text: str) -> list[_QuestionTuple]: ...
+def convert(
+    inputs: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    base: str | None,
+    lora_alpha: float | None,
+    overwrite: bool,
+) -> str: ...
+def parse_questions(name: str, text: str, fields: _FieldTuple) -> list[_QuestionTuple]: ...
 def read_questions(
-    data: str, limit: int | None, default_count: int
+    data: str, fields: _FieldTuple, limit: int | None, default_count: int
 ) -> list[_QuestionTuple]: ...
 def run_json(path: str | PathLike[str]) -> tuple[str, str]: ...
 def run_table(path: str | PathLike[str], width: int, all_rules: bool) -> str: ...

@@ -278,6 +278,9 @@ class Reasoner:
         lens: int | None = None,
         ablate: Sequence[str] = (),
         too_long: str = "stop",
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         progress: bool = True,
@@ -285,7 +288,8 @@ class Reasoner:
     ) -> RunDirectory:
         """Evaluates a benchmark and records every trajectory in a run directory.
 
-        ``data`` is a name as :func:`latent_tts.read_questions` takes it, or questions in memory.
+        ``data`` is a name as :func:`latent_tts.read_questions` takes it, or questions in memory;
+        ``question_field``, ``answer_field`` and ``steps_field`` name its fields, as there.
         ``samples`` is 64 unless given. ``rules`` are names or callables, see
         :func:`latent_tts.register_rule`; ``scorer`` is a callable whose rewards replace the reward
         model's. ``lens`` records that many tokens for each of the greedy run's thoughts, ``ablate``
@@ -300,6 +304,8 @@ class Reasoner:
             "limit": limit, "out": out, "seeds": seeds, "ks": ks, "rules": rules,
             "scorer": scorer, "keep_thoughts": keep_thoughts, "lens": lens, "ablate": ablate,
             "too_long": too_long, "resume": resume, "overwrite": overwrite,
+            "question_field": question_field, "answer_field": answer_field,
+            "steps_field": steps_field,
         }  # fmt: skip
         options = _options.current(sampling)
         with _questions.source(data) as name, Progress(progress) as bar:
@@ -316,6 +322,7 @@ class Reasoner:
         named = None if scorer is None else getattr(scorer, "__name__", type(scorer).__name__)
         arguments = {
             "data": given["data"],
+            "fields": _options.fields(given),
             "read": read,
             "limit": given.get("limit"),
             "default_count": default_count,
@@ -352,6 +359,9 @@ class Reasoner:
         out: str | PathLike[str] | None = None,
         seeds: int = 1,
         too_long: str = "stop",
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         metric: str = "coverage",
         tolerance: float | None = None,
         evaluations: int | None = None,
@@ -372,6 +382,8 @@ class Reasoner:
             "resume": resume, "dropout_p": dropout_p, "noise_std": noise_std,
             "gumbel_tau": gumbel_tau, "sites": sites, "scope": scope, "mask": mask,
             "metric": metric, "tolerance": tolerance, "evaluations": evaluations,
+            "question_field": question_field, "answer_field": answer_field,
+            "steps_field": steps_field,
         }  # fmt: skip
         options = _swept(given, _options.current(sampling))
         scored = _core.needs_rewards(metric)
@@ -407,7 +419,7 @@ class Reasoner:
         self, given: dict[str, Any], options: dict[str, Any], out: Path | None
     ) -> _core.Evaluation:
         """The evaluation of one point of a sweep."""
-        names = ("data", "limit", "seeds", "too_long", "resume")
+        names = ("data", *_options.FIELDS, "limit", "seeds", "too_long", "resume")
         shared = {name: given[name] for name in names if name in given}
         return self._evaluation({**shared, "out": out}, options, read=True, default_count=200)
 
@@ -421,6 +433,9 @@ class Reasoner:
         per_shard: int = 1024,
         thoughts_dtype: str = "f32",
         too_long: str = "stop",
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         progress: bool = True,
@@ -435,7 +450,8 @@ class Reasoner:
         given = {
             "rollouts": rollouts, "limit": limit, "out": out, "per_shard": per_shard,
             "thoughts_dtype": thoughts_dtype, "too_long": too_long, "resume": resume,
-            "overwrite": overwrite,
+            "overwrite": overwrite, "question_field": question_field,
+            "answer_field": answer_field, "steps_field": steps_field,
         }  # fmt: skip
         options = _options.current(sampling)
         with _questions.source(data) as name, Progress(progress) as bar:
@@ -450,6 +466,7 @@ class Reasoner:
         name."""
         arguments = {
             "data": given["data"],
+            "fields": _options.fields(given),
             "read": read,
             "limit": given.get("limit"),
             "skip_too_long": _options.skips(given.get("too_long", "stop")),

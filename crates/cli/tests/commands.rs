@@ -384,8 +384,11 @@ fn cot_models_sample_tokens() {
         .run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"])
         .ok();
     sandbox
-        .eval(&["--method", "cot", "--dropout-p", "0.2"])
+        .eval(&["--method", "cot", "--dropout-p", "0.2", "--scope", "thoughts"])
         .refused(&["no thoughts to perturb", "--sampler tokens"]);
+    let dropped =
+        sandbox.eval(&["--method", "cot", "--dropout-p", "0.2", "--json", "--out", "dropped"]);
+    assert_eq!(dropped.ok().json()["settings"]["sampling"]["scope"], "generated");
     sandbox.eval(&["--top-p", "0.9", "--noise-std", "0.3"]).refused(&[
         "--noise-std",
         "sampler noise",

@@ -11,8 +11,8 @@ use tensor::Tensor;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::error::EngineError;
-use crate::method::LatentLength;
-use crate::perturb::{Perturbation, PromptSharing};
+use crate::method::{ColdStop, LatentLength};
+use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::sampling_params::{self, AdaptiveSampling};
@@ -202,7 +202,9 @@ impl<'a> BatchPlan<'a> {
         if params.beam.is_some() && model.method.looped.is_some() {
             return Err(EngineError::ParallelThoughts { family: model.method.family });
         }
-        if matches!(params.perturbation, Perturbation::Gumbel { .. }) && !model.head.is_mixture() {
+        let needs_mixtures = params.perturbation.needs_mixtures()
+            || params.cold_stop.is_some_and(ColdStop::is_on) && params.length.limit() > 0;
+        if needs_mixtures && !model.head.is_mixture() {
             return Err(EngineError::NothingToMix { family: model.method.family });
         }
         check_forced(model, item)?;

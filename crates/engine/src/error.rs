@@ -70,8 +70,8 @@ pub enum EngineError {
 
     /// Gumbel noise on thoughts that are not mixtures.
     #[error(
-        "gumbel noise is for thoughts that are mixtures of token embeddings, and those of {family} \
-         are not; perturb them by dropout or noise"
+        "gumbel noise, sampled mixtures and Cold Stop are for thoughts that are mixtures of token \
+         embeddings, and those of {family} are not; perturb them by dropout or noise"
     )]
     NothingToMix {
         /// The family.

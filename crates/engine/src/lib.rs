@@ -59,7 +59,8 @@ pub use request::{CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use scheduler::Scheduler;
 pub use schema::{
-    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, LatentLength, LengthRange,
-    MaskLifetime, Perturbation, Probability, SamplingParams, Temperature, TopP,
+    AdaptiveSampling, BeamSize, ColdStop, DropoutScope, DropoutSites, LatentLength, LengthRange,
+    MaskLifetime, OneSidedNoise, Perturbation, Probability, PromptSharing, SamplingParams,
+    Temperature, TopP,
 };
 pub use score::{AnswerBatch, Rewards};

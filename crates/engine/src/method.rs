@@ -5,13 +5,13 @@ use std::num::NonZeroUsize;
 
 use data::answer::AnswerRule;
 use model::config::{Architecture, GenerationDefaults};
-use model::{Checkpoint, Tokenizer};
+use model::{Checkpoint, Config, Tokenizer};
 
 use crate::error::EngineError;
 use crate::family::Family;
 use crate::perturb::DropoutSites;
 
-pub use schema::{LatentLength, LengthRange};
+pub use schema::{ColdStop, LatentLength, LengthRange};
 
 /// The text of COCONUT's and CODI's marker tokens.
 pub(crate) const START_LATENT: &str = "<|start-latent|>";
@@ -32,6 +32,9 @@ pub struct Method {
     pub begin_latent: Vec<u32>,
     /// Tokens fed after the last thought; perhaps none. The first one ends thoughts of open length.
     pub end_latent: Vec<u32>,
+    /// Tokens of which the most probable one ends thoughts of open length; the first of
+    /// `end_latent` alone where there are none.
+    pub latent_stops: Vec<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     /// Thoughts of a trajectory by default.
@@ -48,6 +51,10 @@ pub struct Method {
     pub sigma: f32,
     /// The block outputs that dropout falls on by default.
     pub sites: DropoutSites,
+    /// When low entropy ends the thoughts by default.
+    pub cold_stop: Option<ColdStop>,
+    /// Whether thoughts are mixtures of a plain language model, which differ by Gumbel noise.
+    pub soft_thoughts: bool,
 }
 
 /// Latent positions that are computed in parallel and again in each loop (LOTUS): first from the
@@ -74,6 +81,14 @@ impl Method {
         let tokens = TokenLookup { checkpoint, tokenizer, family };
         let method = family.spec().method(&tokens)?;
         Ok(method.with_defaults(&checkpoint.config().defaults))
+    }
+
+    /// Whether the most probable token at a thought's position ends the thoughts.
+    pub fn ends_thoughts(&self, token: u32) -> bool {
+        match self.latent_stops.is_empty() {
+            true => self.end_latent.first() == Some(&token),
+            false => self.latent_stops.contains(&token),
+        }
     }
 
     fn with_defaults(self, defaults: &GenerationDefaults) -> Self {
@@ -116,6 +131,7 @@ impl TokenLookup<'_> {
             prompt_suffix: String::new(),
             begin_latent: Vec::new(),
             end_latent: Vec::new(),
+            latent_stops: Vec::new(),
             eos: self.eos()?,
             length: LatentLength::Exactly(non_zero(6)),
             max_new_tokens: 64,
@@ -124,7 +140,24 @@ impl TokenLookup<'_> {
             p: if gpt2 { 0.2 } else { 0.02 },
             sigma: if gpt2 { 0.6 } else { 0.02 },
             sites: if gpt2 { DropoutSites::BOTH } else { DropoutSites::MLP },
+            cold_stop: None,
+            soft_thoughts: false,
         })
+    }
+
+    /// The configuration of the checkpoint.
+    pub fn config(&self) -> &Config {
+        self.checkpoint.config()
+    }
+
+    /// The checkpoint, for what depends on its tensors.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
+    /// The id of an added token, if the tokenizer has it and the vocabulary does.
+    pub fn optional(&self, token: &str) -> Option<u32> {
+        self.named(token).ok()
     }
 
     /// Whether the backbone is GPT-2.
@@ -166,6 +199,11 @@ impl TokenLookup<'_> {
     pub fn named(&self, token: &str) -> Result<u32, EngineError> {
         let id = self.tokenizer.token_to_id(token);
         self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
+    }
+
+    /// An id that config.json gives, if the vocabulary has it.
+    pub fn in_vocabulary(&self, token: &str, id: u32) -> Result<u32, EngineError> {
+        self.checked(token, id)
     }
 
     /// The tokens of a text.

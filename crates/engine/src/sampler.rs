@@ -5,10 +5,11 @@
 //! does not depend on which rows share a pass. Masks that a trajectory keeps have position 0. Each
 //! row carries the strength of its own request.
 
-use model::{Decoder, Dropout};
-use schema::{CustomSampler, ThoughtKey};
+use model::{Decoder, Dropout, LatentHead};
+use schema::{ColdStop, CustomSampler, OneSidedNoise, ThoughtKey};
 use tensor::ops::{
-    self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw, TokenSampling,
+    self, MixtureDraw, MixtureRule, PendingTokens, PerturbedRows, RowPerturbation, SiteSet,
+    TokenDraw, TokenSampling,
 };
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
@@ -298,15 +299,56 @@ impl<'a> Sampler<'a> {
         device: &Device,
         rows: impl Iterator<Item = &'r SequenceState>,
     ) -> Result<Option<PerturbedRows>, DeviceError> {
-        if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { .. })) {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { one_sided: None, .. })) {
             return Ok(None);
         }
         let perturbed = |row: &SequenceState| {
-            let Perturbation::Gumbel { tau } = self.params(row).perturbation else { return None };
+            let Perturbation::Gumbel { tau, one_sided: None } = self.params(row).perturbation
+            else {
+                return None;
+            };
             let key = self.key(row, row.random_position())?;
             Some(RowPerturbation { key, strength: tau.get(), sites: SiteSet::GUMBEL })
         };
         PerturbedRows::new(device, rows.map(perturbed).collect()).map(Some)
+    }
+
+    /// Whether a row's mixtures need a rule of their own: those of a sharpened distribution, of
+    /// sampled tokens and of one-sided noise, and where entropy ends the thoughts.
+    pub(crate) fn needs_rule(&self, head: &LatentHead, row: &SequenceState) -> bool {
+        let SamplingParams { perturbation, cold_stop, .. } = self.params(row);
+        let is_drawn = matches!(
+            perturbation,
+            Perturbation::Multiplex { .. } | Perturbation::Gumbel { one_sided: Some(_), .. }
+        );
+        let is_plain = matches!(head, LatentHead::TopKMixture { .. });
+        head.is_mixture() && (!is_plain || is_drawn || cold_stop.is_some_and(ColdStop::is_on))
+    }
+
+    /// The rule of a row's mixture at the position where its thought is fed.
+    pub(crate) fn mixture_rule(&self, rule: MixtureRule, row: &SequenceState) -> MixtureRule {
+        let Some(key) = self.key(row, row.random_position()) else { return rule };
+        let draw = match self.params(row).perturbation {
+            Perturbation::Gumbel { tau, one_sided: None } => {
+                MixtureDraw::Gumbel { key, tau: tau.get() }
+            }
+            Perturbation::Gumbel { tau, one_sided: Some(OneSidedNoise { scale, top_p }) } => {
+                let (tau, scale, top_p) = (tau.get(), scale.get(), top_p.get());
+                MixtureDraw::OneSidedGumbel { key, tau, scale, top_p }
+            }
+            Perturbation::Multiplex { width, temperature, top_p } => {
+                let sampling = TokenSampling::new(temperature.get(), top_p.get());
+                let sampling = sampling.unwrap_or(TokenSampling::FULL_SOFTMAX);
+                MixtureDraw::Sampled { key, count: width.get() as usize, sampling }
+            }
+            _ => MixtureDraw::None,
+        };
+        MixtureRule { draw, ..rule }
+    }
+
+    /// When low entropy ends the thoughts of a row.
+    pub(crate) fn cold_stop(&self, row: &SequenceState) -> Option<ColdStop> {
+        self.params(row).cold_stop.filter(|stop| stop.is_on())
     }
 
     /// The next token of each of some rows, from their hidden states (rows, width): the argmax, or

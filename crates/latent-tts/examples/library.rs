@@ -8,8 +8,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use latent_tts::{
-    CancelToken, DataSource, DeviceOptions, EMBEDDED, EngineError, Evaluation, ModelSelection,
-    Request, RewardModelChoice, SamplingOptions, SamplingParams,
+    CancelToken, DataSource, DeviceOptions, EMBEDDED, EngineError, Evaluation, FieldNames,
+    ModelSelection, Request, RewardModelChoice, SamplingOptions, SamplingParams,
 };
 
 /// Problems in the words that the embedded reasoner knows.
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             file
         }
     };
-    let data = DataSource::File(file);
+    let data = DataSource::File(file, FieldNames::default());
     let questions = data.read(None, 0)?;
     let options = SamplingOptions::new(8.try_into()?);
     let eval_params = options.resolve(&model.reasoner().method)?;

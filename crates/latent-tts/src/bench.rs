@@ -60,6 +60,7 @@ impl RandomModels {
             prompt_suffix: String::new(),
             begin_latent: Vec::new(),
             end_latent: vec![1],
+            latent_stops: Vec::new(),
             eos: Vec::new(),
             length: LatentLength::Exactly(NonZeroUsize::MIN),
             max_new_tokens: 1,
@@ -67,6 +68,8 @@ impl RandomModels {
             answer_rule: AnswerRule::Hash,
             p: 0.0,
             sigma: 0.0,
+            cold_stop: None,
+            soft_thoughts: false,
             sites: if is_gpt2 { DropoutSites::BOTH } else { DropoutSites::MLP },
         };
         Ok(LatentModel {
@@ -74,6 +77,7 @@ impl RandomModels {
             method,
             head: Arc::new(LatentHead::Identity),
             marker_embeddings: BTreeMap::new(),
+            gate: None,
         })
     }
 

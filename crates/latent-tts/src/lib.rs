@@ -37,6 +37,7 @@
 pub mod ablation;
 pub mod annotate;
 pub mod bench;
+pub mod convert;
 mod data_source;
 mod device;
 #[cfg(feature = "embedded")]
@@ -63,7 +64,7 @@ pub use ablation::Ablator;
 pub use aggregate::{self, RewardReduction, Rule, VoteParams};
 pub use annotate::Annotator;
 pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
-pub use data::{self, Question};
+pub use data::{self, FieldNames, Question};
 pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{

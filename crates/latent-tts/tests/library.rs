@@ -9,9 +9,9 @@ use latent_tts::engine::EngineError;
 use latent_tts::engine::rollout::ThoughtLabels;
 use latent_tts::{
     AblationKind, Annotator, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind,
-    DeviceOptions, Error, Evaluation, LatentLength, MaskLifetime, Model, ModelSelection,
-    OnExisting, Perturbation, Probability, Question, Request, RewardModelChoice, SamplingOptions,
-    SamplingParams, grade, loglikelihood, record,
+    DeviceOptions, Error, Evaluation, FieldNames, LatentLength, MaskLifetime, Model,
+    ModelSelection, OnExisting, Perturbation, Probability, Question, Request, RewardModelChoice,
+    SamplingOptions, SamplingParams, grade, loglikelihood, record,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
@@ -106,7 +106,7 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
 {"question": "Half of 50?", "answer": "25"}
 "#;
     std::fs::write(&file, lines).unwrap();
-    let data = DataSource::File(file);
+    let data = DataSource::File(file, FieldNames::default());
     let questions = data.read(None, 0).unwrap();
     let engine = model.engine().unwrap();
     let options = SamplingOptions {
@@ -158,7 +158,7 @@ fn records_of_other_processes_make_the_same_run() {
     let file = dir.path().join("data.jsonl");
     let line = |n: usize| format!(r#"{{"question": "{n}+2?", "answer": "{}"}}"#, n + 2);
     std::fs::write(&file, (0..5).map(|n| line(n) + "\n").collect::<String>()).unwrap();
-    let data = DataSource::File(file);
+    let data = DataSource::File(file, FieldNames::default());
     let questions = data.read(None, 0).unwrap();
     let engine = model.engine().unwrap();
     let evaluation = |out: &str, on_existing| {

@@ -166,8 +166,18 @@ impl Checkpoint {
             checkpoint.add_layer(adapter)?;
             checkpoint.check_adapter(adapter, base)?;
         }
+        checkpoint.adopt_vocabulary();
         checkpoint.check_vocabulary()?;
         Ok(checkpoint)
+    }
+
+    /// A configuration that is another model's does not know of the rows of new tokens.
+    fn adopt_vocabulary(&mut self) {
+        let name = format!("{}.weight", self.config.embedding_name());
+        let rows = self.weights.get(&name).and_then(|stored| stored.shape.first());
+        if let (ModelFiles::Described(_), Some(&rows)) = (&self.model_files, rows) {
+            self.config.vocab = rows;
+        }
     }
 
     /// The parsed config.json.

@@ -15,7 +15,9 @@ use pyo3::types::PyBytes;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_annotations};
-use crate::options::{self, QuestionTuple, Sampling, positive, question, question_tuple};
+use crate::options::{
+    self, FieldTuple, QuestionTuple, Sampling, positive, question, question_tuple,
+};
 use crate::waiting::{ProgressEvent, wait_for};
 
 /// What is annotated and how; perhaps its directory, while shards are made.
@@ -40,6 +42,8 @@ pub struct PyAnnotation {
 #[pyo3(from_item_all)]
 pub struct AnnotateArguments {
     data: String,
+    /// The names of the fields of question, answer and steps.
+    fields: FieldTuple,
     /// Whether the questions are read: a worker is sent its own.
     read: bool,
     limit: Option<usize>,
@@ -64,7 +68,8 @@ impl PyAnnotation {
         sampling: Sampling,
     ) -> PyResult<Self> {
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
-        let data = DataSource::parse(&arguments.data).map_err(raise)?;
+        let data =
+            options::data_source(&arguments.data, arguments.fields.clone()).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
         let mut annotation = Self {

@@ -5,8 +5,8 @@ use std::path::Path;
 use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
 use latent_tts::{
-    self as library, CancelToken, DataSource, GivenTrajectory, Lens, Model, ModelSelection,
-    Request, RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
+    self as library, CancelToken, GivenTrajectory, Lens, Model, ModelSelection, Request,
+    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
 };
 use numpy::{IntoPyArray, PyArray2, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
@@ -15,7 +15,8 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::{check_rule, invalid, raise, raise_device, raise_loading, raise_record};
 use crate::evaluate::PyEvaluation;
 use crate::options::{
-    self, QuestionInput, QuestionTuple, Sampling, answer_kind, positive, question, question_tuple,
+    self, FieldTuple, QuestionInput, QuestionTuple, Sampling, answer_kind, data_source,
+    field_names, positive, question, question_tuple,
 };
 use crate::trajectory::PyReply;
 use crate::waiting::{ProgressEvent, wait_for};
@@ -309,8 +310,9 @@ pub fn check_reward_model(py: Python<'_>, name: &str) -> PyResult<String> {
 
 /// The questions in the text of a JSON list, read as a data file is; errors call it `name`.
 #[pyfunction]
-pub fn parse_questions(name: &str, text: &str) -> PyResult<Vec<QuestionTuple>> {
-    let questions = library::data::parse(Path::new(name), text.as_bytes(), None);
+pub fn parse_questions(name: &str, text: &str, fields: FieldTuple) -> PyResult<Vec<QuestionTuple>> {
+    let fields = field_names(fields);
+    let questions = library::data::parse_fields(Path::new(name), text.as_bytes(), &fields, None);
     Ok(questions.map_err(raise)?.iter().map(question_tuple).collect())
 }
 
@@ -319,10 +321,11 @@ pub fn parse_questions(name: &str, text: &str) -> PyResult<Vec<QuestionTuple>> {
 pub fn read_questions(
     py: Python<'_>,
     data: &str,
+    fields: FieldTuple,
     limit: Option<usize>,
     default_count: usize,
 ) -> PyResult<Vec<QuestionTuple>> {
     let limit = limit.map(|limit| positive("limit", limit)).transpose()?;
-    let read = || DataSource::parse(data)?.read(limit, default_count);
+    let read = || data_source(data, fields)?.read(limit, default_count);
     Ok(py.detach(read).map_err(raise)?.iter().map(question_tuple).collect())
 }

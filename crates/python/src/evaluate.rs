@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
-use crate::options::{self, QuestionTuple, Sampling, positive, question_tuple};
+use crate::options::{self, FieldTuple, QuestionTuple, Sampling, positive, question_tuple};
 use crate::scorer::PythonScorer;
 use crate::waiting::{ProgressEvent, wait_for};
 
@@ -48,6 +48,8 @@ pub struct PyEvaluation {
 #[pyo3(from_item_all)]
 pub struct EvalArguments {
     data: String,
+    /// The names of the fields of question, answer and steps.
+    fields: FieldTuple,
     /// Whether the questions are read: a worker is sent its own.
     read: bool,
     limit: Option<usize>,
@@ -80,7 +82,8 @@ impl PyEvaluation {
         let samples = sampling.samples.unwrap_or(DEFAULT_SAMPLES);
         let sampling = SamplingOptions { samples: Some(samples), ..sampling };
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
-        let data = DataSource::parse(&arguments.data).map_err(raise)?;
+        let data =
+            options::data_source(&arguments.data, arguments.fields.clone()).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
         if let Some(k) = arguments.ks.iter().find(|k| !(1..=samples.get() as usize).contains(*k)) {

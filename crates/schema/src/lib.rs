@@ -37,6 +37,8 @@ pub use manifest::{FORMAT, Manifest, OLDEST_FORMAT};
 pub use number::{InvalidNumber, NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
 pub use options::{SamplerKind, SamplingError, SamplingOptions};
 pub use output::{ComputeCost, StageSeconds, TrajectoryRecord, Vote};
-pub use params::{AdaptiveSampling, BeamSize, SamplingParams};
-pub use perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, PromptSharing};
+pub use params::{AdaptiveSampling, BeamSize, ColdStop, SamplingParams};
+pub use perturbation::{
+    DropoutScope, DropoutSites, MaskLifetime, OneSidedNoise, Perturbation, PromptSharing,
+};
 pub use training_log::{EvalRecord, Losses, StepRecord, TrainTiming};

@@ -11,6 +11,7 @@ mod presets;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
+use data::FieldNames;
 use model::hub::{HubId, MODEL_EXTENSIONS};
 use model::save::SaveDtype;
 use model::{LoraConfig, LoraTargets};
@@ -64,6 +65,11 @@ pub struct TrainerOptions {
         default_value_t = Self::default().held_out_count
     ))]
     pub held_out_count: usize,
+
+    /// The fields of the data files that are read.
+    #[cfg_attr(feature = "clap", command(flatten))]
+    #[serde(flatten)]
+    pub fields: FieldNames,
 
     /// What the model generates before its answer, and how it learns to.
     #[cfg_attr(feature = "clap", command(flatten))]
@@ -537,6 +543,7 @@ impl Default for TrainerOptions {
             data: Vec::new(),
             held_out: None,
             held_out_count: 500,
+            fields: FieldNames::default(),
             thinking: MethodOptions::default(),
             lora: LoraOptions::default(),
             width: count(256),

@@ -34,7 +34,7 @@ const DEFAULT_PER_SHARD: usize = 1024;
 pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     settings::refuse_aggregation(&args.sampling)?;
     let job = AnnotateJob::from_args(args)?;
-    let source = settings::data_source(args.data.as_deref(), Split::Train)?;
+    let source = settings::data_source(args.data.as_deref(), &args.fields, Split::Train)?;
     let questions = source.read(args.limit, DEFAULT_PER_SHARD)?;
     let device = args.machine.device.open(printer)?;
     let model = load_models(&job.models, &device, printer)?;

@@ -214,7 +214,7 @@ fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
         );
         Ok(Prompt { id: question.id, text: String::new(), tokens })
     };
-    data::read(data, None)?.into_iter().map(prompt).collect()
+    data::read_fields(data, &args.fields, None)?.into_iter().map(prompt).collect()
 }
 
 fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {

@@ -114,7 +114,7 @@ impl EvalJob {
             seeds: settings::seeds(sampling.seed.unwrap_or(0), args.run.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples.unwrap_or(DEFAULT_SAMPLES))?,
             models,
-            data: settings::data_source(args.data.as_deref(), Split::Test)?,
+            data: settings::data_source(args.data.as_deref(), &args.fields, Split::Test)?,
             sampling,
             out: args.out.clone(),
             keep_latents: args.run.latents,

@@ -55,6 +55,8 @@ pub(crate) struct SequenceState {
     pub(crate) limit: Option<usize>,
     /// Passes over latent positions so far, where these are looped.
     pub(crate) loops: usize,
+    /// Consecutive thoughts of low entropy, where Cold Stop counts them.
+    pub(crate) certain: u32,
     /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
     pub(crate) lens: Vec<Vec<TokenLogprob>>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
@@ -75,6 +77,7 @@ impl SequenceState {
             thoughts: SmallVec::new(),
             limit: None,
             loops: 0,
+            certain: 0,
             lens: Vec::new(),
             pending: false,
             tokens: AnswerTokens::new(),

@@ -219,6 +219,7 @@ impl WaveRun<'_> {
             // All passes are clean, so that a model that chose to end would choose so again.
             Perturbation::Gaussian { .. }
             | Perturbation::Gumbel { .. }
+            | Perturbation::Multiplex { .. }
             | Perturbation::Custom(_)
             | Perturbation::None => thought == row.thoughts.len(),
             Perturbation::Tokens { .. } => false,

@@ -16,6 +16,7 @@
 //! * [`randomness`]: what dropout and noise do, and that they do nothing at strength zero;
 //! * [`forced_thoughts`]: thoughts that a request brings are fed, and nothing else changes;
 //! * [`gumbel`]: Gumbel noise on thoughts that are mixtures of token embeddings;
+//! * [`mixtures`]: one-sided noise, sampled tokens, Cold Stop, and dropout on what is generated;
 //! * [`latent_sampler`]: samplers of the calling program;
 //! * [`hidden_states`]: hidden states along a given trajectory are those of its generation;
 //! * [`lens`]: thoughts read through the LM head;
@@ -55,6 +56,7 @@ mod limits;
 mod loops;
 mod markers;
 mod mixed_requests;
+mod mixtures;
 mod naive;
 mod randomness;
 mod reference_gpt2;

@@ -103,7 +103,7 @@ impl<'a> NaiveEngine<'a> {
     /// The thought that follows what was fed.
     pub fn thought(&self) -> Vec<f32> {
         let noise = match self.params.perturbation {
-            Perturbation::Gumbel { tau } => {
+            Perturbation::Gumbel { tau, .. } => {
                 let (key, strength) = (self.next_key(), tau.get());
                 let row = RowPerturbation { key, strength, sites: SiteSet::GUMBEL };
                 Some(PerturbedRows::new(self.reasoner.decoder.device(), vec![Some(row)]).unwrap())

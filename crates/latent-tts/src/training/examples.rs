@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use corpus::Split;
-use data::{TrainExample, examples};
+use data::{FieldNames, TrainExample, examples};
 use model::Tokenizer;
 use report::table::count;
 use train::TrainError;
@@ -26,7 +26,7 @@ pub(super) fn source(options: &TrainerOptions) -> Result<ExampleSource, Error> {
     let seed = options.training.seed;
     let mut sources = Vec::new();
     for data in &options.data {
-        let (source, size) = open(data, seed)?;
+        let (source, size) = open(data, &options.fields, seed)?;
         let weight = data.weight.or(size);
         let weight = match options.data.len() {
             1 => 1.0,
@@ -47,10 +47,14 @@ pub(super) fn source(options: &TrainerOptions) -> Result<ExampleSource, Error> {
 }
 
 /// The examples, and their number unless it is unbounded.
-fn open(data: &WeightedData, seed: u64) -> Result<(ExampleSource, Option<f64>), Error> {
+fn open(
+    data: &WeightedData,
+    fields: &FieldNames,
+    seed: u64,
+) -> Result<(ExampleSource, Option<f64>), Error> {
     let Some(file) = data.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
     let file = data_file(&file.to_string_lossy())?;
-    let examples = examples::read(&file, None)?;
+    let examples = examples::read_fields(&file, fields, None)?;
     if examples.is_empty() {
         return Err(invalid(&format!("{}: no examples", file.display())));
     }
@@ -70,7 +74,7 @@ pub(super) fn held_out(options: &TrainerOptions) -> Result<Vec<TrainExample>, Er
     let count = options.held_out_count;
     let only_corpus = options.data.iter().all(|data| data.file().is_none());
     match &options.held_out {
-        Some(file) => Ok(examples::read(file, Some(count))?),
+        Some(file) => Ok(examples::read_fields(file, &options.fields, Some(count))?),
         None if only_corpus => {
             Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
         }

@@ -207,13 +207,17 @@ impl Trainer {
     /// The settings that determine the weights and are not those of the loop.
     fn model_settings(&self, method: &dyn TrainingMethod) -> Value {
         let TrainerOptions { init, data, width, layers, heads, context, lora, .. } = &self.options;
-        json!({
+        let mut settings = json!({
             "method": method.settings(),
             "init": init,
             "data": data_setting(data),
             "shape": [width, layers, heads, context],
             "lora": lora_settings(lora),
-        })
+        });
+        if !self.options.fields.is_empty() {
+            settings["fields"] = json!(self.options.fields);
+        }
+        settings
     }
 
     /// The directory of the model.

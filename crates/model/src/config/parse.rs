@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::fields::JsonFields;
 use super::{
-    Architecture, Config, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
-    PositionEncoding, ReferenceRecord,
+    AdaptiveConfig, Architecture, Config, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp,
+    NormConfig, PositionEncoding, RecurrentFilter, ReferenceRecord,
 };
 use crate::error::{self, ModelError};
 
@@ -227,6 +227,32 @@ fn latent(f: JsonFields) -> Result<LatentConfig, ModelError> {
         end_id: f.token("latent_end_id")?,
         latent_id: f.token("latent_id")?,
         embedding_std: f.positive("latent_embedding_std")?.map(|x| x as f32),
+        stop_threshold: f
+            .number("stop_threshold", |p| p > 0.0 && p < 1.0, "above 0 and below 1")?
+            .map(|x| x as f32),
+        adaptive: f.object("_inserted_LatentThinkingModelSettings")?.map(adaptive).transpose()?,
+    })
+}
+
+fn adaptive(f: JsonFields) -> Result<AdaptiveConfig, ModelError> {
+    let token = |name: &str| f.token(name)?.ok_or_else(|| f.missing(name));
+    for switch in ["add_latent_to_end", "lora_mode"] {
+        f.must_be_false(switch)?;
+    }
+    let filter = match f.string("recurrent_filter_mode")? {
+        None => RecurrentFilter::None,
+        Some("MLP") => RecurrentFilter::Mlp,
+        Some("linear_ln") => RecurrentFilter::LinearNorm,
+        Some(other) => {
+            return Err(f.unsupported("recurrent_filter_mode", other, "MLP, linear_ln, null"));
+        }
+    };
+    Ok(AdaptiveConfig {
+        start: token("start_token_id")?,
+        go_on: token("continue_token_id")?,
+        stop: token("stop_token_id")?,
+        end: token("end_token_id")?,
+        filter,
     })
 }
 
