@@ -30,6 +30,7 @@ mod question;
 mod reasoner;
 pub mod reference;
 mod reference_trace;
+mod replay;
 mod reply;
 mod request;
 pub mod rollout;
@@ -50,8 +51,9 @@ pub use method::{Method, TokenLookup};
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};
+pub use replay::{PassStage, Replay};
 pub use reply::{BeamReply, ComputeCost, LensToken, Reply, StageSeconds, Trajectory};
-pub use request::{CancelToken, Lens, Request};
+pub use request::{AnswerSampling, CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use scheduler::Scheduler;
 pub use schema::{
