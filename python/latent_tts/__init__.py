@@ -30,6 +30,7 @@ from ._training import (
     TrainingExample,
     train_reasoner,
     train_reward,
+    train_rl,
     training_options,
 )
 from ._trajectories import Solution, Trajectories, Trajectory
@@ -70,6 +71,7 @@ __all__ = [
     "register_sampler",
     "train_reasoner",
     "train_reward",
+    "train_rl",
     "training_options",
     "votes",
 ]

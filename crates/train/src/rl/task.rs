@@ -131,6 +131,11 @@ impl RlTask {
         }))
     }
 
+    /// The policy.
+    pub fn policy_mut(&mut self) -> &mut PolicyStep {
+        &mut self.setup.policy
+    }
+
     /// How the trajectories are repeated for the gradient.
     pub fn policy_config(&self) -> PolicyConfig {
         let RlSetup { method, settings, .. } = &self.setup;

@@ -14,5 +14,6 @@ mod overfit;
 mod recompute;
 mod resumable;
 mod resume;
+mod rl;
 mod saved_models;
 mod support;
