@@ -139,3 +139,19 @@ pub struct RewardArgs {
     #[command(flatten)]
     pub output: OutputArgs,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Reinforcement learning has defaults of its own for options that it shares.
+    #[test]
+    fn defaults_of_train_rl_are_those_of_the_library() {
+        let cli = Cli::try_parse_from(["latent-tts", "train", "rl", "--out", "x"]).unwrap();
+        let Command::Train(TrainCommand::Rl(args)) = cli.command else { panic!("another command") };
+        assert_eq!(args.options, RlTrainerOptions::default());
+    }
+}
