@@ -3,9 +3,9 @@
 use tensor::Tensor;
 
 use crate::perturb::private_tokens;
+use crate::perturbation_keys::PerturbationKeys;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
-use crate::replay::Replay;
 use crate::request::{AnswerSampling, CancelToken, Lens};
 use crate::sampling_params::SamplingParams;
 
@@ -42,8 +42,8 @@ impl<'a> BatchItem<'a> {
     }
 
     /// The random numbers of its trajectories.
-    pub(crate) fn replay(&self) -> Replay {
-        Replay::new(self.params, self.answer_sampling)
+    pub(crate) fn keys(&self) -> PerturbationKeys {
+        PerturbationKeys::new(self.params, self.answer_sampling)
     }
 
     /// Tokens of the prompt.

@@ -17,8 +17,8 @@ use crate::batch::BatchItem;
 use crate::executor::SequenceState;
 use crate::method::{LatentLength, LengthRange};
 use crate::perturb::{Perturbation, PromptSharing, site_set};
-pub(crate) use crate::replay::PassStage;
-use crate::replay::Replay;
+pub(crate) use crate::perturbation_keys::PassStage;
+use crate::perturbation_keys::PerturbationKeys;
 use crate::sampling_params::SamplingParams;
 
 /// A trajectory's name in the random function.
@@ -126,21 +126,21 @@ impl<'a> Sampler<'a> {
     }
 
     /// The random numbers of a row; none for a clean row.
-    fn replay(&self, row: &SequenceState) -> Option<Replay> {
+    fn keys(&self, row: &SequenceState) -> Option<PerturbationKeys> {
         let is_sampled = row.spec.perturbed && self.recorded.is_none();
-        is_sampled.then(|| self.items[row.spec.item].replay())
+        is_sampled.then(|| self.items[row.spec.item].keys())
     }
 
     /// The key of a row's random numbers at its next position, in its thoughts; none for a clean
     /// row.
     fn key(&self, row: &SequenceState) -> Option<RngKey> {
-        let replay = self.replay(row)?;
-        Some(replay.thoughts_of(row.spec.id).rng_key(replay.seed, row.kv.len()))
+        let keys = self.keys(row)?;
+        Some(keys.thoughts_of(row.spec.id).rng_key(keys.seed, row.kv.len()))
     }
 
     /// The key of the random number of a row's next answer token.
     fn token_key(&self, row: &SequenceState) -> Option<RngKey> {
-        Some(row.spec.id.rng_key(self.replay(row)?.seed, row.kv.len()))
+        Some(row.spec.id.rng_key(self.keys(row)?.seed, row.kv.len()))
     }
 
     /// The distribution that a row's answer tokens are sampled from; `None` for the argmax.
@@ -192,7 +192,7 @@ impl<'a> Sampler<'a> {
             row.spec.perturbed && self.recorded.is_none() && self.forced_thoughts(row).is_none();
         match params.length {
             LatentLength::Between(range) if draws_length => {
-                let id = self.items[row.spec.item].replay().thoughts_of(row.spec.id);
+                let id = self.items[row.spec.item].keys().thoughts_of(row.spec.id);
                 id.length(params.seed, range)
             }
             length => length.limit(),
@@ -205,7 +205,7 @@ impl<'a> Sampler<'a> {
         row: &SequenceState,
         stage: PassStage,
     ) -> Option<RowPerturbation> {
-        self.replay(row)?.dropout(row.spec.id, row.kv.len(), stage)
+        self.keys(row)?.dropout(row.spec.id, row.kv.len(), stage)
     }
 
     /// The masks that another implementation used for some sequences at a stage.
@@ -241,7 +241,7 @@ impl<'a> Sampler<'a> {
             let noise = Tensor::from_vec(x.rows(), x.cols(), noise).to_device(device)?;
             return ops::add(device, x, &noise);
         }
-        let perturbed = |row: &SequenceState| self.replay(row)?.noise(row.spec.id, row.kv.len());
+        let perturbed = |row: &SequenceState| self.keys(row)?.noise(row.spec.id, row.kv.len());
         ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
     }
 

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! `examples` reads and checks the data of a reasoner, `reasoner`, `reward` and `rl` make a task of
-//! the options; here is what they share: the output directory, the settings of the loop, its events.
+//! the options; here is what they share: the output directory, the settings of the loop, its
+//! events.
 //! Everything below is in [`train`], to which a training method is added as one file.
 
 mod examples;

@@ -167,7 +167,8 @@ fn with_rewards(dir: PathBuf) -> TrainingDir {
         record.losses = record.losses.with("entropy", 0.2).with("answer_tokens", 4.5);
         record
     };
-    std::fs::write(records.log_file(), lines(records.steps().unwrap().into_iter().map(add))).unwrap();
+    std::fs::write(records.log_file(), lines(records.steps().unwrap().into_iter().map(add)))
+        .unwrap();
     let add = |mut eval: EvalRecord| {
         eval.metrics.insert("majority".to_owned(), json!(eval.score + 0.1));
         eval

@@ -2,7 +2,7 @@
 //! reward their answers, and raise the probability of those above the group's mean.
 //!
 //! ```text
-//! questions -> rollout (engine, weights shared) -> reward -> estimator -> policy (replay) -> AdamW
+//! questions -> rollout (engine, weights shared) -> reward -> estimator -> policy (keys) -> AdamW
 //! ```
 //!
 //! [`rollout`] samples, [`reward`] and [`estimator`] turn answers into weights, [`policy`] repeats

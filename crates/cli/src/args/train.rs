@@ -1,5 +1,5 @@
-//! Arguments of `train reasoner`, `train reward` and `train rl`: the library's options as flags, and what is
-//! the command line's own.
+//! Arguments of `train reasoner`, `train reward` and `train rl`: the library's options as flags,
+//! and what is the command line's own.
 
 use std::path::PathBuf;
 

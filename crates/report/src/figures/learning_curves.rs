@@ -68,7 +68,8 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
         let is_grouped = |name: &&str| REWARD_PANELS.iter().any(|(.., group)| group.contains(name));
         let rest: Vec<&str> = names.iter().copied().filter(|name| !is_grouped(name)).collect();
         let groups = REWARD_PANELS.iter().filter_map(|(title, label, group)| {
-            let own: Vec<&str> = group.iter().copied().filter(|name| names.contains(name)).collect();
+            let own: Vec<&str> =
+                group.iter().copied().filter(|name| names.contains(name)).collect();
             named_panel(one, (title, label), &own)
         });
         return groups.chain(named_panel(one, ("loss", "loss"), &rest)).collect();

@@ -172,7 +172,7 @@ pub struct PolicyOptions {
     pub estimator: Estimator,
 
     /// How the gradient reaches sampled thoughts
-    #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "replay"))]
+    #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "pathwise"))]
     pub thought_gradient: ThoughtGradient,
 
     /// What an optimizer step averages over
@@ -280,7 +280,7 @@ impl Default for PolicyOptions {
             reward: RewardKind::Correct,
             length_penalty: 0.0,
             estimator: Estimator::Rloo,
-            thought_gradient: ThoughtGradient::Replay,
+            thought_gradient: ThoughtGradient::Pathwise,
             loss_norm: LossNorm::Token,
             updates: NonZeroU32::MIN,
             clip_ratio: 0.2,

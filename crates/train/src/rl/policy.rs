@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The trajectories of a prompt share its keys and values, as in the engine. Dropout masks and
-//! noise are functions of their keys ([`engine::Replay`]), so the pass computes the thoughts that
-//! were sampled, and on a CPU the log-probabilities of the answer's tokens to the bit. Gradients
-//! flow through every thought, unless thoughts are actions of a Gaussian policy
+//! noise are functions of their keys ([`engine::PerturbationKeys`]), so the pass computes the
+//! thoughts that were sampled, and on a CPU the log-probabilities of the answer's tokens to the
+//! bit. Gradients flow through every thought, unless thoughts are actions of a Gaussian policy
 //! ([`ThoughtGradient::Density`]): then they are fed as they were sampled.
 //!
 //! [`PolicyStep::logprobs`] computes log-probabilities alone, [`PolicyStep::accumulate`] adds the
@@ -18,7 +18,7 @@
 mod backward;
 mod forward;
 
-use engine::{Replay, RowId};
+use engine::{PerturbationKeys, RowId};
 use model::{Cache, FrozenElements, Parameter, TrainableDecoder, TrainableHead};
 use serde::{Deserialize, Serialize};
 use tensor::{Device, DeviceError, Tensor};
@@ -34,7 +34,7 @@ pub enum ThoughtGradient {
     /// Through the thoughts: masks and noise are constants of the trajectory, and the answer's
     /// log-probability is differentiated through every thought
     #[default]
-    Replay,
+    Pathwise,
     /// By the log-density of the thoughts: each is an action drawn from a Gaussian around the
     /// computed one (noise alone), and later passes see it as a constant
     Density,
@@ -79,7 +79,7 @@ pub struct PolicyBatch {
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
     /// Their masks and noise.
-    pub replay: Replay,
+    pub keys: PerturbationKeys,
     /// Tokens fed between the last thought and the answer.
     pub end_latent: Vec<u32>,
     /// The temperature of the answer's tokens.
@@ -176,7 +176,7 @@ impl PolicyStep {
         config: &PolicyConfig,
         batch: &PolicyBatch,
     ) -> Result<Cache, DeviceError> {
-        let private = |prompt: usize| config.replay.private_tokens(batch.prompts[prompt].len());
+        let private = |prompt: usize| config.keys.private_tokens(batch.prompts[prompt].len());
         let shared = batch.prompts.iter().map(|prompt| prompt.len());
         let shared: usize = shared.map(Cache::slots_for).sum();
         let own = batch.trajectories.iter().map(|one| {

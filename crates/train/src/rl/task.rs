@@ -141,7 +141,7 @@ impl RlTask {
         let RlSetup { method, settings, .. } = &self.setup;
         let rollout = &settings.rollout;
         PolicyConfig {
-            replay: engine::Replay::new(&rollout.params, rollout.answer_sampling()),
+            keys: engine::PerturbationKeys::new(&rollout.params, rollout.answer_sampling()),
             end_latent: method.end_latent.clone(),
             temperature: rollout.temperature,
             thoughts: rollout.thoughts,
@@ -370,9 +370,9 @@ impl RlSettings {
 impl PolicyBatch {
     /// Positions that a pass feeds.
     pub fn fed(&self, config: &PolicyConfig) -> usize {
-        let shared = |prompt: &Vec<u32>| prompt.len() - config.replay.private_tokens(prompt.len());
+        let shared = |prompt: &Vec<u32>| prompt.len() - config.keys.private_tokens(prompt.len());
         let own = self.trajectories.iter().map(|one| {
-            let private = config.replay.private_tokens(self.prompts[one.prompt].len());
+            let private = config.keys.private_tokens(self.prompts[one.prompt].len());
             private + one.thoughts + config.end_latent.len() + one.answer.len().saturating_sub(1)
         });
         self.prompts.iter().map(shared).sum::<usize>() + own.sum::<usize>()

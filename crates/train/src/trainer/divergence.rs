@@ -9,8 +9,8 @@
 //! first, and the average is back below the limit within 60 steps.
 //!
 //! A training with rewards ([`RewardMonitor`]) has a loss around zero that says nothing: its reward
-//! is followed instead. It has collapsed when its smoothed value has been below its best one divided
-//! by `ratio` for [`REWARD_PATIENCE`] steps.
+//! is followed instead. It has collapsed when its smoothed value has been below its best one
+//! divided by `ratio` for [`REWARD_PATIENCE`] steps.
 
 use record::StepRecord;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use data::TrainExample;
 use engine::family::CODI_PROJECTOR;
-use engine::{FamilyParts, Replay, Request};
+use engine::{FamilyParts, PerturbationKeys, Request};
 use latent_tts_train::data_loader::ExampleSource;
 use latent_tts_train::model_dir::{self, ContinuedModel};
 use latent_tts_train::options::RlTrainerOptions;
@@ -72,7 +72,7 @@ fn task(base: &Path, out: &Path, options: &RlTrainerOptions, examples: &[TrainEx
 
 /// Every policy: options with the family that they are for.
 fn policies() -> Vec<(CheckpointFamily, Value)> {
-    use CheckpointFamily::{CodiGpt2, CodiLlama, Coconut};
+    use CheckpointFamily::{Coconut, CodiGpt2, CodiLlama};
     vec![
         (Coconut, json!({ "sampler": "dropout", "dropout_p": 0.2 })),
         (Coconut, json!({ "sampler": "dropout", "dropout_p": 0.2, "mask": "trajectory" })),
@@ -84,9 +84,12 @@ fn policies() -> Vec<(CheckpointFamily, Value)> {
         (Coconut, json!({ "dropout_p": 0.2, "answers_per_thoughts": 2 })),
         (Coconut, json!({ "sampler": "noise", "noise_std": 0.5 })),
         (CodiLlama, json!({ "sampler": "noise", "noise_std": 0.1, "temperature": 0.7 })),
-        (CodiGpt2, json!({
-            "sampler": "noise", "noise_std": 0.4, "thought_gradient": "density",
-        })),
+        (
+            CodiGpt2,
+            json!({
+                "sampler": "noise", "noise_std": 0.4, "thought_gradient": "density",
+            }),
+        ),
         (Coconut, json!({ "sampler": "tokens" })),
         (Coconut, json!({ "sampler": "tokens", "latent_length": "0" })),
     ]
@@ -133,9 +136,9 @@ fn the_log_probability_at_sampling_is_that_of_the_pass_with_gradients_to_the_bit
         let mut batch = PolicyBatch::default();
         for (prompt, group) in groups.iter().enumerate() {
             batch.prompts.push(group.prompt.clone());
-            batch
-                .trajectories
-                .extend(group.trajectories.iter().cloned().map(|one| PolicyTrajectory { prompt, ..one }));
+            batch.trajectories.extend(
+                group.trajectories.iter().cloned().map(|one| PolicyTrajectory { prompt, ..one }),
+            );
         }
         // At temperature 1, as the engine reports them.
         let config = PolicyConfig { temperature: 1.0, ..config };
@@ -167,16 +170,16 @@ fn the_log_density_of_sampled_thoughts_is_that_of_the_noise_to_rounding() {
         for (one, densities) in batch.trajectories.iter().zip(&found.thoughts) {
             assert_eq!(densities.len(), one.thoughts);
             for (t, density) in densities.iter().enumerate() {
-                let expected = density_of_noise(&config.replay, one, group.prompt.len() + t);
+                let expected = density_of_noise(&config.keys, one, group.prompt.len() + t);
                 assert!((f64::from(*density) - expected).abs() < 2e-4, "{density} {expected}");
             }
         }
     }
 }
 
-fn density_of_noise(replay: &Replay, one: &PolicyTrajectory, position: usize) -> f64 {
+fn density_of_noise(keys: &PerturbationKeys, one: &PolicyTrajectory, position: usize) -> f64 {
     let id = engine::RowId { question: one.question, trajectory: one.number };
-    let noise = replay.noise(id, position).unwrap();
+    let noise = keys.noise(id, position).unwrap();
     let mut sample = vec![0.0; one.latents.cols()];
     noise.key.add_noise(1.0, &mut sample);
     let normal = |z: &f32| {
@@ -199,7 +202,8 @@ impl PolicySubject {
         let of = |(n, count): (usize, usize)| (0..count).map(|i| weight(n, i)).collect();
         let density = self.config.thoughts == ThoughtGradient::Density;
         let tokens = self.batch.trajectories.iter().map(|one| one.answer.len());
-        let thoughts = self.batch.trajectories.iter().map(|one| one.thoughts * usize::from(density));
+        let thoughts =
+            self.batch.trajectories.iter().map(|one| one.thoughts * usize::from(density));
         ActionValues {
             tokens: tokens.enumerate().map(of).collect(),
             thoughts: thoughts.enumerate().map(of).collect(),
@@ -276,9 +280,8 @@ fn half_trained(dir: &Path, steps: u32) -> Vec<TrainExample> {
     };
     let examples = problems(10);
     let mut task = fixture.task(dir, examples.clone());
-    let outcome = train(&mut task, &train_config(dir, steps, 1e-2), &mut |_| {
-        ControlFlow::Continue(())
-    });
+    let outcome =
+        train(&mut task, &train_config(dir, steps, 1e-2), &mut |_| ControlFlow::Continue(()));
     assert_eq!(outcome.unwrap(), TrainOutcome::Finished);
     examples
 }
@@ -339,9 +342,12 @@ fn a_resumed_training_ends_with_the_same_bytes() {
 #[test]
 fn a_training_resumed_within_a_round_ends_with_the_same_bytes() {
     assert_resumable(|out| {
-        resumable(out, json!({
-            "sampler": "noise", "noise_std": 0.3, "thought_gradient": "density",
-            "estimator": "grpo", "updates": 3, "kl_coef": 0.1,
-        }))
+        resumable(
+            out,
+            json!({
+                "sampler": "noise", "noise_std": 0.3, "thought_gradient": "density",
+                "estimator": "grpo", "updates": 3, "kl_coef": 0.1,
+            }),
+        )
     });
 }

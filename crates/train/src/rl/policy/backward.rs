@@ -12,7 +12,7 @@ use crate::rows::scatter_add;
 const LOGIT_ROWS: usize = 4096;
 
 /// What the backward passes of a batch's segments share.
-struct BackwardContext<'a> {
+struct PolicyBackwardContext<'a> {
     step: &'a mut PolicyStep,
     cache: &'a Cache,
     config: &'a PolicyConfig,
@@ -32,7 +32,7 @@ impl PolicyForward {
         let device = step.device();
         let width = self.prompts.hidden.cols();
         let dkv = cache.gradients(&device)?;
-        let mut context = BackwardContext { step, cache, config, weights, dkv };
+        let mut context = PolicyBackwardContext { step, cache, config, weights, dkv };
         let (mut dprompts, danswers) = context.predicting(&self)?;
         let Self { prompts, thoughts, mut intermediate, answers, .. } = self;
         // Gradients of the last thoughts, thought step after thought step.
@@ -68,7 +68,7 @@ impl PolicyForward {
     }
 }
 
-impl BackwardContext<'_> {
+impl PolicyBackwardContext<'_> {
     /// The gradients of the hidden states that predict tokens: of the prompts' segment and of the
     /// answers'. Adds to the gradients of the LM head.
     fn predicting(

@@ -51,7 +51,7 @@ pub(super) struct PolicyForward {
 }
 
 /// What the rows of one segment are pushed with.
-struct ForwardContext<'a> {
+struct PolicyForwardContext<'a> {
     step: &'a PolicyStep,
     cache: &'a mut Cache,
     config: &'a PolicyConfig,
@@ -61,12 +61,12 @@ struct ForwardContext<'a> {
 
 /// The rows of a segment, and how many of them are outputs.
 #[derive(Default)]
-struct SegmentRows {
+struct PolicyRows {
     input: PassRows,
     outputs: usize,
 }
 
-impl SegmentRows {
+impl PolicyRows {
     /// Notes an output row; returns its index.
     fn next_output(&mut self) -> usize {
         self.outputs += 1;
@@ -83,7 +83,7 @@ impl PolicyForward {
     ) -> Result<Self, DeviceError> {
         let device = step.device();
         let sequences = vec![Sequence::default(); batch.trajectories.len()];
-        let mut context = ForwardContext { step, cache, config, batch, sequences };
+        let mut context = PolicyForwardContext { step, cache, config, batch, sequences };
         let (prompts, prompt_outputs) = context.prompts()?;
         let mut thoughts: Vec<PolicyThoughts> = Vec::new();
         let mut intermediate: Vec<PolicySegment> = Vec::new();
@@ -189,36 +189,36 @@ fn log_density(noise: &[f32], config: &PolicyConfig) -> f32 {
 impl PolicyConfig {
     /// The standard deviation of the noise on thoughts; 1 without noise.
     pub(super) fn noise_std(&self) -> f32 {
-        match self.replay.perturbation {
+        match self.keys.perturbation {
             engine::Perturbation::Gaussian { std } => std,
             _ => 1.0,
         }
     }
 }
 
-impl ForwardContext<'_> {
+impl PolicyForwardContext<'_> {
     /// Pushes the next position of a trajectory, with its dropout at this stage.
     fn push(
         &mut self,
-        rows: &mut SegmentRows,
+        rows: &mut PolicyRows,
         n: usize,
         (input, stage): (RowInput, PassStage),
         is_output: bool,
     ) {
         let sequence = &mut self.sequences[n];
         let id = self.batch.trajectories[n].id();
-        let dropout = self.config.replay.dropout(id, sequence.len(), stage);
+        let dropout = self.config.keys.dropout(id, sequence.len(), stage);
         rows.input.push(self.cache, sequence, input, dropout, is_output);
     }
 
     fn run(
         &mut self,
-        rows: SegmentRows,
+        rows: PolicyRows,
         vectors: Option<Tensor>,
     ) -> Result<PolicySegment, DeviceError> {
         let (model, input) = (&self.step.model, rows.input);
         let x = input.embed(&model.decoder, vectors)?;
-        let dropout = self.config.replay.perturbation.is_dropout().then(|| input.dropout());
+        let dropout = self.config.keys.perturbation.is_dropout().then(|| input.dropout());
         let (hidden, segment) = model.forward(self.cache, &input.pass, x, dropout)?;
         Ok(PolicySegment { input, segment, hidden })
     }
@@ -230,10 +230,10 @@ impl ForwardContext<'_> {
         for (n, trajectory) in self.batch.trajectories.iter().enumerate() {
             of_prompt[trajectory.prompt].push(n);
         }
-        let mut rows = SegmentRows::default();
+        let mut rows = PolicyRows::default();
         let mut outputs = vec![0; self.batch.trajectories.len()];
         for (prompt, members) in self.batch.prompts.iter().zip(of_prompt) {
-            let shared = prompt.len() - self.config.replay.private_tokens(prompt.len());
+            let shared = prompt.len() - self.config.keys.private_tokens(prompt.len());
             let mut prefix = Sequence::default();
             for (i, &token) in prompt[..shared].iter().enumerate() {
                 let is_output = i + 1 == prompt.len();
@@ -271,7 +271,7 @@ impl ForwardContext<'_> {
             return Ok((fed, Some(noise)));
         }
         let noise_of = |&n: &usize| -> Option<RowPerturbation> {
-            self.config.replay.noise(batch.trajectories[n].id(), self.sequences[n].len())
+            self.config.keys.noise(batch.trajectories[n].id(), self.sequences[n].len())
         };
         let noise: Vec<_> = live.iter().map(noise_of).collect();
         let mut fed = vectors;
@@ -288,7 +288,7 @@ impl ForwardContext<'_> {
         trajectories: &[usize],
         thoughts: Tensor,
     ) -> Result<PolicySegment, DeviceError> {
-        let mut rows = SegmentRows::default();
+        let mut rows = PolicyRows::default();
         for &n in trajectories {
             self.push(&mut rows, n, (RowInput::Vector, PassStage::Thought(t)), true);
         }
@@ -310,7 +310,7 @@ impl ForwardContext<'_> {
         let without = all.filter(|(_, one)| one.thoughts == 0).map(|(n, _)| n);
         let order: Vec<usize> = with_thoughts.into_iter().chain(without).collect();
         let first_output = forward.prompts.hidden.rows();
-        let mut rows = SegmentRows::default();
+        let mut rows = PolicyRows::default();
         for n in order {
             let outputs = self.push_answer(&mut rows, n);
             let answer = &self.batch.trajectories[n].answer;
@@ -336,7 +336,7 @@ impl ForwardContext<'_> {
 
     /// Pushes what a trajectory feeds after its intermediate thoughts; returns the output rows that
     /// predict answer tokens.
-    fn push_answer(&mut self, rows: &mut SegmentRows, n: usize) -> Vec<usize> {
+    fn push_answer(&mut self, rows: &mut PolicyRows, n: usize) -> Vec<usize> {
         let one = &self.batch.trajectories[n];
         let mut inputs: Vec<(RowInput, PassStage)> = Vec::new();
         if one.thoughts > 0 {

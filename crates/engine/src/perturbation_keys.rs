@@ -26,7 +26,7 @@ pub enum PassStage {
 
 /// The random numbers of one request's trajectories.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Replay {
+pub struct PerturbationKeys {
     /// What perturbs the thoughts.
     pub perturbation: Perturbation,
     /// The seed of the request.
@@ -35,7 +35,7 @@ pub struct Replay {
     pub per_thoughts: NonZeroU32,
 }
 
-impl Replay {
+impl PerturbationKeys {
     /// Of a request with these parameters.
     pub fn new(params: &SamplingParams, answers: Option<AnswerSampling>) -> Self {
         Self {
