@@ -15,5 +15,6 @@ mod recompute;
 mod resumable;
 mod resume;
 mod rl;
+mod rl_reference;
 mod saved_models;
 mod support;
