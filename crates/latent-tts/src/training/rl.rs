@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use data::TrainExample;
 use engine::family::CODI_PROJECTOR;
-use engine::{CancelToken, FamilyParts};
+use engine::{CancelToken, FamilyParts, Reasoner, RewardModel};
 use model::{LatentHead, ModelFiles, Tokenizer, TrainableHead};
 use record::Fingerprint;
 use record::files::InputPaths;
@@ -22,7 +22,7 @@ use super::{
     RlTrainerOptions, TrainControl, TrainObserver, TrainOutput, TrainReport, examples,
     lora_settings, model_paths, run_loop, train_config, train_settings,
 };
-use crate::model::files_over;
+use crate::model::{files_over, reward_model_files};
 use crate::{Error, fingerprint};
 
 /// Trains a reasoner by reinforcement learning on its own sampled trajectories.
@@ -77,9 +77,12 @@ impl RlTrainer {
     ) -> Result<TrainReport, Error> {
         let options = &self.options;
         let files = files_over(&options.model, options.lora.base.as_deref())?;
-        let output = TrainOutput::check(&self.out, &options.training, self.input_paths(&files)?)?;
+        let name = options.policy.reward_model.as_deref();
+        let reward_files = name.map(reward_model_files).transpose()?;
+        let models: Vec<&ModelFiles> = std::iter::once(&files).chain(&reward_files).collect();
+        let output = TrainOutput::check(&self.out, &options.training, self.input_paths(&models)?)?;
         let settings =
-            train_settings(self.model_settings(), &options.training, self.inputs(&files)?);
+            train_settings(self.model_settings(), &options.training, self.inputs(&models)?);
         let config = train_config(&self.out, &options.training, settings);
         output.check_settings(&config)?;
         let source = self.source()?;
@@ -96,7 +99,13 @@ impl RlTrainer {
             observer.note(note);
         }
         let _dir = output.claim()?;
-        let setup = self.setup(device, &files, source, held_out)?;
+        let mut setup = self.setup(device, &files, source, held_out)?;
+        if let Some(reward_files) = reward_files {
+            // Its reference reasoner may be the initial one, whose weights do not change.
+            let initial = Reasoner::load(device, &files, None)?;
+            let model = RewardModel::load(device, &reward_files, &initial)?;
+            setup.reward_model = Some(Arc::new(model));
+        }
         let mut task = RlTask::new(setup);
         run_loop(&self.out, &mut task, device, &config, TrainControl { observer, cancel })
     }
@@ -138,6 +147,7 @@ impl RlTrainer {
             device: device.clone(),
             policy: PolicyStep::new(decoder, head()?),
             reference,
+            reward_model: None,
             method: parts.method.clone(),
             tokenizer,
             writer,
@@ -160,10 +170,11 @@ impl RlTrainer {
         }
     }
 
-    /// The digest of the initial model and the data.
-    fn inputs(&self, files: &ModelFiles) -> Result<String, Error> {
+    /// The digest of the models and the data.
+    fn inputs(&self, models: &[&ModelFiles]) -> Result<String, Error> {
         let data = self.data_files()?;
-        let digest = fingerprint::of_files(Some(files), data.iter().map(PathBuf::as_path))?;
+        let paths = data.iter().map(PathBuf::as_path);
+        let digest = fingerprint::of_files(models.iter().copied(), paths)?;
         let given = self.questions.iter().flat_map(|questions| questions.iter());
         let given: Vec<&TrainExample> = given.chain(self.held_out.iter().flatten()).collect();
         if given.is_empty() {
@@ -186,8 +197,8 @@ impl RlTrainer {
         Ok(files)
     }
 
-    fn input_paths(&self, files: &ModelFiles) -> Result<InputPaths, Error> {
-        Ok(model_paths([files])?.into_iter().chain(self.data_files()?).collect())
+    fn input_paths(&self, models: &[&ModelFiles]) -> Result<InputPaths, Error> {
+        Ok(model_paths(models.iter().copied())?.into_iter().chain(self.data_files()?).collect())
     }
 
     /// The settings that determine the weights and are not those of the loop.

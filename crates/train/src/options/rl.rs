@@ -161,6 +161,10 @@ pub struct PolicyOptions {
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "correct"))]
     pub reward: RewardKind,
 
+    /// The reward model of --reward model: a directory, an id of the Hub, or `embedded`
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
+    pub reward_model: Option<String>,
+
     /// Subtracted from the reward for each thought and each answer token
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "REWARD", default_value_t = Self::default().length_penalty
@@ -278,6 +282,7 @@ impl Default for PolicyOptions {
     fn default() -> Self {
         Self {
             reward: RewardKind::Correct,
+            reward_model: None,
             length_penalty: 0.0,
             estimator: Estimator::Rloo,
             thought_gradient: ThoughtGradient::Pathwise,
@@ -344,8 +349,13 @@ impl RlTrainerOptions {
             !samples.is_multiple_of(answers),
             format!("`samples` {samples} is not a multiple of `answers_per_thoughts` {answers}"),
         )?;
+        let policy = &self.policy;
         refuse(
-            self.policy.clip_ratio_high.is_some_and(|high| high.is_nan() || high < 0.0),
+            (policy.reward == RewardKind::Model) != policy.reward_model.is_some(),
+            "`reward` model and `reward_model` belong together; give both or neither".to_owned(),
+        )?;
+        refuse(
+            policy.clip_ratio_high.is_some_and(|high| high.is_nan() || high < 0.0),
             "`clip_ratio_high` must be at least 0".to_owned(),
         )?;
         refuse(
@@ -468,6 +478,8 @@ mod tests {
             (json!({ "dropout": 0.1 }), "`dropout_p`"),
             (json!({ "clip_ratio": 1.5 }), "`clip_ratio` 1.5"),
             (json!({ "kl_coef": -1 }), "`kl_coef` -1"),
+            (json!({ "clip_ratio_high": -1 }), "`clip_ratio_high`"),
+            (json!({ "reward": "model" }), "`reward_model`"),
         ] {
             let error = options(given).unwrap().check().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -1,6 +1,7 @@
 //! The reward of a sampled answer.
 
 use aggregate::{Rule, VoteParams};
+use data::answer::Answer;
 use engine::{Reply, Trajectory};
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,9 @@ pub enum RewardKind {
     /// 1 for the answer that most of the question's trajectories give: no gold answers are read
     /// (test-time training)
     Majority,
+    /// The probability of being right that a reward model gives: the sigmoid of the outcome reward,
+    /// or without one of the mean process reward
+    Model,
 }
 
 /// How trajectories are rewarded.
@@ -30,26 +34,49 @@ impl RewardConfig {
     /// The reward of every trajectory of a question.
     pub fn rewards(&self, reply: &Reply, gold: &str) -> Vec<f64> {
         let leading = match self.kind {
-            RewardKind::Correct => None,
+            RewardKind::Correct | RewardKind::Model => None,
             RewardKind::Majority => reply
                 .choose(Rule::MAJORITY, &VoteParams::default())
                 .and_then(|chosen| chosen.answer.as_ref()),
         };
-        let hit = |trajectory: &Trajectory| match self.kind {
-            RewardKind::Correct => is_correct(trajectory, gold),
-            RewardKind::Majority => {
-                let own = trajectory.answer.as_ref().map(data::answer::Answer::as_str);
-                own.is_some() && own == leading.map(data::answer::Answer::as_str)
-            }
+        let reward = |one: &Trajectory| {
+            let earned = match self.kind {
+                RewardKind::Correct => share(is_correct(one, gold)),
+                RewardKind::Majority => {
+                    let own = one.answer.as_ref().map(Answer::as_str);
+                    share(own.is_some() && own == leading.map(Answer::as_str))
+                }
+                RewardKind::Model => model_reward(one),
+            };
+            earned - self.length_penalty * length(one)
         };
-        let all = reply.trajectories.iter();
-        all.map(|one| f64::from(u8::from(hit(one))) - self.length_penalty * length(one)).collect()
+        reply.trajectories.iter().map(reward).collect()
     }
 
-    /// The reward of one trajectory for being correct; for the unperturbed one.
-    pub fn of_correct(&self, trajectory: &Trajectory, gold: &str) -> f64 {
-        f64::from(u8::from(is_correct(trajectory, gold))) - self.length_penalty * length(trajectory)
+    /// The reward of the unperturbed trajectory, which is in no majority: for being correct, or the
+    /// reward model's.
+    pub fn of_greedy(&self, greedy: &Trajectory, gold: &str) -> f64 {
+        let earned = match self.kind {
+            RewardKind::Correct | RewardKind::Majority => share(is_correct(greedy, gold)),
+            RewardKind::Model => model_reward(greedy),
+        };
+        earned - self.length_penalty * length(greedy)
     }
+}
+
+fn share(hit: bool) -> f64 {
+    f64::from(u8::from(hit))
+}
+
+/// The sigmoid of what a reward model gives a trajectory; 0 for one without an answer.
+fn model_reward(trajectory: &Trajectory) -> f64 {
+    if trajectory.answer.is_none() {
+        return 0.0;
+    }
+    let process = trajectory.process_rewards.iter().flatten();
+    let mean = process.clone().sum::<f32>() / process.count().max(1) as f32;
+    let logit = f64::from(trajectory.outcome_reward.unwrap_or(mean));
+    1.0 / (1.0 + (-logit).exp())
 }
 
 /// Whether a trajectory's answer is the gold one.

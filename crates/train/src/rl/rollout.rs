@@ -122,7 +122,7 @@ impl RolloutConfig {
             reply.trajectories.iter().map(|one| is_correct(one, gold)).collect();
         let rewards = GroupRewards {
             rewards: self.reward.rewards(&reply, gold),
-            greedy: reply.greedy.as_ref().map(|greedy| self.reward.of_correct(greedy, gold)),
+            greedy: reply.greedy.as_ref().map(|greedy| self.reward.of_greedy(greedy, gold)),
             correct: correct.clone(),
         };
         let mut advantages = self.estimator.advantages(&rewards);

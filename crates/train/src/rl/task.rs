@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use data::TrainExample;
-use engine::{Engine, LatentModel, Method, Reasoner};
+use engine::{Engine, LatentModel, Method, Reasoner, RewardModel};
 use model::{Cache, FrozenElements, ModelFiles, Parameter, Tokenizer};
 use record::Losses;
 use serde_json::Value;
@@ -27,6 +27,9 @@ use crate::model_dir::WeightWriter;
 use crate::trainer::{EvalResult, MicroBatch, TrainTask};
 
 mod saved;
+
+/// Bytes of keys and values that sampling may take on a GPU, beside the memory of the training.
+const GPU_MEMORY: usize = 4 << 30;
 
 /// Settings of a training by reinforcement learning.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,8 @@ pub struct RlSetup {
     pub policy: PolicyStep,
     /// The initial model, if the divergence from it is part of the loss.
     pub reference: Option<PolicyStep>,
+    /// Rewards trajectories, where [`RewardKind::Model`](super::reward::RewardKind) is asked for.
+    pub reward_model: Option<Arc<RewardModel>>,
     /// Prompt template, end tokens and answer rule.
     pub method: Method,
     /// Text to tokens and back.
@@ -123,12 +128,14 @@ impl RlTask {
             head: Arc::new(policy.head.to_latent_head(device)?),
             marker_embeddings: BTreeMap::new(),
         };
-        Ok(Engine::new(Reasoner {
+        let memory = if device.is_cuda() { GPU_MEMORY } else { Engine::DEFAULT_MEMORY };
+        let engine = Engine::new(Reasoner {
             tokenizer: Arc::clone(tokenizer),
             model,
             files: ModelFiles::Directory(out.clone()),
             warnings: Vec::new(),
-        }))
+        });
+        Ok(engine.with_memory(memory))
     }
 
     /// The policy.
@@ -161,7 +168,10 @@ impl RlTask {
         let examples = self.setup.source.batch(first, size);
         let examples: Vec<TrainExample> =
             examples.into_iter().map(|(_, example)| example).collect();
-        let engine = self.engine()?;
+        let mut engine = self.engine()?;
+        if let Some(model) = &self.setup.reward_model {
+            engine = engine.with_reward_model(Arc::clone(model));
+        }
         let mut groups = self.setup.settings.rollout.sample(&engine, first, &examples)?;
         drop(engine);
         if self.setup.settings.updates > 1 {

@@ -60,6 +60,7 @@ fn task(base: &Path, out: &Path, options: &RlTrainerOptions, examples: &[TrainEx
         device: device().clone(),
         policy: PolicyStep::new(decoder, head()),
         reference: (settings.kl_coef > 0.0).then(|| PolicyStep::new(copy(), head())),
+        reward_model: None,
         method: parts.method.clone(),
         tokenizer,
         writer,

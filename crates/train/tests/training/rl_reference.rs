@@ -83,7 +83,8 @@ fn config(of: &Value, policy: &Value) -> PolicyConfig {
 fn weights(logprobs: &ActionValues) -> ActionValues {
     let weight = |n: usize, i: usize| ((n * 7 + i * 3) % 5) as f32 / 2.0 - 0.9;
     let of = |values: &[Vec<f32>]| {
-        let own = |(n, values): (usize, &Vec<f32>)| (0..values.len()).map(|i| weight(n, i)).collect();
+        let own =
+            |(n, values): (usize, &Vec<f32>)| (0..values.len()).map(|i| weight(n, i)).collect();
         values.iter().enumerate().map(own).collect()
     };
     ActionValues { tokens: of(&logprobs.tokens), thoughts: of(&logprobs.thoughts) }
