@@ -2,14 +2,14 @@
 # Reinforcement learning of the embedded reasoner with three seeds, and greedy, majority and coverage before and after on fresh problems,
 # paired by question. On one H200 under 3 minutes. Usage: runs/rl_embedded.sh BINARY OUT
 #
-#   SEEDS (1 2 3), STEPS (200), BATCH (64), SAMPLES (16), LR (3e-5)    of the training; FLAGS has further ones of train rl
+#   SEEDS (1 2 3), STEPS (200), BATCH (64), SAMPLES (16), LR (5e-5)    of the training; FLAGS has further ones of train rl
 #   QUESTIONS (1000), N (64)                                          of the evaluation
 #   DEVICE (--device cuda)                                            flags of the device
 #
 # OUT/summary.txt has the tables, OUT/seed-K the models with their logs (training/log.jsonl), OUT/eval the samples.
 set -euo pipefail
 bin=$(realpath "$1") out=$2 here=$(cd "$(dirname "$0")" && pwd)
-steps=${STEPS:-200} batch=${BATCH:-64} samples=${SAMPLES:-16} lr=${LR:-3e-5} questions=${QUESTIONS:-1000} n=${N:-64}
+steps=${STEPS:-200} batch=${BATCH:-64} samples=${SAMPLES:-16} lr=${LR:-5e-5} questions=${QUESTIONS:-1000} n=${N:-64}
 read -ra seeds <<<"${SEEDS:-1 2 3}"
 read -ra device <<<"${DEVICE:---device cuda}"
 read -ra more <<<"${FLAGS:-}"
