@@ -240,7 +240,7 @@ fn gradients_of_every_policy_match_finite_differences() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("base");
         write_checkpoint(&base, &tiny(family)).unwrap();
-        let mut task = task(&base, &dir.path().join("out"), &options(given.clone()), &questions());
+        let task = task(&base, &dir.path().join("out"), &options(given.clone()), &questions());
         let width = step.model.decoder.config().width;
         let trajectory = |(number, prompt): (u32, usize)| {
             let thoughts = if given["latent_length"] == "0" { 0 } else { 1 + number as usize % 3 };

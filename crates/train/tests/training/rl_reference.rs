@@ -109,7 +109,7 @@ fn policies_agree_with_another_implementation() {
         serde_json::from_slice(&std::fs::read(data().join("batches.json")).unwrap()).unwrap();
     let bytes = std::fs::read(data().join("expected.safetensors")).unwrap();
     let expected = SafeTensors::deserialize(&bytes).unwrap();
-    let checkpoint = Checkpoint::open(data()).unwrap();
+    let checkpoint = Checkpoint::open(data().as_path()).unwrap();
     let batch = batch(&of, checkpoint.config().width);
     let policies = of["policies"].as_object().unwrap();
     assert!(policies.len() >= 5);
