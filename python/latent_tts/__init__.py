@@ -31,6 +31,7 @@ from ._training import (
     TrainingExample,
     train_reasoner,
     train_reward,
+    train_rl,
     training_options,
 )
 from ._trajectories import HiddenStates, Solution, Trajectories, Trajectory
@@ -73,6 +74,7 @@ __all__ = [
     "register_sampler",
     "train_reasoner",
     "train_reward",
+    "train_rl",
     "training_options",
     "votes",
 ]

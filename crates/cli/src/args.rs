@@ -39,7 +39,7 @@ pub use report::ReportArgs;
 #[cfg(feature = "serve")]
 pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 pub use sweep::{SweepArgs, SweepSamplerKind};
-pub use train::{ReasonerArgs, RewardArgs, TrainCommand};
+pub use train::{ReasonerArgs, RewardArgs, RlArgs, TrainCommand};
 
 /// Precedence of flag sources, printed below every command's help.
 const LAYERS: &str = "\

@@ -83,6 +83,12 @@ fn names(command: &Command) -> Option<Names<'_>> {
             data: Vec::new(),
             output: &args.output,
         },
+        Command::Train(TrainCommand::Rl(args)) => Names {
+            models: vec![Some(&args.options.model), args.options.policy.reward_model.as_ref()],
+            base: args.options.lora.base.as_ref(),
+            data: args.options.data.iter().filter_map(WeightedData::file).map(path_name).collect(),
+            output: &args.output,
+        },
         Command::Report(_)
         | Command::Doctor(_)
         | Command::Corpus(_)

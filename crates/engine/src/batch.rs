@@ -3,10 +3,11 @@
 use model::Cache;
 use tensor::Tensor;
 
-use crate::perturb::PromptSharing;
+use crate::perturb::private_tokens;
+use crate::perturbation_keys::PerturbationKeys;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
-use crate::request::{CancelToken, Lens};
+use crate::request::{AnswerSampling, CancelToken, Lens};
 use crate::sampling_params::SamplingParams;
 
 /// The models of a batch.
@@ -26,6 +27,8 @@ pub(crate) struct BatchItem<'a> {
     /// See [`Request::forced_thoughts`](crate::Request::forced_thoughts).
     pub(crate) forced_thoughts: &'a [Tensor],
     pub(crate) lens: Option<Lens>,
+    /// See [`Request::answer_sampling`](crate::Request::answer_sampling).
+    pub(crate) answer_sampling: Option<AnswerSampling>,
     pub(crate) cancel: &'a CancelToken,
 }
 
@@ -36,7 +39,12 @@ impl<'a> BatchItem<'a> {
         params: &'a SamplingParams,
         cancel: &'a CancelToken,
     ) -> Self {
-        Self { prompt, params, forced_thoughts: &[], lens: None, cancel }
+        Self { prompt, params, forced_thoughts: &[], lens: None, answer_sampling: None, cancel }
+    }
+
+    /// The random numbers of its trajectories.
+    pub(crate) fn keys(&self) -> PerturbationKeys {
+        PerturbationKeys::new(self.params, self.answer_sampling)
     }
 
     /// Tokens of the prompt.
@@ -57,10 +65,6 @@ impl<'a> BatchItem<'a> {
 
     /// Prompt tokens that every row passes by itself, because dropout makes them differ.
     pub(crate) fn private_tokens(&self) -> usize {
-        match self.params.perturbation.prompt_sharing() {
-            PromptSharing::Whole => 0,
-            PromptSharing::AllButLast => 1,
-            PromptSharing::Nothing => self.prompt_len(),
-        }
+        private_tokens(&self.params.perturbation, self.prompt_len())
     }
 }

@@ -204,6 +204,7 @@ impl QuestionState {
             match params.perturbation {
                 Perturbation::Gaussian { std } if forced_thoughts.is_empty() => {
                     let mut stored = fed.to_vec();
+                    let id = of.item.keys().thoughts_of(id);
                     let key = id.rng_key(params.seed, first + t);
                     key.add_noise(-std, &mut stored);
                     self.diversity.add(t, &stored);

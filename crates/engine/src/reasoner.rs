@@ -75,7 +75,7 @@ impl LatentModel {
 /// A latent reasoner with its tokenizer.
 pub struct Reasoner {
     /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// The model.
     pub model: LatentModel,
     /// The files that it was loaded from.
@@ -116,7 +116,7 @@ impl Reasoner {
         }
         let (decoder, head) = (Arc::new(decoder), Arc::new(head));
         Ok(Self {
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             model: LatentModel {
                 decoder,
                 method,

@@ -1,6 +1,6 @@
 //! What a caller asks for: one question with its own sampling parameters, and a way to stop it.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 #[cfg(test)]
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use data::answer::AnswerKind;
 use tensor::Tensor;
+use tensor::ops::TokenSampling;
 
 use crate::batch::BatchItem;
 use crate::prompt::Prompt;
@@ -52,6 +53,9 @@ pub struct Request {
     /// Reads thoughts through the LM head, into [`Trajectory::lens`](crate::Trajectory::lens). It
     /// changes nothing else.
     pub lens: Option<Lens>,
+    /// Samples the answer's tokens of the perturbed trajectories, whatever perturbs their thoughts.
+    /// Reinforcement learning explores with both.
+    pub answer_sampling: Option<AnswerSampling>,
     /// Looked at between passes; a cancelled request gives its rows' places to the others.
     pub cancel: CancelToken,
 }
@@ -66,15 +70,27 @@ impl Request {
             params,
             forced_thoughts: Arc::default(),
             lens: None,
+            answer_sampling: None,
             cancel: CancelToken::default(),
         }
     }
 
     /// It with its prompt, as batches take it.
     pub(crate) fn item<'a>(&'a self, prompt: &'a Prompt) -> BatchItem<'a> {
-        let Self { params, forced_thoughts, lens, cancel, .. } = self;
-        BatchItem { prompt, params, forced_thoughts, lens: *lens, cancel }
+        let Self { params, forced_thoughts, cancel, .. } = self;
+        let (lens, answer_sampling) = (self.lens, self.answer_sampling);
+        BatchItem { prompt, params, forced_thoughts, lens, answer_sampling, cancel }
     }
+}
+
+/// How the answers of perturbed thoughts are sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnswerSampling {
+    /// The distribution of each token.
+    pub tokens: TokenSampling,
+    /// Trajectories in a row that have the same random numbers in their thoughts, and differ in
+    /// their answers alone.
+    pub per_thoughts: NonZeroU32,
 }
 
 /// The logit lens: the tokens that the LM head gives the largest logits at the hidden state from

@@ -17,7 +17,9 @@ use tensor::{Device, DeviceError, Tensor};
 use crate::batch::BatchItem;
 use crate::executor::{SequenceState, ThoughtRow};
 use crate::method::{LatentLength, LengthRange};
-use crate::perturb::{Perturbation, PromptSharing, mask_key, site_set};
+use crate::perturb::{Perturbation, PromptSharing, site_set};
+pub(crate) use crate::perturbation_keys::PassStage;
+use crate::perturbation_keys::PerturbationKeys;
 use crate::sampling_params::SamplingParams;
 
 /// A trajectory's name in the random function.
@@ -94,18 +96,6 @@ impl RecordedMasks {
     }
 }
 
-/// The stage that a pass belongs to, which decides whether dropout falls on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PassStage {
-    /// Prompt tokens before the last one.
-    Prompt,
-    /// The pass whose output becomes thought `t`, counted from 0: over the last prompt token
-    /// (t = 0) or over thought t - 1.
-    Thought(usize),
-    /// The pass over the last thought and the end tokens, and all answer tokens.
-    Answer,
-}
-
 /// Gives the rows of a batch their random numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Sampler<'a> {
@@ -140,10 +130,40 @@ impl<'a> Sampler<'a> {
         self.items.iter().any(|item| is_such(&item.params.perturbation))
     }
 
-    /// The key of a row's random numbers at a position; none for a clean row.
-    fn key(&self, row: &SequenceState, position: usize) -> Option<RngKey> {
+    /// The random numbers of a row; none for a clean row.
+    fn keys(&self, row: &SequenceState) -> Option<PerturbationKeys> {
         let is_sampled = row.spec.perturbed && self.recorded.is_none();
-        is_sampled.then(|| row.spec.id.rng_key(self.params(row).seed, position))
+        is_sampled.then(|| self.items[row.spec.item].keys())
+    }
+
+    /// The key of a row's random numbers at a position, in its thoughts; none for a clean row.
+    fn key(&self, row: &SequenceState, position: usize) -> Option<RngKey> {
+        let keys = self.keys(row)?;
+        Some(keys.thoughts_of(row.spec.id).rng_key(keys.seed, position))
+    }
+
+    /// The key of the random number of a row's next answer token.
+    fn token_key(&self, row: &SequenceState) -> Option<RngKey> {
+        Some(row.spec.id.rng_key(self.keys(row)?.seed, row.random_position()))
+    }
+
+    /// The distribution that a row's answer tokens are sampled from; `None` for the argmax.
+    fn token_sampling(&self, row: &SequenceState) -> Option<TokenSampling> {
+        match self.params(row).perturbation {
+            Perturbation::Tokens { temperature, top_p } => {
+                TokenSampling::new(temperature.get(), top_p.get())
+            }
+            _ => self.items[row.spec.item].answer_sampling.map(|answers| answers.tokens),
+        }
+    }
+
+    /// Whether any request samples its answer tokens.
+    fn samples_tokens(&self) -> bool {
+        let samples = |item: &BatchItem<'_>| {
+            let is_tokens = matches!(item.params.perturbation, Perturbation::Tokens { .. });
+            is_tokens || item.answer_sampling.is_some()
+        };
+        self.items.iter().any(samples)
     }
 
     /// Whether any request has a lens.
@@ -175,7 +195,10 @@ impl<'a> Sampler<'a> {
         let draws_length =
             row.spec.perturbed && self.recorded.is_none() && self.forced_thoughts(row).is_none();
         match params.length {
-            LatentLength::Between(range) if draws_length => row.spec.id.length(params.seed, range),
+            LatentLength::Between(range) if draws_length => {
+                let id = self.items[row.spec.item].keys().thoughts_of(row.spec.id);
+                id.length(params.seed, range)
+            }
             length => length.limit(),
         }
     }
@@ -196,13 +219,7 @@ impl<'a> Sampler<'a> {
         position: usize,
         stage: PassStage,
     ) -> Option<RowPerturbation> {
-        let perturbation = self.params(row).perturbation;
-        let Perturbation::Dropout { p, sites, mask, .. } = perturbation else { return None };
-        if stage == PassStage::Answer && !perturbation.affects_answer() {
-            return None;
-        }
-        let key = mask_key(mask, self.key(row, position)?);
-        Some(RowPerturbation { key, strength: p.get(), sites: site_set(sites) })
+        self.keys(row)?.dropout(row.spec.id, position, stage)
     }
 
     /// The masks that another implementation used for some sequences at a stage.
@@ -232,10 +249,6 @@ impl<'a> Sampler<'a> {
         if !self.any_perturbation(|p| matches!(p, Perturbation::Gaussian { .. })) {
             return Ok(());
         }
-        let std = |row: &SequenceState| match self.params(row).perturbation {
-            Perturbation::Gaussian { std } => Some(std),
-            _ => None,
-        };
         if let Some(recorded) = self.recorded {
             let noise: Vec<f32> =
                 thoughts.flat_map(|thought| recorded.noise(t, &thought).to_vec()).collect();
@@ -243,8 +256,7 @@ impl<'a> Sampler<'a> {
             return ops::add(device, x, &noise);
         }
         let perturbed = |ThoughtRow { sequence, position, .. }: ThoughtRow<'_>| {
-            let (key, strength) = self.key(sequence, position).zip(std(sequence))?;
-            Some(RowPerturbation { key, strength, sites: SiteSet::NOISE })
+            self.keys(sequence)?.noise(sequence.spec.id, position)
         };
         ops::add_noise(device, x, &PerturbedRows::new(device, thoughts.map(perturbed).collect())?)
     }
@@ -363,27 +375,19 @@ impl<'a> Sampler<'a> {
         rows: impl Iterator<Item = &'r SequenceState>,
     ) -> Result<PendingTokens, DeviceError> {
         let device = decoder.device();
-        if !self.any_perturbation(|p| matches!(p, Perturbation::Tokens { .. })) {
+        if !self.samples_tokens() {
             return PendingTokens::greedy(device, hidden, decoder.lm_head());
         }
         let rows: Vec<&SequenceState> = rows.collect();
-        let sampling = |row: &SequenceState| match self.params(row).perturbation {
-            Perturbation::Tokens { temperature, top_p } => {
-                TokenSampling::new(temperature.get(), top_p.get())
-            }
-            _ => None,
-        };
         let draws = |places: &[usize]| -> Vec<Option<TokenDraw>> {
             let draw = |&i: &usize| {
-                let row = rows[i];
-                let key = self.key(row, row.random_position());
-                let (key, sampling) = key.zip(sampling(row))?;
+                let (key, sampling) = self.token_key(rows[i]).zip(self.token_sampling(rows[i]))?;
                 Some(TokenDraw { key, sampling })
             };
             places.iter().map(draw).collect()
         };
         let (sampled, greedy): (Vec<usize>, Vec<usize>) =
-            (0..rows.len()).partition(|&i| sampling(rows[i]).is_some());
+            (0..rows.len()).partition(|&i| self.token_sampling(rows[i]).is_some());
         if sampled.is_empty() {
             return PendingTokens::greedy(device, hidden, decoder.lm_head());
         }

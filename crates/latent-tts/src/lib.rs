@@ -28,8 +28,8 @@
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
-//! * [`Trainer`] and [`RewardTrainer`] train both models; [`training`] has their options, presets
-//!   and methods.
+//! * [`Trainer`] and [`RewardTrainer`] train both models, [`RlTrainer`] a reasoner by reinforcement
+//!   learning; [`training`] has their options, presets and methods.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
 //! than what this crate names.
@@ -98,7 +98,8 @@ pub use tensor::{self, Device};
 pub use too_long::fitting_questions;
 pub use train;
 pub use training::{
-    RewardTrainer, RewardTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
+    RewardTrainer, RewardTrainerOptions, RlTrainer, RlTrainerOptions, TrainObserver, TrainReport,
+    Trainer, TrainerOptions,
 };
 
 /// The README's Rust code, compiled.

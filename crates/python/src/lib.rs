@@ -81,7 +81,7 @@ mod _core {
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
     #[pymodule_export]
-    use crate::train::{train_reasoner, train_reward, training_options};
+    use crate::train::{train_reasoner, train_reward, train_rl, training_options};
     #[pymodule_export]
     use crate::trajectory::{PyReply, PyTrajectory};
 }

@@ -45,7 +45,7 @@ impl ExampleSource {
     }
 
     /// Examples `first..first + size` of the stream, each with its index.
-    fn batch(&self, first: u64, size: usize) -> Vec<(u64, TrainExample)> {
+    pub(crate) fn batch(&self, first: u64, size: usize) -> Vec<(u64, TrainExample)> {
         let indices = first..first + size as u64;
         indices.into_par_iter().map(|i| (i, self.example(i))).collect()
     }

@@ -26,6 +26,7 @@ pub mod options;
 pub mod reasoner;
 pub mod reward;
 pub mod reward_step;
+pub mod rl;
 mod rows;
 pub mod schedule;
 pub mod tokenized_example;

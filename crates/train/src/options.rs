@@ -7,6 +7,7 @@
 mod names;
 mod numbers;
 mod presets;
+mod rl;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use crate::trainer::KeepPolicy;
 
 pub use names::{CurriculumKind, ReasonerMode, Warmup, WeightedData};
 pub use presets::Preset;
+pub use rl::{PolicyOptions, RlTrainerOptions, RolloutOptions};
 
 /// The options of a reasoner's training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -100,7 +100,10 @@ impl Trainer {
         let source = self.source()?;
         let held_out = match &self.held_out {
             Some(examples) => examples.clone(),
-            None => examples::held_out(options)?,
+            None => {
+                let TrainerOptions { data, fields, held_out, held_out_count, .. } = options;
+                examples::held_out(data, fields, held_out.as_deref(), *held_out_count)?
+            }
         };
         examples::check(options, &tokenizer, &source, observer)?;
         if held_out.is_empty() {
@@ -169,7 +172,11 @@ impl Trainer {
                 examples: Arc::clone(examples),
                 seed: self.options.training.seed,
             }),
-            None => examples::source(&self.options),
+            None => examples::source(
+                &self.options.data,
+                &self.options.fields,
+                self.options.training.seed,
+            ),
         }
     }
 
@@ -194,7 +201,7 @@ impl Trainer {
     fn data_files(&self) -> Result<Vec<PathBuf>, Error> {
         let mut files = match self.examples {
             Some(_) => Vec::new(),
-            None => examples::files(&self.options)?,
+            None => examples::files(&self.options.data)?,
         };
         files.extend(self.options.held_out.iter().filter(|_| self.held_out.is_none()).cloned());
         Ok(files)
@@ -227,7 +234,7 @@ impl Trainer {
 }
 
 /// The data in the settings: null for the corpus alone, a name, or a list.
-fn data_setting(data: &[WeightedData]) -> Value {
+pub(super) fn data_setting(data: &[WeightedData]) -> Value {
     match data {
         [] => Value::Null,
         [only] => json!(only),

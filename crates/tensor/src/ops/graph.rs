@@ -90,6 +90,11 @@ impl GraphCache {
         Self(Mutex::new(GraphEntries { disabled: true, ..GraphEntries::default() }))
     }
 
+    /// Forgets all graphs: the weights whose addresses they hold are replaced.
+    pub fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entries.clear();
+    }
+
     /// The number of passes that were replayed.
     pub fn replays(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).replays

@@ -53,7 +53,7 @@ pub use rows::{
     Indices, add, add_noise, add_scaled, concat, fill_zero, gather, lookup, scale, scale_rows,
     scatter_add, select,
 };
-pub use sample::sample_tokens;
+pub use sample::{sample_tokens, token_logprobs};
 pub use topk::{
     PendingTokens, TokenLogprob, TopKMixture, argmax, greedy_tokens, top_k, top_k_mixture,
     top_tokens,
