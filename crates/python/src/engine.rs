@@ -6,7 +6,7 @@ use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
 use latent_tts::{
     self as library, CancelToken, DataSource, Lens, Model, ModelSelection, Request,
-    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
+    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood, notes,
 };
 use numpy::PyReadonlyArray2;
 use pyo3::prelude::*;
@@ -121,6 +121,21 @@ impl PyEngine {
         options::keywords(py, &self.params(&sampling)?)
     }
 
+    /// What to tell beside the answers of questions: words that the model does not know, and
+    /// questions unlike those that it was trained on.
+    fn notes(&self, questions: Vec<String>) -> PyResult<Vec<String>> {
+        let reasoner = self.engine.reasoner();
+        let embedded = notes::is_embedded(&self.selection.reasoner);
+        let found = if let [question] = questions.as_slice() {
+            notes::of_question(reasoner, embedded, question).map_err(raise)?
+        } else {
+            let questions: Vec<_> = questions.into_iter().map(unanswered).collect();
+            let note = notes::of_questions(reasoner, embedded, &questions).map_err(raise)?;
+            note.into_iter().collect()
+        };
+        Ok(found.iter().map(ToString::to_string).collect())
+    }
+
     /// Samples questions, each under its index as id, and gives their replies. With `lens`,
     /// thoughts are read as that many tokens each.
     fn sample(
@@ -227,6 +242,12 @@ impl PyEngine {
         };
         records.map_err(raise)?.into_iter().map(bytes).collect()
     }
+}
+
+/// A question of which only the text matters.
+fn unanswered(text: String) -> library::Question {
+    let kind = library::AnswerKind::default();
+    library::Question { id: 0, text, gold: String::new(), kind, steps: Vec::new() }
 }
 
 impl PyEngine {
