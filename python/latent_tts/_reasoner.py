@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -161,6 +162,7 @@ class Reasoner:
         """
         options = {"samples": 16, "greedy": True, **_options.current(sampling)}
         asked = [(_options.text("question", question), None, answer_kind)]
+        notes = self._warn([question])
         (reply,) = self._engine.sample(asked, options, None, None)
         return Solution(
             question=question,
@@ -173,7 +175,15 @@ class Reasoner:
             diversity=reply.diversity,
             flops=reply.flops,
             seconds=reply.seconds,
+            notes=notes,
         )
+
+    def _warn(self, questions: list[str]) -> list[str]:
+        """Warns the caller's caller of questions whose answers mean little."""
+        notes = self._engine.notes(questions)
+        for note in notes:
+            warnings.warn(note, UserWarning, stacklevel=3)
+        return notes
 
     def sample(
         self,
@@ -200,6 +210,7 @@ class Reasoner:
         """
         options = {"samples": 16, **_options.current(sampling)}
         listed = _questions.inputs(questions, answer_kind)
+        self._warn([text for text, _, _ in listed])
         with Progress(progress, len(listed)) as bar:
             replies = self._engine.sample(listed, options, lens, bar)
         return Trajectories([text for text, _, _ in listed], replies)

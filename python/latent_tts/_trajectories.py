@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TypeVar, overload
 
@@ -177,6 +177,9 @@ class Solution:
     """d_t: the mean pairwise cosine dissimilarity of the thoughts at each step."""
     flops: float
     seconds: float
+    notes: list[str] = field(default_factory=list)
+    """What to know about the answer: words that the model does not know, or a question unlike those
+    that it was trained on. Each is a ``UserWarning``, too."""
 
     def __repr__(self) -> str:
         tally = ", ".join(f"{vote.answer} x {vote.votes}" for vote in self.votes)

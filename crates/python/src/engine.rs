@@ -6,7 +6,7 @@ use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
 use latent_tts::{
     self as library, CancelToken, GivenTrajectory, Lens, Model, ModelSelection, Request,
-    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
+    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood, notes,
 };
 use numpy::{IntoPyArray, PyArray2, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
@@ -125,6 +125,21 @@ impl PyEngine {
     /// The parameters that options resolve to with this model, as complete options.
     fn resolve<'py>(&self, py: Python<'py>, sampling: Sampling) -> PyResult<Bound<'py, PyDict>> {
         options::keywords(py, &self.params(&sampling)?)
+    }
+
+    /// What to tell beside the answers of questions: words that the model does not know, and
+    /// questions unlike those that it was trained on.
+    fn notes(&self, questions: Vec<String>) -> PyResult<Vec<String>> {
+        let reasoner = self.engine.reasoner();
+        let embedded = notes::is_embedded(&self.selection.reasoner);
+        let found = if let [question] = questions.as_slice() {
+            notes::of_question(reasoner, embedded, question).map_err(raise)?
+        } else {
+            let questions: Vec<_> = questions.into_iter().map(unanswered).collect();
+            let note = notes::of_questions(reasoner, embedded, &questions).map_err(raise)?;
+            note.into_iter().collect()
+        };
+        Ok(found.iter().map(ToString::to_string).collect())
     }
 
     /// Samples questions, each under its index as id, and gives their replies. With `lens`,
@@ -257,6 +272,11 @@ impl PyEngine {
 /// Arrays of layers, the array of logits, and numbers of positions.
 type HiddenStatesTuple<'py> =
     (Vec<Bound<'py, PyArray2<f32>>>, Option<Bound<'py, PyArray2<f32>>>, [usize; 4]);
+/// A question of which only the text matters.
+fn unanswered(text: String) -> library::Question {
+    let kind = library::AnswerKind::default();
+    library::Question { id: 0, text, gold: String::new(), kind, steps: Vec::new() }
+}
 
 impl PyEngine {
     /// Thoughts in an array of Python's.

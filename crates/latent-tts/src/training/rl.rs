@@ -130,6 +130,9 @@ impl RlTrainer {
         if !parts.marker_embeddings.is_empty() {
             return Err(unsupported("markers beside its embedding table", &parts));
         }
+        if parts.method.looped.is_some() {
+            return Err(unsupported("thoughts that are computed together", &parts));
+        }
         let head = || match parts.head {
             LatentHead::Identity => Ok(TrainableHead::Identity),
             LatentHead::Mlp { .. } => Ok(TrainableHead::mlp(device, &checkpoint, &CODI_PROJECTOR)?),

@@ -317,6 +317,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (latent(json!({ "samples": 2, "latent_length": "few" })), "latent.latent_length"),
         (latent(json!({ "samples": 2, "thoughts": 100_000 })), "messages"),
         (latent(json!({ "sampler": "luck" })), "latent.sampler"),
+        (latent(json!({ "gumbel_tau": 1 })), "latent.sampler"),
         (latent(json!({ "dropout_p": 1.0 })), "latent.dropout_p"),
         (latent(json!({ "dropout_p": 0.1, "sampler": "noise" })), "latent.dropout_p"),
         (latent(json!({ "noise_std": -1 })), "latent.noise_std"),
