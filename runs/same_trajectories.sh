@@ -68,10 +68,11 @@ compare embedded-seeds --limit "$((limit / 5))" --samples 16 --seeds 2 --sigma 0
 flags=(eval --device cpu --threads "$threads" --quiet --limit "$limit" --samples 64 --latents --out "$work/resumed")
 "$new" "${flags[@]}" >/dev/null 2>&1 &
 process=$!
-until [ "$(wc -l <"$work/resumed/samples.jsonl" 2>/dev/null || echo 0)" -gt 3 ]; do sleep 0.2; done
+records() { if [ -f "$work/resumed/samples.jsonl" ]; then wc -l <"$work/resumed/samples.jsonl"; else echo 0; fi; }
+until [ "$(records)" -gt 3 ]; do sleep 0.2; done
 kill -INT "$process"
 wait "$process" || true
-echo "killed after $(wc -l <"$work/resumed/samples.jsonl") of $limit questions"
+echo "killed after $(records) of $limit questions"
 "$new" "${flags[@]}" --resume >/dev/null
 canonical "$work/resumed" >"$work/resumed.txt"
 report resumed "$work/embedded-old.txt" "$work/resumed.txt"
