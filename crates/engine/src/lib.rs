@@ -25,6 +25,7 @@ mod first_expansion;
 mod logprobs;
 mod method;
 mod perturb;
+mod probed;
 mod prompt;
 mod question;
 mod reasoner;

@@ -28,7 +28,8 @@
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
-//! * [`Trainer`] and [`RewardTrainer`] train both models; [`training`] has their options, presets
+//! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`calibrate()`] fits the
+//!   combination of all signals; [`training`] has their options, presets
 //!   and methods.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
@@ -36,6 +37,7 @@
 
 pub mod ablation;
 pub mod annotate;
+pub mod calibrate;
 mod data_source;
 mod device;
 #[cfg(feature = "embedded")]
@@ -61,6 +63,7 @@ pub use ::model::hub;
 pub use ablation::Ablator;
 pub use aggregate::{self, RewardReduction, Rule, VoteParams};
 pub use annotate::Annotator;
+pub use calibrate::{CalibrationReport, calibrate};
 pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
 pub use data::{self, Question};
 pub use data_source::DataSource;
@@ -95,7 +98,8 @@ pub use tensor::{self, Device};
 pub use too_long::fitting_questions;
 pub use train;
 pub use training::{
-    RewardTrainer, RewardTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
+    ProbeTrainer, ProbeTrainerOptions, RewardTrainer, RewardTrainerOptions, TrainObserver,
+    TrainReport, Trainer, TrainerOptions,
 };
 
 /// The README's Rust code, compiled.

@@ -19,6 +19,7 @@
 //! Everything below is in [`train`], to which a training method is added as one file.
 
 mod examples;
+mod probe;
 mod reasoner;
 mod reward;
 
@@ -43,6 +44,7 @@ use train::trainer::{
 use crate::Error;
 
 pub use model::ModelWarning;
+pub use probe::{ProbeData, ProbeObserver, ProbeReport, ProbeTrainer};
 pub use reasoner::Trainer;
 pub use reward::RewardTrainer;
 pub use train::methods::{METHODS, MethodEntry, TrainingMethod};
@@ -50,6 +52,7 @@ pub use train::options::{
     CurriculumKind, LoraOptions, MethodOptions, Preset, ReasonerMode, RewardTrainerOptions,
     TrainerOptions, TrainingOptions, Warmup, WeightedData,
 };
+pub use train::probe::{ProbeProgress, ProbeTrainerOptions};
 pub use train::trainer::TrainEvent;
 
 /// Callbacks for the progress of a training.

@@ -22,6 +22,7 @@ mod lora;
 pub mod model_files;
 pub mod names;
 pub mod parameters;
+pub mod probe;
 pub mod save;
 pub mod source;
 #[cfg(any(test, feature = "testkit"))]
@@ -45,5 +46,6 @@ pub use head::{
 };
 pub use model_files::{AdapterFiles, EmbeddedFiles, MemoryFiles, ModelFiles};
 pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};
+pub use probe::{Probe, ProbeConfig, ProbeKind, StateCounts, StateScale};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -25,6 +25,7 @@ use crate::reward_step::RewardHeadKind;
 use crate::trainer::KeepPolicy;
 
 pub use names::{CurriculumKind, ReasonerMode, Warmup, WeightedData};
+pub(crate) use numbers::invalid;
 pub use presets::Preset;
 
 /// The options of a reasoner's training.

@@ -55,6 +55,9 @@ pub(crate) struct SequenceState {
     pub(crate) limit: Option<usize>,
     /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
     pub(crate) lens: Vec<Vec<TokenLogprob>>,
+    /// The hidden states from which its thoughts were made and its answer's tokens read, in that
+    /// order, where they are kept.
+    pub(crate) states: Vec<HiddenRef>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
     pub(crate) tokens: AnswerTokens,
@@ -73,6 +76,7 @@ impl SequenceState {
             thoughts: SmallVec::new(),
             limit: None,
             lens: Vec::new(),
+            states: Vec::new(),
             pending: false,
             tokens: AnswerTokens::new(),
             logprob: 0.0,

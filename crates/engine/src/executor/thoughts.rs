@@ -62,6 +62,9 @@ impl Executor<'_> {
         let made = Arc::new(MadeThoughts { fed: thoughts, noiseless });
         for (row, &i) in live.iter().enumerate() {
             self.sequences[i].push_thought(ThoughtRef { made: Arc::clone(&made), row });
+            if self.keep_states {
+                self.sequences[i].states.extend(hidden.0[i].clone());
+            }
         }
         Ok(())
     }

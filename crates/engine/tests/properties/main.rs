@@ -19,6 +19,7 @@
 //! * [`latent_sampler`]: samplers of the calling program;
 //! * [`lens`]: thoughts read through the LM head;
 //! * [`length`]: how many thoughts a row has;
+//! * [`probe`]: scores of hidden states, and checked steps;
 //! * [`rewards`]: rewards are read at each thought's own position;
 //! * [`beam_search`]: a beam search finds what its definition does;
 //! * [`adaptive`]: stopping early changes no trajectory and no decided vote;
@@ -52,6 +53,7 @@ mod limits;
 mod markers;
 mod mixed_requests;
 mod naive;
+mod probe;
 mod randomness;
 mod reference_gpt2;
 mod requests;

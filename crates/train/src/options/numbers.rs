@@ -109,6 +109,6 @@ pub(super) fn check(options: &impl Serialize) -> Result<(), TrainError> {
 }
 
 /// What serde says of options.
-pub(super) fn invalid(error: serde_json::Error) -> TrainError {
+pub(crate) fn invalid(error: serde_json::Error) -> TrainError {
     TrainError::Options { reason: error.to_string() }
 }
