@@ -77,7 +77,14 @@ fn names(command: &Command) -> Option<Names<'_>> {
             data: Vec::new(),
             output: &args.output,
         },
+        Command::Train(TrainCommand::Probe(args)) => Names {
+            models: vec![args.model.as_ref()],
+            base: args.base.as_ref(),
+            data: args.data.iter().cloned().collect(),
+            output: &args.output,
+        },
         Command::Report(_)
+        | Command::Calibrate(_)
         | Command::Doctor(_)
         | Command::Corpus(_)
         | Command::Augment(_)

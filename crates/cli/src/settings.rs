@@ -28,9 +28,11 @@ pub fn flag_error(error: SamplingError) -> anyhow::Error {
 }
 
 /// The sampling options that annotation, which votes on nothing, has no use for.
-pub(crate) const AGGREGATION_FIELDS: [&str; 10] = [
+pub(crate) const AGGREGATION_FIELDS: [&str; 12] = [
     "greedy",
     "rule",
+    "check_steps",
+    "calibration",
     "vote_temperature",
     "likelihood_weight",
     "lcb_coefficient",

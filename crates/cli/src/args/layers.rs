@@ -251,6 +251,7 @@ fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
                 items.iter().map(|item| flag_text(key, item, false)).collect();
             items?.join(",")
         }
+        Value::Table(_) => serde_json::to_string(value)?,
         _ => bail!("`{key}` is {}; give it a string, a number or a list of them", value.type_str()),
     })
 }
@@ -317,8 +318,9 @@ mod tests {
             let long = field.replace('_', "-");
             let flag = format!("--{long}={}", value.trim_matches('"'));
             assert_eq!(sampling(&[&flag], None).unwrap(), json, "{flag}");
+            let toml: Value = serde_json::from_str(value).unwrap();
             for key in [long.as_str(), field] {
-                let line = format!("{key} = {value}");
+                let line = format!("{key} = {toml}");
                 assert_eq!(sampling(&[], Some(&line)).unwrap(), json, "{line}");
             }
         }
