@@ -25,6 +25,7 @@ from ._questions import Question, read_questions
 from ._reasoner import Reasoner, RewardModel, Scorer
 from ._run import RunDirectory, Sweep
 from ._samplers import SamplerFunction, register_sampler
+from ._selection import calibrate
 from ._training import (
     Training,
     TrainingExample,
@@ -65,6 +66,7 @@ __all__ = [
     "Vote",
     "ablate",
     "aggregate",
+    "calibrate",
     "read_questions",
     "register_rule",
     "register_sampler",
