@@ -55,18 +55,18 @@ combine() { # NAME TESTS...
   done
 }
 latent() {
-  local how=(--dropout-p 0.3 --aggregate majority,weighted,best_of,likelihood,combined,probe,best_probe,arithmetic)
+  local how=(--dropout-p 0.3 --k 1,4,16,64 --aggregate majority,weighted,best_of,likelihood,combined,probe,best_probe,arithmetic)
   timed latent-probe learn latent encoder smollm2-135m --dropout-p 0.3 --seed 11
   timed linear-probe learn linear linear smollm2-135m --dropout-p 0.3 --seed 11
   timed latent-gsm_valid measure latent-gsm_valid smollm2-135m "$models/smollm2-135m-reward" latent gsm_valid "${how[@]}"
-  timed linear-gsm_valid measure linear-gsm_valid smollm2-135m none linear gsm_valid --dropout-p 0.3 --aggregate majority,probe,best_probe
+  timed linear-gsm_valid measure linear-gsm_valid smollm2-135m none linear gsm_valid --dropout-p 0.3 --k 1,4,16,64 --aggregate majority,probe,best_probe
   for test in $tests; do
     timed "latent-$test" measure "latent-$test" smollm2-135m "$models/smollm2-135m-reward" latent "$test" "${how[@]}" "${limit[@]}"
   done
   timed latent-combine combine latent $tests
 }
 written() {
-  local how=(--sampler dropout --dropout-p "${WRITTEN_P:-0.1}" --scope all --aggregate majority,likelihood,probe,best_probe,arithmetic)
+  local how=(--sampler dropout --dropout-p "${WRITTEN_P:-0.1}" --scope all --k 1,4,16,64 --aggregate majority,likelihood,probe,best_probe,arithmetic)
   timed written-probe learn written encoder smollm2-135m-cot --sampler dropout --dropout-p "${WRITTEN_P:-0.1}" --scope all --seed 11
   timed written-gsm_valid measure written-gsm_valid smollm2-135m-cot none written gsm_valid "${how[@]}"
   for test in ${tests%% *}; do

@@ -9,8 +9,9 @@ use super::{
 };
 use crate::Candidate;
 
-/// Penalty per question on the squared distance of the weights from those of the majority.
-const RIDGE: f64 = 1e-3;
+/// Penalty on half the squared distance of the weights from those of the majority, over all
+/// questions together: a normal prior of deviation 1, which many questions outweigh.
+const RIDGE: f64 = 1.0;
 /// Newton steps at most; ten are usual.
 const MAX_STEPS: usize = 100;
 /// Halvings of a step that does not lower the loss.
@@ -93,10 +94,11 @@ pub fn fit_calibration(
     }
     let mut prior = [0.0; FEATURES];
     prior[0] = 1.0;
-    let weights = newton(prior, |weights| choice_loss(&mixed, weights, uses));
+    let weights = newton((prior, mixed.len()), |weights| choice_loss(&mixed, weights, uses));
     let choices: Vec<(f64, bool)> =
         examples.iter().filter_map(|example| example.choice(&weights)).collect();
-    let [slope, intercept] = newton([1.0, 0.0], |platt| platt_loss(&choices, platt));
+    let prior = ([1.0, 0.0], choices.len());
+    let [slope, intercept] = newton(prior, |platt| platt_loss(&choices, platt));
     Ok(Calibration { weights: CalibrationWeights::from_array(weights), slope, intercept })
 }
 
@@ -161,15 +163,19 @@ fn platt_loss(choices: &[(f64, bool)], [slope, intercept]: &[f64; 2]) -> Quadrat
     sum
 }
 
-/// Minimizes a convex loss plus the penalty on the distance from `prior`.
-fn newton<const N: usize>(prior: [f64; N], loss: impl Fn(&[f64; N]) -> Quadratic<N>) -> [f64; N] {
+/// Minimizes a convex mean loss of so many questions plus the penalty on the distance from `prior`.
+fn newton<const N: usize>(
+    (prior, questions): ([f64; N], usize),
+    loss: impl Fn(&[f64; N]) -> Quadratic<N>,
+) -> [f64; N] {
+    let ridge = RIDGE / questions.max(1) as f64;
     let penalized = |at: &[f64; N]| {
         let mut sum = loss(at);
         for k in 0..N {
             let distance = at[k] - prior[k];
-            sum.loss += 0.5 * RIDGE * distance * distance;
-            sum.gradient[k] += RIDGE * distance;
-            sum.curvature[k][k] += RIDGE;
+            sum.loss += 0.5 * ridge * distance * distance;
+            sum.gradient[k] += ridge * distance;
+            sum.curvature[k][k] += ridge;
         }
         sum
     };
@@ -289,7 +295,7 @@ mod tests {
         let confidence = |odds: f64| sigmoid(fitted.intercept + fitted.slope * odds);
         let mean = choices.iter().map(|(odds, _)| confidence(*odds)).sum::<f64>();
         let right = choices.iter().filter(|(_, right)| *right).count() as f64;
-        assert!((mean - right).abs() < 0.2, "{mean} {right}");
+        assert!((mean - right).abs() < 2.0, "of 40: {mean} {right}");
     }
 
     #[test]

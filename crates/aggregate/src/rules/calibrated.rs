@@ -1,8 +1,9 @@
-//! The answer with the largest share of the learned vote; see [`crate::Calibration`].
+//! The answer with the largest share of the learned vote; see [`crate::Calibration`]. Without a
+//! calibration, the majority.
 
 use super::{Signals, VotingRule};
 use crate::Candidate;
-use crate::voting::VoteParams;
+use crate::voting::{VoteParams, majority};
 
 pub(super) struct Calibrated;
 
@@ -20,6 +21,9 @@ impl VotingRule for Calibrated {
     }
 
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize> {
-        params.calibration?.choose(candidates)
+        match params.calibration {
+            Some(calibration) => calibration.choose(candidates),
+            None => majority(candidates),
+        }
     }
 }

@@ -31,7 +31,7 @@ const MAX_POSITIONS: usize = 1 << 24;
 const MAX_RANK: usize = 1 << 16;
 
 /// The range of every option that has one, by name.
-const RANGES: [(&str, Range); 32] = [
+const RANGES: [(&str, Range); 33] = [
     ("held_out_count", Range::UpTo(MAX_BATCH)),
     ("thoughts", Range::UpTo(MAX_THOUGHTS)),
     ("curriculum_end", Range::Probability),
@@ -64,6 +64,7 @@ const RANGES: [(&str, Range); 32] = [
     ("dropout", Range::Probability),
     ("max_loss_ratio", Range::NonNegative),
     ("last_step_weight", Range::NonNegative),
+    ("order_preference", Range::NonNegative),
 ];
 
 impl Range {
