@@ -18,6 +18,7 @@ from importlib.metadata import version
 
 from ._ablation import ablate
 from ._annotations import Annotations
+from ._convert import convert
 from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
 from ._figures import Figure
 from ._options import Sampling
@@ -31,9 +32,10 @@ from ._training import (
     TrainingExample,
     train_reasoner,
     train_reward,
+    train_rl,
     training_options,
 )
-from ._trajectories import Solution, Trajectories, Trajectory
+from ._trajectories import HiddenStates, Solution, Trajectories, Trajectory
 from ._voting import RULES, Candidate, RuleFunction, Vote, aggregate, register_rule, votes
 
 __version__ = version("latent-tts")
@@ -46,6 +48,7 @@ __all__ = [
     "DeviceError",
     "EngineError",
     "Figure",
+    "HiddenStates",
     "LatentTTSError",
     "ModelError",
     "Question",
@@ -67,11 +70,13 @@ __all__ = [
     "ablate",
     "aggregate",
     "calibrate",
+    "convert",
     "read_questions",
     "register_rule",
     "register_sampler",
     "train_reasoner",
     "train_reward",
+    "train_rl",
     "training_options",
     "votes",
 ]

@@ -127,14 +127,43 @@ def train_reward(
     return Training(json.loads(report))
 
 
+def train_rl(
+    out: str | PathLike[str],
+    *,
+    questions: Iterable[TrainingExample | Mapping[str, Any]] | None = None,
+    held_out_questions: Iterable[TrainingExample | Mapping[str, Any]] | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+    callback: Callable[[dict[str, Any]], object] | None = None,
+    **options: Any,
+) -> Training:
+    """Trains a reasoner by reinforcement learning on its own sampled trajectories.
+
+    The options are those of ``latent-tts train rl`` with underscores: ``model``, ``data``,
+    ``samples``, ``sampler``, ``estimator``, ``reward``, ``steps``, ...; ``training_options("rl")``
+    has all of them with their defaults. ``questions`` and ``held_out_questions`` are used in place
+    of the files that ``data`` and ``held_out`` name; their steps are not read. The others are those
+    of :func:`train_reasoner`.
+    """
+    arguments = _arguments(out, None, options, device, dtype, threads)
+    with Progress(progress, what="steps") as bar:
+        report = _core.train_rl(
+            arguments, _tuples(questions), _tuples(held_out_questions), _Events(bar, callback)
+        )
+    return Training(json.loads(report))
+
+
 def training_options(kind: str) -> dict[str, Any]:
-    """The options of a training, ``reasoner`` or ``reward``, with their defaults.
+    """The options of a training, ``reasoner``, ``reward`` or ``rl``, with their defaults.
 
     >>> training_options("reasoner")["curriculum_end"]
     0.4
     """
-    reasoner, reward = _core.training_options()
-    options: dict[str, Any] = json.loads({"reasoner": reasoner, "reward": reward}[kind])
+    reasoner, reward, rl = _core.training_options()
+    by_kind = {"reasoner": reasoner, "reward": reward, "rl": rl}
+    options: dict[str, Any] = json.loads(by_kind[kind])
     return {
         name: float(f"{value:.7g}") if isinstance(value, float) else value
         for name, value in options.items()

@@ -55,6 +55,12 @@ fn names(command: &Command) -> Option<Names<'_>> {
             data: Vec::new(),
             output: &args.output,
         },
+        Command::Convert(args) => Names {
+            models: Vec::new(),
+            base: args.base.as_ref(),
+            data: Vec::new(),
+            output: &args.output,
+        },
         Command::Verify(args) => Names {
             models: Vec::new(),
             base: args.base.as_ref(),
@@ -81,6 +87,12 @@ fn names(command: &Command) -> Option<Names<'_>> {
             models: vec![args.model.as_ref()],
             base: args.base.as_ref(),
             data: args.data.iter().cloned().collect(),
+            output: &args.output,
+        },
+        Command::Train(TrainCommand::Rl(args)) => Names {
+            models: vec![Some(&args.options.model), args.options.policy.reward_model.as_ref()],
+            base: args.options.lora.base.as_ref(),
+            data: args.options.data.iter().filter_map(WeightedData::file).map(path_name).collect(),
             output: &args.output,
         },
         Command::Report(_)

@@ -64,6 +64,7 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
         Command::Annotate(args) => commands::annotate::run(args, &Printer::new(&args.output)),
         Command::Calibrate(args) => commands::calibrate::run(args, &Printer::new(&args.output)),
         Command::Inspect(args) => commands::inspect::run(args, &Printer::new(&args.output)),
+        Command::Convert(args) => commands::convert::run(args, &Printer::new(&args.output)),
         Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),
         Command::Verify(args) => commands::verify::run(args, &Printer::new(&args.output)),
         Command::Corpus(args) => commands::corpus::run(args),

@@ -1,12 +1,13 @@
 //! What one batch runs on: the models, and the questions with their own parameters.
 
-use model::Probe;
+use model::{Cache, Probe};
 use tensor::Tensor;
 
-use crate::perturb::PromptSharing;
+use crate::perturb::private_tokens;
+use crate::perturbation_keys::PerturbationKeys;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
-use crate::request::{CancelToken, Lens};
+use crate::request::{AnswerSampling, CancelToken, Lens};
 use crate::sampling_params::SamplingParams;
 
 /// The models of a batch.
@@ -37,6 +38,8 @@ pub(crate) struct BatchItem<'a> {
     /// See [`Request::forced_thoughts`](crate::Request::forced_thoughts).
     pub(crate) forced_thoughts: &'a [Tensor],
     pub(crate) lens: Option<Lens>,
+    /// See [`Request::answer_sampling`](crate::Request::answer_sampling).
+    pub(crate) answer_sampling: Option<AnswerSampling>,
     pub(crate) cancel: &'a CancelToken,
 }
 
@@ -47,7 +50,12 @@ impl<'a> BatchItem<'a> {
         params: &'a SamplingParams,
         cancel: &'a CancelToken,
     ) -> Self {
-        Self { prompt, params, forced_thoughts: &[], lens: None, cancel }
+        Self { prompt, params, forced_thoughts: &[], lens: None, answer_sampling: None, cancel }
+    }
+
+    /// The random numbers of its trajectories.
+    pub(crate) fn keys(&self) -> PerturbationKeys {
+        PerturbationKeys::new(self.params, self.answer_sampling)
     }
 
     /// Tokens of the prompt.
@@ -60,12 +68,14 @@ impl<'a> BatchItem<'a> {
         self.prompt_len() - self.private_tokens()
     }
 
+    /// Prompt tokens that rows with looped latent positions share: whole chunks of slots, and not
+    /// the last token.
+    pub(crate) fn continued_tokens(&self) -> usize {
+        Cache::shareable(self.prompt_len() - 1)
+    }
+
     /// Prompt tokens that every row passes by itself, because dropout makes them differ.
     pub(crate) fn private_tokens(&self) -> usize {
-        match self.params.perturbation.prompt_sharing() {
-            PromptSharing::Whole => 0,
-            PromptSharing::AllButLast => 1,
-            PromptSharing::Nothing => self.prompt_len(),
-        }
+        private_tokens(&self.params.perturbation, self.prompt_len())
     }
 }

@@ -12,6 +12,16 @@ pub(crate) fn site_set(sites: DropoutSites) -> SiteSet {
     attn_out.union(mlp_out)
 }
 
+/// Tokens of a prompt of so many that every trajectory passes by itself, because dropout makes them
+/// differ.
+pub(crate) fn private_tokens(perturbation: &Perturbation, prompt: usize) -> usize {
+    match perturbation.prompt_sharing() {
+        PromptSharing::Whole => 0,
+        PromptSharing::AllButLast => 1,
+        PromptSharing::Nothing => prompt,
+    }
+}
+
 /// The key of the masks at a position, of which `key` names the random numbers.
 pub(crate) fn mask_key(mask: MaskLifetime, key: RngKey) -> RngKey {
     match mask {

@@ -1,6 +1,6 @@
 //! What a caller asks for: one question with its own sampling parameters, and a way to stop it.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 #[cfg(test)]
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use data::answer::AnswerKind;
 use tensor::Tensor;
+use tensor::ops::TokenSampling;
 
 use crate::batch::BatchItem;
 use crate::prompt::Prompt;
@@ -18,6 +19,22 @@ use crate::sampling_params::SamplingParams;
 /// One question and everything that decides its trajectories.
 ///
 /// Requests with unlike parameters share passes; what a request gets does not depend on the others.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use latent_tts_engine::{CancelToken, Engine, EngineError, Request, SamplingParams};
+///
+/// # fn example(engine: &Engine) -> Result<(), Box<dyn std::error::Error>> {
+/// let params = SamplingParams { samples: 64.try_into()?, ..engine.default_params() };
+/// let cancel = CancelToken::with_timeout(Duration::from_secs(10));
+/// let request = Request { cancel, ..Request::new("2 + 3?", params) };
+/// match engine.solve(&request) {
+///     Err(EngineError::Cancelled { .. }) => println!("not within ten seconds"),
+///     reply => println!("{:?}", reply?.answer()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Names the request's random numbers together with the seed: the question's index in its
@@ -36,6 +53,9 @@ pub struct Request {
     /// Reads thoughts through the LM head, into [`Trajectory::lens`](crate::Trajectory::lens). It
     /// changes nothing else.
     pub lens: Option<Lens>,
+    /// Samples the answer's tokens of the perturbed trajectories, whatever perturbs their thoughts.
+    /// Reinforcement learning explores with both.
+    pub answer_sampling: Option<AnswerSampling>,
     /// Looked at between passes; a cancelled request gives its rows' places to the others.
     pub cancel: CancelToken,
 }
@@ -50,15 +70,27 @@ impl Request {
             params,
             forced_thoughts: Arc::default(),
             lens: None,
+            answer_sampling: None,
             cancel: CancelToken::default(),
         }
     }
 
     /// It with its prompt, as batches take it.
     pub(crate) fn item<'a>(&'a self, prompt: &'a Prompt) -> BatchItem<'a> {
-        let Self { params, forced_thoughts, lens, cancel, .. } = self;
-        BatchItem { prompt, params, forced_thoughts, lens: *lens, cancel }
+        let Self { params, forced_thoughts, cancel, .. } = self;
+        let (lens, answer_sampling) = (self.lens, self.answer_sampling);
+        BatchItem { prompt, params, forced_thoughts, lens, answer_sampling, cancel }
     }
+}
+
+/// How the answers of perturbed thoughts are sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnswerSampling {
+    /// The distribution of each token.
+    pub tokens: TokenSampling,
+    /// Trajectories in a row that have the same random numbers in their thoughts, and differ in
+    /// their answers alone.
+    pub per_thoughts: NonZeroU32,
 }
 
 /// The logit lens: the tokens that the LM head gives the largest logits at the hidden state from

@@ -28,16 +28,18 @@
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
-//! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`calibrate()`] fits the
-//!   combination of all signals; [`training`] has their options, presets
-//!   and methods.
+//! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`RlTrainer`] a reasoner
+//!   by reinforcement learning, [`calibrate()`] fits the combination of all signals; [`training`]
+//!   has their options, presets and methods.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
 //! than what this crate names.
 
 pub mod ablation;
 pub mod annotate;
+pub mod bench;
 pub mod calibrate;
+pub mod convert;
 mod data_source;
 mod device;
 #[cfg(feature = "embedded")]
@@ -65,14 +67,15 @@ pub use aggregate::{self, RewardReduction, Rule, VoteParams};
 pub use annotate::Annotator;
 pub use calibrate::{CalibrationReport, calibrate};
 pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
-pub use data::{self, Question};
+pub use data::{self, FieldNames, Question};
 pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
-    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
-    MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
+    DropoutSites, Engine, EngineError, Family, GivenTrajectory, HiddenStates, LatentLength,
+    LengthRange, Lens, LensToken, MaskLifetime, Perturbation, Probability, Reasoner, Replies,
+    Replies as OutputStream, Reply, Reply as Output, Request, RewardModel, SamplingParams,
+    Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};
@@ -98,8 +101,8 @@ pub use tensor::{self, Device};
 pub use too_long::fitting_questions;
 pub use train;
 pub use training::{
-    ProbeTrainer, ProbeTrainerOptions, RewardTrainer, RewardTrainerOptions, TrainObserver,
-    TrainReport, Trainer, TrainerOptions,
+    ProbeTrainer, ProbeTrainerOptions, RewardTrainer, RewardTrainerOptions, RlTrainer,
+    RlTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
 };
 
 /// The README's Rust code, compiled.

@@ -1,5 +1,5 @@
-//! Training of reasoners ([`Trainer`]) and of reward models over their thoughts
-//! ([`RewardTrainer`]).
+//! Training of reasoners ([`Trainer`]), of reward models over their thoughts ([`RewardTrainer`]),
+//! and of reasoners by reinforcement learning ([`RlTrainer`]).
 //!
 //! ```no_run
 //! use latent_tts::training::{Trainer, TrainerOptions};
@@ -14,14 +14,16 @@
 //! # Ok::<(), latent_tts::Error>(())
 //! ```
 //!
-//! `examples` reads and checks the data of a reasoner, `reasoner` and `reward` make a task of the
-//! options; here is what they share: the output directory, the settings of the loop, its events.
+//! `examples` reads and checks the data of a reasoner, `reasoner`, `reward` and `rl` make a task of
+//! the options; here is what they share: the output directory, the settings of the loop, its
+//! events.
 //! Everything below is in [`train`], to which a training method is added as one file.
 
 mod examples;
 mod probe;
 mod reasoner;
 mod reward;
+mod rl;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -47,10 +49,12 @@ pub use model::ModelWarning;
 pub use probe::{ProbeData, ProbeObserver, ProbeReport, ProbeTrainer};
 pub use reasoner::Trainer;
 pub use reward::RewardTrainer;
+pub use rl::RlTrainer;
 pub use train::methods::{METHODS, MethodEntry, TrainingMethod};
 pub use train::options::{
-    CurriculumKind, LoraOptions, MethodOptions, Preset, ReasonerMode, RewardTrainerOptions,
-    TrainerOptions, TrainingOptions, Warmup, WeightedData,
+    CurriculumKind, LoraOptions, MethodOptions, PolicyOptions, Preset, ReasonerMode,
+    RewardTrainerOptions, RlTrainerOptions, RolloutOptions, TrainerOptions, TrainingOptions,
+    Warmup, WeightedData,
 };
 pub use train::probe::{ProbeProgress, ProbeTrainerOptions};
 pub use train::trainer::TrainEvent;

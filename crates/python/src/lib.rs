@@ -28,6 +28,7 @@ mod ablate;
 mod aggregate;
 mod annotate;
 mod command;
+mod convert;
 mod download;
 mod engine;
 mod errors;
@@ -56,6 +57,8 @@ mod _core {
     #[pymodule_export]
     use crate::command::run_command_line;
     #[pymodule_export]
+    use crate::convert::convert;
+    #[pymodule_export]
     use crate::download::fetch;
     #[pymodule_export]
     use crate::engine::{PyEngine, check_reward_model, parse_questions, read_questions};
@@ -81,7 +84,7 @@ mod _core {
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
     #[pymodule_export]
-    use crate::train::{train_reasoner, train_reward, training_options};
+    use crate::train::{train_reasoner, train_reward, train_rl, training_options};
     #[pymodule_export]
     use crate::trajectory::{PyReply, PyTrajectory};
 }

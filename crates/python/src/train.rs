@@ -6,8 +6,8 @@ use std::sync::mpsc::Sender;
 use latent_tts::data::examples::TrainExample;
 use latent_tts::training::{ModelWarning, Preset, TrainEvent};
 use latent_tts::{
-    CancelToken, Error, RewardTrainer, RewardTrainerOptions, TrainObserver, TrainReport, Trainer,
-    TrainerOptions,
+    CancelToken, Error, RewardTrainer, RewardTrainerOptions, RlTrainer, RlTrainerOptions,
+    TrainObserver, TrainReport, Trainer, TrainerOptions,
 };
 use pyo3::prelude::*;
 use serde_json::{Map, Value, json};
@@ -66,14 +66,37 @@ pub fn train_reward(
     arguments.run(py, progress, |device, observer, cancel| trainer.run(device, observer, cancel))
 }
 
-/// The options of both trainings with their defaults, as JSON: (reasoner, reward).
+/// Trains a reasoner by reinforcement learning; gives the report as JSON. `progress` takes each
+/// event as JSON.
 #[pyfunction]
-pub fn training_options() -> PyResult<(String, String)> {
+pub fn train_rl(
+    py: Python<'_>,
+    arguments: TrainArguments,
+    questions: Option<Vec<ExampleTuple>>,
+    held_out: Option<Vec<ExampleTuple>>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let fields = arguments.fields(Preset::RL)?;
+    let options = RlTrainerOptions::from_fields(fields).map_err(raise)?;
+    let mut trainer = RlTrainer::new(&arguments.out, options).map_err(raise)?;
+    if let Some(questions) = questions {
+        trainer = trainer.with_questions(questions.into_iter().map(example).collect());
+    }
+    if let Some(problems) = held_out {
+        trainer = trainer.with_held_out(problems.into_iter().map(example).collect());
+    }
+    arguments.run(py, progress, |device, observer, cancel| trainer.run(device, observer, cancel))
+}
+
+/// The options of all trainings with their defaults, as JSON: (reasoner, reward, rl).
+#[pyfunction]
+pub fn training_options() -> PyResult<(String, String, String)> {
     let text = |options: Result<String, serde_json::Error>| {
         options.map_err(|error| invalid(error.to_string()))
     };
     let reasoner = text(serde_json::to_string(&TrainerOptions::default()))?;
-    Ok((reasoner, text(serde_json::to_string(&RewardTrainerOptions::default()))?))
+    let reward = text(serde_json::to_string(&RewardTrainerOptions::default()))?;
+    Ok((reasoner, reward, text(serde_json::to_string(&RlTrainerOptions::default()))?))
 }
 
 impl TrainArguments {

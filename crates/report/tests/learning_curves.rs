@@ -157,3 +157,38 @@ fn a_training_without_steps_is_refused() {
     assert!(matches!(refused(&[]), ReportError::NoRuns));
     assert!(!out.exists(), "a refused training leaves no files");
 }
+
+/// Adds the numbers of a training by rewards to the records of another.
+fn with_rewards(dir: PathBuf) -> TrainingDir {
+    let records = training(dir, 1e-5);
+    let add = |mut record: StepRecord| {
+        let at = f64::from(record.step) / f64::from(STEPS);
+        record.losses = record.losses.with("reward", 0.5 + 0.2 * at).with("coverage", 0.9);
+        record.losses = record.losses.with("entropy", 0.2).with("answer_tokens", 4.5);
+        record
+    };
+    std::fs::write(records.log_file(), lines(records.steps().unwrap().into_iter().map(add)))
+        .unwrap();
+    let add = |mut eval: EvalRecord| {
+        eval.metrics.insert("majority".to_owned(), json!(eval.score + 0.1));
+        eval
+    };
+    std::fs::write(records.evals_file(), lines(records.evals().unwrap().into_iter().map(add)))
+        .unwrap();
+    records
+}
+
+#[test]
+fn a_training_by_rewards_has_a_panel_for_each_scale() {
+    let dir = tempfile::tempdir().unwrap();
+    let figures = figures_of(&[with_rewards(dir.path().join("a"))]);
+    let rewards = panel(&figures, "rewards of sampled trajectories");
+    assert_eq!(labels(rewards), ["reward", "coverage"]);
+    assert_eq!(labels(panel(&figures, "diversity")), ["entropy"]);
+    assert_eq!(labels(panel(&figures, "lengths")), ["answer_tokens"]);
+    assert_eq!(labels(panel(&figures, "loss")), ["loss", "distill"]);
+    let held_out = panel(&figures, "held-out problems");
+    assert_eq!(labels(held_out), ["held-out accuracy", "majority", "the model that is kept"]);
+    let majority: Vec<f64> = series(held_out, "majority").points.iter().map(|p| p.y).collect();
+    assert!(majority.iter().zip([0.4, 0.7, 0.6]).all(|(y, expected)| (y - expected).abs() < 1e-9));
+}

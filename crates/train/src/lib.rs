@@ -28,6 +28,7 @@ pub mod probe;
 pub mod reasoner;
 pub mod reward;
 pub mod reward_step;
+pub mod rl;
 mod rows;
 pub mod schedule;
 pub mod tokenized_example;

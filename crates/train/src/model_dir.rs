@@ -158,12 +158,7 @@ fn init_from_pretrained(
         None => config["vocab_size"] = vocab,
     }
     config["latent_tts"] = usage.config;
-    // transformers loads a model in the dtype that its configuration names.
-    for field in ["dtype", "torch_dtype"] {
-        if let (Some(dtype), None) = (config.get_mut(field), &tuning.lora) {
-            *dtype = json!(tuning.dtype.torch_name());
-        }
-    }
+    name_dtype(&mut config, tuning);
     for (field, token) in
         [("latent_id", LATENT), ("latent_start_id", START_LATENT), ("latent_end_id", END_LATENT)]
     {
@@ -182,6 +177,60 @@ fn init_from_pretrained(
     let warnings = checkpoint.warnings().to_vec();
     let initial = InitialModel { init: ModelInit::Pretrained(files.clone()), resize, warnings };
     Ok(TrainableModel { decoder, tokenizer: Arc::new(tokenizer), markers, writer, initial })
+}
+
+/// A trained reasoner that is trained on as it is.
+pub struct ContinuedModel {
+    /// The weights.
+    pub decoder: TrainableDecoder,
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Writes its weights.
+    pub writer: WeightWriter,
+    /// Where it starts.
+    pub checkpoint: Checkpoint,
+}
+
+/// Copies configuration and tokenizer of a reasoner to `out` and loads its weights for training.
+/// Unlike [`init_model`] it adds no tokens and keeps the method.
+pub fn continue_model(
+    device: &Device,
+    files: &ModelFiles,
+    out: &Path,
+    tuning: &TuningSpec,
+) -> Result<ContinuedModel, TrainError> {
+    let checkpoint = Checkpoint::open(files)?;
+    copy_description(files, out)?;
+    let mut config = read_json(&out.join("config.json"))?;
+    name_dtype(&mut config, tuning);
+    write_json(&out.join("config.json"), &config)?;
+    let tokenizer = Arc::new(Tokenizer::read(out)?);
+    let writer = WeightWriter::new(tuning, &checkpoint)?;
+    let decoder = load_continued(device, &checkpoint, tuning.lora.as_ref())?;
+    Ok(ContinuedModel { decoder, tokenizer, writer, checkpoint })
+}
+
+/// The weights of a checkpoint for training, with its own vocabulary.
+pub fn load_continued(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    lora: Option<&AdapterSpec>,
+) -> Result<TrainableDecoder, TrainError> {
+    let config = checkpoint.config();
+    let vocab = config.vocab;
+    let new_tokens = checkpoint.added_tokens();
+    let resize = Resize { old_vocab: vocab, new_vocab: vocab, copy_from: 0, new_tokens };
+    Ok(device.run(|| resize.load(device, checkpoint, config, lora))?)
+}
+
+/// Names the dtype of the saved weights in a configuration that names one: transformers loads a
+/// model in it.
+fn name_dtype(config: &mut Value, tuning: &TuningSpec) {
+    for field in ["dtype", "torch_dtype"] {
+        if let (Some(dtype), None) = (config.get_mut(field), &tuning.lora) {
+            *dtype = json!(tuning.dtype.torch_name());
+        }
+    }
 }
 
 /// The initial weights of a training, to be loaded once more.
@@ -301,7 +350,7 @@ fn markers(tokenizer: &Tokenizer) -> Result<LatentMarkers, TrainError> {
 }
 
 /// The ids of some tokens of a vocabulary.
-pub(crate) fn token_ids<const N: usize>(
+pub fn token_ids<const N: usize>(
     tokenizer: &Tokenizer,
     tokens: [&str; N],
 ) -> Result<[u32; N], TrainError> {

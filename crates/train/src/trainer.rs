@@ -76,6 +76,16 @@ pub trait TrainTask {
         FrozenElements::default()
     }
 
+    /// What else a state after `steps` steps has to hold, for [`Self::restore`].
+    fn unfinished(&self, _steps: u32) -> Option<Value> {
+        None
+    }
+
+    /// Takes over what [`Self::unfinished`] gave when a state was saved after `steps` steps.
+    fn restore(&mut self, _steps: u32, _unfinished: Value) -> Result<(), TrainError> {
+        Ok(())
+    }
+
     /// An estimate of the bytes of activations of one micro-batch; `None` if there is none.
     fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
         Ok(None)

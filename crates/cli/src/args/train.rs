@@ -1,11 +1,13 @@
-//! Arguments of `train reasoner` and `train reward`: the library's options as flags, and what is
-//! the command line's own.
+//! Arguments of `train reasoner`, `train reward` and `train rl`: the library's options as flags,
+//! and what is the command line's own.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use latent_tts::training::{Preset, ProbeTrainerOptions, RewardTrainerOptions, TrainerOptions};
+use latent_tts::training::{
+    Preset, ProbeTrainerOptions, RewardTrainerOptions, RlTrainerOptions, TrainerOptions,
+};
 use latent_tts::{Family, SamplingOptions};
 
 use super::preset::preset_parser;
@@ -74,6 +76,27 @@ Examples:
   latent-tts train probe --kind linear --data embedded:valid:0..2000 --out models/linear
   latent-tts eval --probe models/probe --aggregate majority,probe,best_probe")]
     Probe(Box<ProbeArgs>),
+
+    /// Train a reasoner by reinforcement learning on its own trajectories
+    ///
+    /// Samples a group of trajectories for every question, rewards right answers, and raises the
+    /// probability of the trajectories above their group's mean. Dropout masks and noise are those
+    /// of the sampling, repeated from their keys, and gradients flow through the thoughts. Every
+    /// policy samples the tokens of its answers. --reward majority needs no gold answers.
+    ///
+    /// The result is a model of the same family that eval, annotate and serve load.
+    #[command(after_help = "\
+Examples:
+  latent-tts train rl --out models/rl
+  latent-tts train rl --model models/latent --data gsm8k_train.jsonl --held-out valid.jsonl \
+    --samples 16 --mask trajectory --out models/rl
+  latent-tts train rl --model models/codi --lora 16 --sampler noise --thought-gradient density \
+    --estimator grpo --out models/rl-noise
+  latent-tts train rl --model models/cot --data gsm8k_train.jsonl --updates 4 --kl-coef 0.01 \
+    --out models/rl-cot
+  latent-tts train rl --model models/latent --data questions.jsonl --reward majority \
+    --out models/ttrl")]
+    Rl(Box<RlArgs>),
 }
 
 /// Flags of `train probe`.
@@ -126,6 +149,23 @@ pub struct ProbeArgs {
     pub output: OutputArgs,
 }
 
+/// Flags of `train rl`.
+#[derive(Debug, Args)]
+pub struct RlArgs {
+    /// The directory to write
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+
+    #[command(flatten)]
+    pub options: RlTrainerOptions,
+
+    #[command(flatten)]
+    pub device: DeviceArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Flags of `train reasoner`.
 #[derive(Debug, Args)]
 pub struct ReasonerArgs {
@@ -168,4 +208,20 @@ pub struct RewardArgs {
 
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    /// Reinforcement learning has defaults of its own for options that it shares.
+    #[test]
+    fn defaults_of_train_rl_are_those_of_the_library() {
+        let cli = Cli::try_parse_from(["latent-tts", "train", "rl", "--out", "x"]).unwrap();
+        let Command::Train(TrainCommand::Rl(args)) = cli.command else { panic!("another command") };
+        assert_eq!(args.options, RlTrainerOptions::default());
+    }
 }

@@ -11,20 +11,21 @@ use anyhow::{Result, anyhow, ensure};
 use latent_tts::train::TrainError;
 use latent_tts::train::loss::Objective;
 use latent_tts::training::{ReasonerMode, WeightedData};
-use latent_tts::{CancelToken, Device, Error, RewardTrainer, TrainReport, Trainer};
+use latent_tts::{CancelToken, Device, Error, RewardTrainer, RlTrainer, TrainReport, Trainer};
 use serde_json::{Value, json};
 
-use crate::args::{DeviceArgs, DtypeKind, ReasonerArgs, RewardArgs, TrainCommand};
+use crate::args::{DeviceArgs, DtypeKind, ReasonerArgs, RewardArgs, RlArgs, TrainCommand};
 use crate::interrupt::{self, shell_quoted};
 use crate::printer::{Printer, format_duration};
 use progress::TrainProgress;
 
-/// Runs `train reasoner`, `train reward` or `train probe`.
+/// Runs `train reasoner`, `train reward`, `train rl` or `train probe`.
 pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     match command {
         TrainCommand::Reasoner(args) => reasoner(args, &Printer::new(&args.output)),
         TrainCommand::Reward(args) => reward(args, &Printer::new(&args.output)),
         TrainCommand::Probe(args) => probe::run(args, &Printer::new(&args.output)),
+        TrainCommand::Rl(args) => rl(args, &Printer::new(&args.output)),
     }
 }
 
@@ -57,6 +58,23 @@ fn reward(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     let model = shell_quoted(&args.options.model);
     let out = shell_quoted(&args.out.display().to_string());
     let next = format!("latent-tts eval --model {model} --reward-model {out}");
+    print_report(&report, printer, || finished_text(&report, &next))
+}
+
+fn rl(args: &RlArgs, printer: &Printer) -> Result<ExitCode> {
+    let trainer = RlTrainer::new(&args.out, args.options.clone()).map_err(with_flags)?;
+    let device = open_device(&args.device, printer)?;
+    let cancel = CancelToken::default();
+    interrupt::cancel_on_signal(&cancel)?;
+    let mut progress = TrainProgress::new(printer, &args.options.training, &device);
+    let report = trainer.run(&device, &mut progress, &cancel).map_err(with_flags)?;
+    drop(progress);
+    let out = shell_quoted(&args.out.display().to_string());
+    let model = shell_quoted(&args.options.model);
+    let next = format!(
+        "latent-tts eval --model {out} --greedy, and compare with latent-tts eval --model {model} \
+         --greedy"
+    );
     print_report(&report, printer, || finished_text(&report, &next))
 }
 

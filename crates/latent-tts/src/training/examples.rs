@@ -1,11 +1,11 @@
 //! The data of a reasoner's training: files and the built-in corpus, mixed by weight; and what they
 //! lack, reported before the first step.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use corpus::Split;
-use data::{TrainExample, examples};
+use data::{FieldNames, TrainExample, examples};
 use model::Tokenizer;
 use report::table::count;
 use train::TrainError;
@@ -21,14 +21,17 @@ const CHECKED: usize = 10_000;
 /// The largest share of unknown tokens that is trained on.
 const MAX_UNKNOWN: f64 = 0.05;
 
-/// The training data that the options name.
-pub(super) fn source(options: &TrainerOptions) -> Result<ExampleSource, Error> {
-    let seed = options.training.seed;
+/// The training data of these names.
+pub(super) fn source(
+    names: &[WeightedData],
+    fields: &FieldNames,
+    seed: u64,
+) -> Result<ExampleSource, Error> {
     let mut sources = Vec::new();
-    for data in &options.data {
-        let (source, size) = open(data, seed)?;
+    for data in names {
+        let (source, size) = open(data, fields, seed)?;
         let weight = data.weight.or(size);
-        let weight = match options.data.len() {
+        let weight = match names.len() {
             1 => 1.0,
             _ => weight.ok_or_else(|| {
                 invalid("`data`: corpus has no size; give it a weight, such as corpus:5000")
@@ -47,10 +50,14 @@ pub(super) fn source(options: &TrainerOptions) -> Result<ExampleSource, Error> {
 }
 
 /// The examples, and their number unless it is unbounded.
-fn open(data: &WeightedData, seed: u64) -> Result<(ExampleSource, Option<f64>), Error> {
+fn open(
+    data: &WeightedData,
+    fields: &FieldNames,
+    seed: u64,
+) -> Result<(ExampleSource, Option<f64>), Error> {
     let Some(file) = data.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
     let file = data_file(&file.to_string_lossy())?;
-    let examples = examples::read(&file, None)?;
+    let examples = examples::read_fields(&file, fields, None)?;
     if examples.is_empty() {
         return Err(invalid(&format!("{}: no examples", file.display())));
     }
@@ -59,18 +66,22 @@ fn open(data: &WeightedData, seed: u64) -> Result<(ExampleSource, Option<f64>), 
 }
 
 /// The files of the data that the options name.
-pub(super) fn files(options: &TrainerOptions) -> Result<Vec<PathBuf>, Error> {
-    let names = options.data.iter().filter_map(WeightedData::file);
+pub(super) fn files(data: &[WeightedData]) -> Result<Vec<PathBuf>, Error> {
+    let names = data.iter().filter_map(WeightedData::file);
     names.map(|file| data_file(&file.to_string_lossy())).collect()
 }
 
-/// The held-out examples that the options name. Without a name they are the corpus's if the
+/// The held-out examples of a file, at most `count`. Without a name they are the corpus's if the
 /// training data are the corpus alone.
-pub(super) fn held_out(options: &TrainerOptions) -> Result<Vec<TrainExample>, Error> {
-    let count = options.held_out_count;
-    let only_corpus = options.data.iter().all(|data| data.file().is_none());
-    match &options.held_out {
-        Some(file) => Ok(examples::read(file, Some(count))?),
+pub(super) fn held_out(
+    data: &[WeightedData],
+    fields: &FieldNames,
+    file: Option<&Path>,
+    count: usize,
+) -> Result<Vec<TrainExample>, Error> {
+    let only_corpus = data.iter().all(|data| data.file().is_none());
+    match file {
+        Some(file) => Ok(examples::read_fields(file, fields, Some(count))?),
         None if only_corpus => {
             Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
         }
@@ -106,18 +117,45 @@ pub(super) fn check(
         100.0 * with_steps as f64 / examples.len() as f64,
         100.0 * unknown
     ));
-    if unknown > MAX_UNKNOWN {
-        let vocabulary = match options.init {
-            Some(_) => "the initial model's vocabulary",
-            None => "the built-in vocabulary, which has the words of the corpus alone",
-        };
-        return Err(invalid(&format!(
-            "`data`: {:.1}% of its tokens are not in {vocabulary}; pass `init` with a GPT-2, Llama \
-             or Qwen, whose tokenizer knows every word, or leave `data` out to train on the corpus",
-            100.0 * unknown
-        )));
+    let (vocabulary, option) = match options.init {
+        Some(_) => ("the initial model's vocabulary", "init"),
+        None => ("the built-in vocabulary, which has the words of the corpus alone", "init"),
+    };
+    refuse_unknown(unknown, vocabulary, option)
+}
+
+/// Reports the number of questions, and refuses those in words that the reasoner does not know.
+pub(super) fn check_questions(
+    tokenizer: &Tokenizer,
+    source: &ExampleSource,
+    observer: &mut dyn TrainObserver,
+) -> Result<(), Error> {
+    let lists = source.lists();
+    let examples: Vec<&TrainExample> =
+        lists.iter().flat_map(|list| list.iter().take(CHECKED)).collect();
+    if examples.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let unknown = unknown_share(tokenizer, &examples)?;
+    let total: usize = lists.iter().map(|list| list.len()).sum();
+    observer.note(&format!(
+        "training data: {}, {:.1}% of tokens unknown to the model",
+        count(total, "question"),
+        100.0 * unknown
+    ));
+    refuse_unknown(unknown, "the reasoner's vocabulary", "model")
+}
+
+/// Refuses data with too large a share of unknown tokens; `option` names the model.
+fn refuse_unknown(unknown: f64, vocabulary: &str, option: &str) -> Result<(), Error> {
+    if unknown <= MAX_UNKNOWN {
+        return Ok(());
+    }
+    Err(invalid(&format!(
+        "`data`: {:.1}% of its tokens are not in {vocabulary}; pass `{option}` with a GPT-2, Llama \
+         or Qwen, whose tokenizer knows every word, or leave `data` out to train on the corpus",
+        100.0 * unknown
+    )))
 }
 
 /// The share of the tokens of questions, steps and answers that are the unknown token.

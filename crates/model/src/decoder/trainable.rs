@@ -13,6 +13,8 @@
 mod backward;
 mod segment;
 
+use std::sync::Arc;
+
 use tensor::ops::{self, Indices, KvGrads, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
@@ -33,8 +35,9 @@ pub use segment::Segment;
 /// A trainable decoder: the kernels' weights and the float32 master weights.
 #[derive(Debug)]
 pub struct TrainableDecoder {
-    /// The decoder that runs the kernels; its weights are copies of the parameters.
-    pub decoder: Decoder,
+    /// The decoder that runs the kernels; its weights are copies of the parameters. An engine may
+    /// share it, and has to be dropped before the weights change.
+    pub decoder: Arc<Decoder>,
     embedding: LinearParameters,           // (vocab, width)
     lm_head: Option<LinearParameters>,     // (vocab, width); `None` if tied to the embedding
     position_embedding: Option<Parameter>, // (context, width)
@@ -174,7 +177,7 @@ impl TrainableDecoder {
         };
         let table = |spec| LinearParameters::load(device, &spec, source, table_tuning);
         let mut trainable = Self {
-            decoder: Decoder::load(device, config, source, head)?,
+            decoder: Arc::new(Decoder::load(device, config, source, head)?),
             embedding: table(tensors.embedding())?,
             lm_head: untied.then(|| table(tensors.lm_head())).transpose()?,
             position_embedding: positions
@@ -194,7 +197,8 @@ impl TrainableDecoder {
 
     /// Copies all weights to the decoder, frozen ones too.
     fn assign_weights(&mut self) -> Result<(), DeviceError> {
-        let (device, decoder) = (&self.decoder.device.clone(), &mut self.decoder);
+        let device = &self.decoder.device.clone();
+        let decoder = exclusive(&mut self.decoder);
         match (&mut decoder.embedding, &mut decoder.lm_head) {
             (None, Some(tied)) => self.embedding.assign(device, tied)?,
             (_, Some(lm_head)) => {
@@ -265,7 +269,8 @@ impl TrainableDecoder {
     /// Copies the parameters to the decoder's weights; needed after every change.
     pub fn sync_weights(&mut self) -> Result<(), DeviceError> {
         let device = &self.decoder.device.clone();
-        let decoder = &mut self.decoder;
+        let decoder = exclusive(&mut self.decoder);
+        decoder.graphs.clear();
         // A tied embedding is loaded as the LM head, or as the embedding if there is no LM head.
         match (&mut decoder.embedding, &mut decoder.lm_head, &mut self.lm_head) {
             (Some(embedding), lm_head, untied) => {
@@ -413,6 +418,17 @@ impl TrainableDecoder {
             .accumulate_gradients(&device, hidden, &dlogits)?;
         ops::linear_dx(&device, &dlogits, self.decoder.lm_head(), OutputDtype::F32, &mut dhidden)?;
         Ok((losses, dhidden))
+    }
+}
+
+/// The decoder, to change its weights.
+///
+/// # Panics
+/// If an engine still shares it.
+fn exclusive(decoder: &mut Arc<Decoder>) -> &mut Decoder {
+    match Arc::get_mut(decoder) {
+        Some(decoder) => decoder,
+        None => panic!("the weights of a decoder change while an engine shares them"),
     }
 }
 

@@ -5,7 +5,7 @@ mod swiglu;
 use tensor::ops::{self, Activation, Linear, Normalization, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::{GaussianMeanNames, MlpNames, hidden_size};
+use super::{GaussianMeanNames, LatentHead, MlpNames, hidden_size};
 use crate::checkpoint::Checkpoint;
 use crate::error::ModelError;
 use crate::parameters::{LinearParameters, NormParameters, Parameter, Tuning};
@@ -13,6 +13,9 @@ use crate::source::TensorSource;
 use crate::weights::{LinearSpec, NormSpec};
 
 pub use swiglu::{SwiGluActivations, TrainableSwiGlu};
+
+/// Added to the variance in the LayerNorm of a [`TrainableMlp`].
+const NORM_EPS: f32 = 1e-5;
 
 /// A trainable linear layer: the kernels' copy and the master weights.
 #[derive(Debug)]
@@ -125,7 +128,7 @@ impl TrainableMlp {
         shape: MlpShape,
     ) -> Result<Self, ModelError> {
         let MlpShape { inputs, hidden, outputs } = shape;
-        let norm = NormSpec::layer_norm(names.norm, outputs, 1e-5);
+        let norm = NormSpec::layer_norm(names.norm, outputs, NORM_EPS);
         Ok(Self {
             up: TrainableLinear::load(device, source, names.up, inputs, hidden)?,
             down: TrainableLinear::load(device, source, names.down, hidden, outputs)?,
@@ -178,6 +181,17 @@ impl TrainableMlp {
             &mut dbefore,
         )?;
         self.up.backward(device, &saved.hidden, &dbefore)
+    }
+
+    /// The inference head with a copy of the weights.
+    fn to_latent_head(&self, device: &Device) -> Result<LatentHead, DeviceError> {
+        let width = self.norm.width();
+        let (scale, shift) = (vec![1.0; width], vec![0.0; width]);
+        let mut norm = Normalization::layer(device, NORM_EPS, scale, shift)?;
+        self.norm_parameters.sync_norm(device, &mut norm)?;
+        let up = self.up.parameters.to_linear(device)?;
+        let down = self.down.parameters.to_linear(device)?;
+        Ok(LatentHead::Mlp { up, down, norm })
     }
 
     /// The parameters, in a fixed order.
@@ -235,6 +249,14 @@ impl TrainableHead {
         match self {
             Self::Identity => Ok(dthoughts),
             Self::Mlp(mlp) => mlp.backward(device, saved, &dthoughts),
+        }
+    }
+
+    /// The head that an engine runs, with a copy of the weights.
+    pub fn to_latent_head(&self, device: &Device) -> Result<LatentHead, DeviceError> {
+        match self {
+            Self::Identity => Ok(LatentHead::Identity),
+            Self::Mlp(mlp) => mlp.to_latent_head(device),
         }
     }
 

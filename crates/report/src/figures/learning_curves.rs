@@ -1,6 +1,7 @@
 //! Learning curves: losses and held-out accuracy over the steps, and what the optimizer did.
 //!
 //! A single training has all of its losses in one panel; several are compared in a panel per loss.
+//! A single training by rewards has panels of numbers that share a scale ([`REWARD_PANELS`]).
 
 use super::figure::{
     AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, Panel, Series, SeriesStyle,
@@ -25,6 +26,18 @@ const OPTIMIZER_CAPTION: &str = "\
     The norm of the gradient before clipping, of single steps (points) and as moving average \
     (line), and the learning rate. A norm that grows without bound announces a divergence.";
 
+/// The panels of a training by rewards: title, axis and the curves in it. What is in none of them
+/// is beside the loss.
+const REWARD_PANELS: [(&str, &str, &[&str]); 4] = [
+    ("rewards of sampled trajectories", "share", &["reward", "accuracy", "coverage"]),
+    ("diversity", "share; entropy in nats", &["entropy", "distinct", "groups_used", "truncated"]),
+    ("lengths", "tokens or thoughts", &["answer_tokens", "thoughts"]),
+    ("distance from earlier weights", "nats; share", &["kl", "clipped"]),
+];
+
+/// The metrics of held-out problems beside the score of a training by rewards.
+const HELD_OUT_METRICS: [&str; 3] = ["greedy", "majority", "coverage"];
+
 /// All figures of these trainings.
 pub fn learning_curves(trainings: &[TrainingData]) -> Vec<Figure> {
     let mut learning = loss_panels(trainings);
@@ -48,12 +61,18 @@ pub fn learning_curves(trainings: &[TrainingData]) -> Vec<Figure> {
 /// One panel of all losses for a single training, else one per loss.
 fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
     if let [one] = trainings {
-        let curves = one.loss_names().into_iter().enumerate().map(|(i, name)| Curve {
-            label: name.to_owned(),
-            colour: colour(i),
-            points: one.curve(|record| record.losses.get(name)),
+        let names = one.loss_names();
+        if !names.contains(&"reward") {
+            return named_panel(one, ("losses", "loss"), &names).into_iter().collect();
+        }
+        let is_grouped = |name: &&str| REWARD_PANELS.iter().any(|(.., group)| group.contains(name));
+        let rest: Vec<&str> = names.iter().copied().filter(|name| !is_grouped(name)).collect();
+        let groups = REWARD_PANELS.iter().filter_map(|(title, label, group)| {
+            let own: Vec<&str> =
+                group.iter().copied().filter(|name| names.contains(name)).collect();
+            named_panel(one, (title, label), &own)
         });
-        return curve_panel("losses", "loss", curves.collect()).into_iter().collect();
+        return groups.chain(named_panel(one, ("loss", "loss"), &rest)).collect();
     }
     let mut names: Vec<&str> = Vec::new();
     for name in trainings.iter().flat_map(TrainingData::loss_names) {
@@ -69,6 +88,20 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
         )
     };
     names.into_iter().filter_map(panel).collect()
+}
+
+/// A panel of some losses of a training; `None` without any.
+fn named_panel(
+    training: &TrainingData,
+    (title, label): (&str, &str),
+    names: &[&str],
+) -> Option<Panel> {
+    let curve = |(i, name): (usize, &&str)| Curve {
+        label: (*name).to_owned(),
+        colour: colour(i),
+        points: training.curve(|record| record.losses.get(name)),
+    };
+    curve_panel(title, label, names.iter().enumerate().map(curve).collect())
 }
 
 fn norm_panel(trainings: &[TrainingData]) -> Option<Panel> {
@@ -100,6 +133,9 @@ fn accuracy_panel(trainings: &[TrainingData]) -> Option<Panel> {
             accuracy_series(training, label, colour(i))
         })
         .collect();
+    if let [one] = trainings {
+        series.extend(metric_series(one));
+    }
     series.extend(evaluated().filter_map(|(i, training)| kept_series(training, colour(i))));
     let shares = series.iter().flat_map(|s| &s.points).all(|p| (0.0..=1.0).contains(&p.y));
     let (label, scale) = match shares {
@@ -134,6 +170,23 @@ fn accuracy_series(training: &TrainingData, label: &str, colour: Colour) -> Seri
         style: SeriesStyle { intervals: IntervalStyle::Bars, ..SeriesStyle::line(colour) },
         points: training.evals.iter().map(point).collect(),
     }
+}
+
+/// The held-out metrics of a training by rewards that are not its score.
+fn metric_series(training: &TrainingData) -> Vec<Series> {
+    let value = |eval: &record::EvalRecord, name: &str| eval.metrics.get(name)?.as_f64();
+    let is_score = |name: &str| {
+        training.evals.iter().all(|eval| value(eval, name).is_none_or(|x| x == eval.score))
+    };
+    let others = HELD_OUT_METRICS.iter().filter(|name| !is_score(name)).enumerate();
+    let series = |(i, name): (usize, &&str)| {
+        let points = training.evals.iter();
+        let points = points.filter_map(|eval| Some((f64::from(eval.step), value(eval, name)?)));
+        let points: Vec<(f64, f64)> = points.collect();
+        let curve = Curve { label: (*name).to_owned(), colour: colour(i + 1), points };
+        curve.line(&curve.points)
+    };
+    others.map(series).collect()
 }
 
 fn kept_series(training: &TrainingData, colour: Colour) -> Option<Series> {

@@ -49,8 +49,14 @@ fn lead(training: &TrainingData, count: usize) -> String {
     let which = if count > 1 { format!("{}: ", training.label) } else { String::new() };
     let mut text = format!("{which}{} steps. ", training.steps.len());
     let losses = smooth(&training.curve(|record| record.losses.get("loss")));
-    if let (Some((_, first)), Some((_, last))) = (losses.first(), losses.last()) {
+    let is_rewarded = training.loss_names().contains(&"reward");
+    if let (false, Some((_, first)), Some((_, last))) = (is_rewarded, losses.first(), losses.last())
+    {
         text.push_str(&format!("The loss went from {first:.3} to {last:.3}. "));
+    }
+    let rewards = smooth(&training.curve(|record| record.losses.get("reward")));
+    if let (Some((_, first)), Some((_, last))) = (rewards.first(), rewards.last()) {
+        text.push_str(&format!("The mean reward went from {first:.3} to {last:.3}. "));
     }
     if let (Some(kept), Some(last)) = (training.kept(), training.evals.last()) {
         text.push_str(&format!("The model after {} steps is kept", kept.step));

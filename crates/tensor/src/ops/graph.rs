@@ -90,6 +90,11 @@ impl GraphCache {
         Self(Mutex::new(GraphEntries { disabled: true, ..GraphEntries::default() }))
     }
 
+    /// Forgets all graphs: the weights whose addresses they hold are replaced.
+    pub fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).entries.clear();
+    }
+
     /// The number of passes that were replayed.
     pub fn replays(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).replays
@@ -141,12 +146,14 @@ impl GraphCache {
                     Ok(mut pass) => {
                         pass.graph.launch()?;
                         let out = copied(&pass.out)?;
+                        tracing::debug!("captured a pass as a CUDA graph");
                         *state = GraphState::Captured(pass);
                         return Ok(out);
                     }
                     // Launched below, which reports an error that is not the capture's.
                     Err(error) => {
                         *state = GraphState::Failed;
+                        tracing::warn!(%error, "a CUDA graph failed; launching kernel by kernel");
                         entries.failure.get_or_insert_with(|| error.to_string());
                     }
                 }

@@ -13,6 +13,7 @@ mod dropout;
 mod graph;
 mod linear;
 mod loss;
+mod mixture;
 mod norm;
 mod optimizer;
 mod qkv;
@@ -37,6 +38,7 @@ pub use linear::{
     Linear, LinearResidualNorm, linear, linear_add, linear_dw, linear_dx, linear_residual_norm,
 };
 pub use loss::{cross_entropy, logits};
+pub use mixture::{MixedTokens, MixtureDraw, MixtureRule, MixtureTables, mix_tokens};
 pub(crate) use norm::CpuNorm;
 pub use norm::{
     LearnedPositions, NormBackward, Normalization, add_positions_norm, norm, norm_backward,
@@ -51,7 +53,7 @@ pub use rows::{
     Indices, add, add_noise, add_scaled, concat, fill_zero, gather, lookup, scale, scale_rows,
     scatter_add, select,
 };
-pub use sample::sample_tokens;
+pub use sample::{sample_tokens, token_logprobs};
 pub use topk::{
     PendingTokens, TokenLogprob, TopKMixture, argmax, greedy_tokens, top_k, top_k_mixture,
     top_tokens,

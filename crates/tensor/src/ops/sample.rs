@@ -8,10 +8,11 @@
 use rayon::prelude::*;
 
 use super::topk::{LOGIT_ROWS, PendingTokens, TokenLogprob};
-use super::{Activation, Linear, OutputDtype, linear, select};
+use super::{Activation, Indices, Linear, OutputDtype, cross_entropy, linear, logits, select};
 use crate::cpu::isa::per_isa;
 use crate::cpu::math::exp;
 use crate::cpu::topk::RowMax;
+use crate::device::Backend;
 use crate::params::{TokenDraw, TokenSampling};
 use crate::rng::Site;
 use crate::{Device, DeviceError, Isa, Tensor};
@@ -19,7 +20,7 @@ use crate::{Device, DeviceError, Isa, Tensor};
 impl TokenSampling {
     /// The token whose interval of the cumulative distribution, in the order of tokens, contains
     /// `at` in `[0, 1)`. `None` if no logit is a number. `max` is the largest logit.
-    fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
+    pub(super) fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
         let (shift, scale) = (max, 1.0 / self.temperature());
         let weights =
             per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
@@ -46,6 +47,62 @@ pub fn sample_tokens(
     draws: &[Option<TokenDraw>],
 ) -> Result<Vec<TokenLogprob>, DeviceError> {
     PendingTokens::sampled(device, x, head, draws)?.read()
+}
+
+/// Rows whose logits are stored at once on a GPU, where log-probabilities of given tokens are read.
+const GPU_LOGIT_ROWS: usize = 1024;
+
+/// The log-probability of a given token for each row of x (rows, inputs), under softmax(x W + b).
+///
+/// On a CPU it has the bits that [`sample_tokens`] gives for the token that it draws.
+pub fn token_logprobs(
+    device: &Device,
+    x: &Tensor,
+    head: &Linear,
+    tokens: &[u32],
+) -> Result<Vec<f32>, DeviceError> {
+    let rows = x.rows();
+    assert_eq!(rows, tokens.len(), "token_logprobs: {rows} rows, {} tokens", tokens.len());
+    let step = match device.backend() {
+        Backend::Cpu(_) => LOGIT_ROWS,
+        Backend::Cuda(_) => GPU_LOGIT_ROWS,
+    };
+    let mut logprobs = Vec::with_capacity(rows);
+    for start in (0..rows).step_by(step) {
+        let chunk: Vec<usize> = (start..rows.min(start + step)).collect();
+        let x = select(device, [x], &chunk)?;
+        let tokens = &tokens[start..start + chunk.len()];
+        logprobs.extend(chunk_logprobs(device, &x, head, tokens)?);
+    }
+    Ok(logprobs)
+}
+
+/// [`token_logprobs`] of so few rows that their logits are stored.
+fn chunk_logprobs(
+    device: &Device,
+    x: &Tensor,
+    head: &Linear,
+    tokens: &[u32],
+) -> Result<Vec<f32>, DeviceError> {
+    let mut scores = Tensor::default();
+    match device.backend() {
+        Backend::Cpu(cpu) => {
+            linear(device, x, head, Activation::None, OutputDtype::F32, &mut scores)?;
+            let logprob = |(r, &token): (usize, &u32)| {
+                let row = scores.row(r);
+                RowMax::from_logits(cpu.isa, row).logprob(row[token as usize])
+            };
+            Ok(tokens.par_iter().enumerate().map(logprob).collect())
+        }
+        Backend::Cuda(_) => {
+            logits(device, x, head, &mut scores)?;
+            let targets = Indices::new(device, tokens.to_vec())?;
+            let weights = vec![0.0; tokens.len()];
+            let losses =
+                cross_entropy(device, &scores, &targets, &weights, &mut Tensor::default())?;
+            Ok(losses.to_host()?.data().iter().map(|loss| -loss).collect())
+        }
+    }
 }
 
 /// [`sample_tokens`] on a CPU.
@@ -114,7 +171,7 @@ const INITIAL_TOP: usize = 64;
 /// The fewest tokens whose weights sum to at least `mass`, in ascending order of token: two tokens
 /// of nearly equal weight, whose order by weight rounding may change, then keep their intervals on
 /// every device.
-fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
+pub(super) fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
     let heavier =
         |a: &u32, b: &u32| weights[*b as usize].total_cmp(&weights[*a as usize]).then(a.cmp(b));
     let mut order: Vec<u32> =

@@ -30,8 +30,13 @@ const MAX_POSITIONS: usize = 1 << 24;
 /// The largest rank of an adapter.
 const MAX_RANK: usize = 1 << 16;
 
+/// The most trajectories of a question.
+const MAX_TRAJECTORIES: usize = 1 << 16;
+/// The largest bound of a ratio of probabilities.
+const MAX_RATIO: usize = 1 << 10;
+
 /// The range of every option that has one, by name.
-const RANGES: [(&str, Range); 33] = [
+const RANGES: [(&str, Range); 43] = [
     ("held_out_count", Range::UpTo(MAX_BATCH)),
     ("thoughts", Range::UpTo(MAX_THOUGHTS)),
     ("curriculum_end", Range::Probability),
@@ -47,6 +52,10 @@ const RANGES: [(&str, Range); 33] = [
     ("max_speed", Range::UpTo(MAX_THOUGHTS)),
     ("compression", Range::UpTo(MAX_THOUGHTS)),
     ("scheduled_sampling", Range::Share),
+    ("blocks", Range::UpTo(MAX_THOUGHTS)),
+    ("block_width", Range::UpTo(MAX_THOUGHTS)),
+    ("loops", Range::UpTo(MAX_THOUGHTS)),
+    ("step_loss_weight", Range::NonNegative),
     ("latent_head", Range::UpTo(MAX_ELEMENTS)),
     ("lora", Range::UpTo(MAX_RANK)),
     ("lora_alpha", Range::Positive),
@@ -65,6 +74,12 @@ const RANGES: [(&str, Range); 33] = [
     ("max_loss_ratio", Range::NonNegative),
     ("last_step_weight", Range::NonNegative),
     ("order_preference", Range::NonNegative),
+    ("length_penalty", Range::NonNegative),
+    ("clip_ratio", Range::Probability),
+    ("clip_ratio_high", Range::UpTo(MAX_RATIO)),
+    ("kl_coef", Range::NonNegative),
+    ("samples", Range::UpTo(MAX_TRAJECTORIES)),
+    ("eval_samples", Range::UpTo(MAX_TRAJECTORIES)),
 ];
 
 impl Range {

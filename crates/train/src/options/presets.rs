@@ -22,6 +22,8 @@ impl Preset {
     pub const REASONER: &'static str = "train reasoner";
     /// The command that trains a reward model.
     pub const REWARD: &'static str = "train reward";
+    /// The command that trains a reasoner by reinforcement learning; it has no presets.
+    pub const RL: &'static str = "train rl";
     /// The command that labels thoughts.
     pub const ANNOTATE: &'static str = "annotate";
 
@@ -34,8 +36,11 @@ impl Preset {
     pub fn named(name: &str, command: &str) -> Result<&'static Self, TrainError> {
         Self::of(command).find(|preset| preset.name == name).ok_or_else(|| {
             let known: Vec<&str> = Self::of(command).map(|preset| preset.name).collect();
-            let known = known.join(", ");
-            TrainError::Options { reason: format!("no preset is called {name}; there are {known}") }
+            let reason = match known.is_empty() {
+                true => format!("`{command}` has no presets; leave `preset` out"),
+                false => format!("no preset is called {name}; there are {}", known.join(", ")),
+            };
+            TrainError::Options { reason }
         })
     }
 

@@ -7,6 +7,10 @@
 //!
 //! Noise does not trigger it: a batch with 100 times the loss lifts the average by a factor of 3 at
 //! first, and the average is back below the limit within 60 steps.
+//!
+//! A training with rewards ([`RewardMonitor`]) has a loss around zero that says nothing: its reward
+//! is followed instead. It has collapsed when its smoothed value has been below its best one
+//! divided by `ratio` for [`REWARD_PATIENCE`] steps.
 
 use record::StepRecord;
 
@@ -16,6 +20,13 @@ const HORIZON: f64 = 50.0;
 const PATIENCE: u32 = 100;
 /// In nats per token. Losses below are all alike good.
 const FLOOR: f64 = 1.0;
+
+/// Steps over which a reward is averaged.
+const REWARD_HORIZON: f64 = 20.0;
+/// Steps in a row below the limit.
+const REWARD_PATIENCE: u32 = 20;
+/// Best rewards below are noise: a model that rarely earns one cannot lose it.
+const REWARD_FLOOR: f64 = 0.05;
 
 /// How a training diverged.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +44,13 @@ pub enum Divergence {
         /// Its smallest value so far.
         best: f64,
     },
+    /// The smoothed reward stays far below its largest value.
+    Collapsed {
+        /// The smoothed reward.
+        reward: f64,
+        /// Its largest value so far.
+        best: f64,
+    },
 }
 
 impl std::fmt::Display for Divergence {
@@ -45,6 +63,12 @@ impl std::fmt::Display for Divergence {
                 f,
                 "the loss has exploded: its mean over {HORIZON} steps is {loss:.3}, was {best:.3} \
                  at best, and has been as high for {PATIENCE} steps"
+            ),
+            Self::Collapsed { reward, best } => write!(
+                f,
+                "the reward has collapsed: its mean over {REWARD_HORIZON} steps is {reward:.3}, \
+                 was {best:.3} at best, and has been as low for {REWARD_PATIENCE} steps; give \
+                 `kl_coef` 0.01 or more samples"
             ),
         }
     }
@@ -61,16 +85,58 @@ pub(super) struct LossMonitor {
     steps: f64,
     best: f64,
     steps_above: u32,
+    reward: RewardMonitor,
+}
+
+/// Follows the reward of a training that has one.
+#[derive(Debug, Default)]
+struct RewardMonitor {
+    /// Exponential moving sums of the rewards and of their weights.
+    sum: f64,
+    weight: f64,
+    steps: f64,
+    best: f64,
+    steps_below: u32,
+}
+
+impl RewardMonitor {
+    fn add(&mut self, ratio: f64, reward: f64) -> Option<Divergence> {
+        let decay = 1.0 - 1.0 / REWARD_HORIZON;
+        self.sum = decay * self.sum + reward;
+        self.weight = decay * self.weight + 1.0;
+        self.steps += 1.0;
+        if self.steps < REWARD_HORIZON {
+            return None;
+        }
+        let smoothed = self.sum / self.weight;
+        self.best = self.best.max(smoothed);
+        let below = self.best > REWARD_FLOOR && smoothed * ratio < self.best;
+        self.steps_below = if below { self.steps_below + 1 } else { 0 };
+        let collapsed = Divergence::Collapsed { reward: smoothed, best: self.best };
+        (self.steps_below >= REWARD_PATIENCE).then_some(collapsed)
+    }
 }
 
 impl LossMonitor {
     pub(super) fn new(ratio: Option<f64>) -> Self {
-        Self { ratio, sum: 0.0, weight: 0.0, steps: 0.0, best: f64::INFINITY, steps_above: 0 }
+        Self {
+            ratio,
+            sum: 0.0,
+            weight: 0.0,
+            steps: 0.0,
+            best: f64::INFINITY,
+            steps_above: 0,
+            reward: RewardMonitor::default(),
+        }
     }
 
     /// Adds a step's `loss`; a step without one is ignored.
     pub(super) fn add(&mut self, record: &StepRecord) -> Option<Divergence> {
-        let (ratio, loss) = (self.ratio?, record.losses.get("loss")?);
+        let ratio = self.ratio?;
+        if let Some(reward) = record.losses.get("reward") {
+            return self.reward.add(ratio, reward);
+        }
+        let loss = record.losses.get("loss")?;
         let decay = 1.0 - 1.0 / HORIZON;
         (self.sum, self.weight) = (decay * self.sum + loss, decay * self.weight + 1.0);
         self.steps += 1.0;
@@ -132,6 +198,27 @@ mod tests {
         assert_eq!(diverges(curriculum), None, "from 0.1 to 1.3");
         let recovered = |step: u32| if (800..860).contains(&step) { 12.0 } else { ordinary(step) };
         assert_eq!(diverges(recovered), None, "60 steps of a high loss");
+    }
+
+    /// The step at which this reward collapses, if it does within 2000 steps.
+    fn collapses(reward: impl Fn(u32) -> f64) -> Option<u32> {
+        let mut monitor = LossMonitor::new(Some(2.0));
+        let record = |step: u32| StepRecord {
+            step,
+            losses: Losses::new(-5.0).with("reward", reward(step)),
+            ..StepRecord::default()
+        };
+        (0..2000).find(|&step| monitor.add(&record(step)).is_some())
+    }
+
+    #[test]
+    fn a_reward_that_collapses_is_found_and_noise_is_not() {
+        let rising = |step: u32| 0.3 + 0.4 * (1.0 - (-f64::from(step) / 300.0).exp());
+        let noisy = |step: u32| rising(step) * (0.5 + noise(step));
+        assert_eq!(collapses(noisy), None);
+        let found = collapses(|step| if step < 500 { noisy(step) } else { 0.1 }).unwrap();
+        assert!((520..600).contains(&found), "{found}");
+        assert_eq!(collapses(|step| 0.02 * noise(step)), None, "never learned");
     }
 
     #[test]

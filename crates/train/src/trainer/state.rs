@@ -41,6 +41,9 @@ pub(super) struct TrainState {
     /// none.
     #[serde(default)]
     inputs: Option<String>,
+    /// See [`TrainTask::unfinished`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unfinished: Option<Value>,
     /// Of everything else here and of all tensors; states of earlier versions have none.
     #[serde(default)]
     checksum: Option<u32>,
@@ -118,6 +121,9 @@ impl TrainState {
                 [restore(PARTS[0])?, restore(PARTS[1])?, restore(PARTS[2])?];
         }
         task.sync_weights()?;
+        if let Some(unfinished) = state.unfinished.take() {
+            task.restore(state.steps, unfinished)?;
+        }
         Ok(state)
     }
 
@@ -182,7 +188,8 @@ impl TrainState {
     ) -> Result<(), TrainError> {
         let path = config.dir.join(STATE_FILE);
         let failed = |reason| TrainError::BadState { path: path.clone(), reason };
-        let mut state = Self { checksum: None, ..self.clone() };
+        let unfinished = task.unfinished(self.steps);
+        let mut state = Self { checksum: None, unfinished, ..self.clone() };
         let mut checksum = state.checksum_start().map_err(failed)?;
         let mut tensors = Vec::new();
         for (i, parameter) in task.parameters().into_iter().enumerate() {

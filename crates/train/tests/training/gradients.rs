@@ -40,7 +40,7 @@ const DISTILL_WEIGHT: f32 = 1.7;
 const STEPS_WEIGHT: f32 = 0.6;
 
 /// A model with a loss.
-trait Differentiable {
+pub trait Differentiable {
     /// Returns the loss and adds its gradients.
     fn accumulate_gradients(&mut self) -> f64;
     fn parameters(&mut self) -> Vec<&mut Parameter>;
@@ -76,7 +76,8 @@ fn loss_at(subject: &mut dyn Differentiable, at: usize, by: f32, direction: &[f3
     loss
 }
 
-fn assert_gradients(subject: &mut dyn Differentiable) {
+/// Compares every gradient with finite differences of the loss.
+pub fn assert_gradients(subject: &mut dyn Differentiable) {
     subject.accumulate_gradients();
     let gradients = take_gradients(subject.parameters());
     let mut nonzero = 0;

@@ -14,5 +14,7 @@ mod overfit;
 mod recompute;
 mod resumable;
 mod resume;
+mod rl;
+mod rl_reference;
 mod saved_models;
 mod support;

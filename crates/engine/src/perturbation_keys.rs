@@ -1,0 +1,75 @@
+//! The random numbers of sampled trajectories as functions of their names, so that a training pass
+//! can repeat what the executor did: the same masks and the same noise at every position.
+//!
+//! [`crate::sampler`] draws by these functions, so sampling and training cannot drift apart.
+
+use std::num::NonZeroU32;
+
+use tensor::ops::{RowPerturbation, SiteSet};
+
+use crate::perturb::{Perturbation, mask_key, private_tokens, site_set};
+use crate::request::AnswerSampling;
+use crate::sampler::RowId;
+use crate::sampling_params::SamplingParams;
+
+/// The stage that a pass belongs to, which decides whether dropout falls on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassStage {
+    /// Prompt tokens before the last one.
+    Prompt,
+    /// The pass whose output becomes thought `t`, counted from 0: over the last prompt token
+    /// (t = 0) or over thought t - 1.
+    Thought(usize),
+    /// The pass over the last thought and the end tokens, and all answer tokens.
+    Answer,
+}
+
+/// The random numbers of one request's trajectories.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerturbationKeys {
+    /// What perturbs the thoughts.
+    pub perturbation: Perturbation,
+    /// The seed of the request.
+    pub seed: u64,
+    /// Trajectories in a row with the same random numbers in their thoughts.
+    pub per_thoughts: NonZeroU32,
+}
+
+impl PerturbationKeys {
+    /// Of a request with these parameters.
+    pub fn new(params: &SamplingParams, answers: Option<AnswerSampling>) -> Self {
+        Self {
+            perturbation: params.perturbation,
+            seed: params.seed,
+            per_thoughts: answers.map_or(NonZeroU32::MIN, |answers| answers.per_thoughts),
+        }
+    }
+
+    /// The name of the thoughts of a trajectory: trajectories that share them have the same.
+    pub fn thoughts_of(&self, id: RowId) -> RowId {
+        RowId { trajectory: id.trajectory / self.per_thoughts, ..id }
+    }
+
+    /// The dropout of a perturbed trajectory at a position, counted from the first prompt token, if
+    /// there is dropout at this stage. Prompt tokens that trajectories share have none.
+    pub fn dropout(&self, id: RowId, position: usize, stage: PassStage) -> Option<RowPerturbation> {
+        let Perturbation::Dropout { p, sites, mask, .. } = self.perturbation else { return None };
+        if stage == PassStage::Answer && !self.perturbation.affects_answer() {
+            return None;
+        }
+        let key = mask_key(mask, self.thoughts_of(id).rng_key(self.seed, position));
+        Some(RowPerturbation { key, strength: p.get(), sites: site_set(sites) })
+    }
+
+    /// The Gaussian noise on the thought that a perturbed trajectory feeds at a position.
+    pub fn noise(&self, id: RowId, position: usize) -> Option<RowPerturbation> {
+        let Perturbation::Gaussian { std } = self.perturbation else { return None };
+        let key = self.thoughts_of(id).rng_key(self.seed, position);
+        Some(RowPerturbation { key, strength: std, sites: SiteSet::NOISE })
+    }
+
+    /// Tokens at the end of a prompt that every trajectory passes by itself.
+    pub fn private_tokens(&self, prompt: usize) -> usize {
+        private_tokens(&self.perturbation, prompt)
+    }
+}
