@@ -59,7 +59,10 @@ pub(crate) fn command() -> Command {
             .into_iter()
             .fold(command, |command, field| command.mut_arg(field, |arg| arg.hide(true)))
     };
-    Cli::command().mut_subcommand("annotate", hide).mut_subcommands(with_env_vars)
+    Cli::command()
+        .mut_subcommand("annotate", hide)
+        .mut_subcommand("train", |train| train.mut_subcommand("probe", hide))
+        .mut_subcommands(with_env_vars)
 }
 
 /// The command that a line, without its program's name, begins with.
