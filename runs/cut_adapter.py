@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-# The factors of a LoRA adapter, cut to a smaller rank by the singular values of each product B A, or filled up to a larger one that
-# leaves the product as it is (needs torch).
+# The factors of a LoRA adapter, cut to a smaller rank by the singular values of each product B A (needs torch).
 # Usage: runs/cut_adapter.py ADAPTER OUT RANK
 import json, shutil, struct, sys, torch
 from pathlib import Path
@@ -22,9 +21,6 @@ for k in sorted(t):
         kept += (s[:rank] ** 2).sum().item(); total += (s ** 2).sum().item()
         r = s[:rank].sqrt()
         new[k] = (r[:, None] * vt[:rank]) @ qa.T; new[kb] = (qb @ u[:, :rank]) * r
-        if (more := rank - len(r)) > 0: # what trains of a new adapter: A random, B zero
-            new[k] = torch.cat([new[k], torch.randn(more, A.shape[1], dtype=torch.float64) / A.shape[1] ** 0.5])
-            new[kb] = torch.cat([new[kb], torch.zeros(B.shape[0], more, dtype=torch.float64)], 1)
     elif 'lora_B' not in k: new[k] = t[k]
 cfg = json.load(open(src / 'adapter_config.json'))
 cfg['lora_alpha'] = cfg['lora_alpha'] / cfg['r'] * rank; cfg['r'] = rank

@@ -53,8 +53,8 @@ pub struct ReferenceRun<'a> {
 /// The results of a row.
 #[derive(Clone, Debug)]
 pub struct ReferenceRow {
-    /// The thoughts that were computed, perturbation included: (thoughts, width), those of each loop
-    /// in turn. They were fed, unless others were forced.
+    /// The thoughts that were computed, perturbation included: (thoughts, width), those of each
+    /// loop in turn. They were fed, unless others were forced.
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: AnswerTokens,

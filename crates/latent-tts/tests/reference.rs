@@ -63,3 +63,9 @@ fn adaptive_latent_reasoning() {
 fn soft_thinking() {
     assert_verified("soft-thinking-llama", Family::SOFT_THINKING);
 }
+
+#[test]
+fn lotus() {
+    assert_verified("lotus-gpt2", Family::LOTUS);
+    assert_verified("lotus-llama", Family::LOTUS);
+}

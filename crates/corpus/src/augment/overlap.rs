@@ -12,8 +12,8 @@ use super::number_words::{magnitude, word_value};
 /// Words in a row that count as shared text.
 pub const OVERLAP_WORDS: usize = 9;
 
-/// The runs of [`OVERLAP_WORDS`] words of some texts, in lower case and without punctuation. Numbers
-/// and names are masked and not counted.
+/// The runs of [`OVERLAP_WORDS`] words of some texts, in lower case and without punctuation.
+/// Numbers and names are masked and not counted.
 ///
 /// A shorter text counts as one run. Runs are kept as 64-bit hashes: a false match is possible, a
 /// missed one is not.

@@ -352,6 +352,44 @@ class Adaptive(Llama):
         return {"model.safetensors": named}
 
 
+class Lotus:
+    """LOTUS: blocks of latent positions in loops. Mixed into a backbone."""
+
+    blocks, block_width, loops = 2, 3, 2
+
+    def positions(self):
+        return self.blocks * self.block_width
+
+    def latents(self, count):
+        """The embedding of the latent token at every position."""
+        return self.embed([self.id("<|latent|>")] * count)
+
+    def config_json(self):
+        usage = {"family": "lotus", "blocks": self.blocks, "block_width": self.block_width}
+        return {**super().config_json(), "latent_tts": {**usage, "loops": self.loops}}
+
+
+class LotusGpt2(Lotus, Gpt2):
+    """LOTUS on GPT-2."""
+
+
+class LotusLlama(Lotus, Llama):
+    """LOTUS on Llama."""
+
+    added = Gpt2.markers
+
+    def __init__(self, generator):
+        super().__init__(generator)
+        self.end = [self.id("<|end-latent|>")]
+
+    def prompt(self, question):
+        return "<|begin_of_text|>" + question + "\n<|start-latent|>"
+
+    def config_json(self):
+        ids = {"latent_start_id": self.id("<|start-latent|>"), "latent_end_id": self.end[0]}
+        return {**super().config_json(), **ids}
+
+
 class Rot(Reference):
     """Render-of-Thought: the text tower of Qwen3-VL with a projection head."""
 
@@ -517,6 +555,115 @@ def runs_of(reference, ids, keep, noise):
     }
 
 
+def loop(reference, ids, row, keep=None, sites=(), noise=None):
+    """Passes 0 to R - 1 over the latent positions. Gives what the last pass reads, and what was
+    added to the latent token's embedding before each pass."""
+    count, start = reference.positions(), len(ids)
+    plain = torch.cat([reference.embed(ids), reference.latents(count)], 1)
+    embeddings, injected, state = plain, [], {}
+
+    def mask(out, site):
+        out = out.clone()
+        kept = keep[state["loop"], site // 2, site % 2, row]
+        out[:, start : start + count] *= kept / (1 - DROPOUT)
+        return out
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, site=site: mask(out, site))
+        for site, module in enumerate(reference.sites())
+        if SITES[site % 2] in sites
+    ]
+    for number in range(reference.loops):
+        state["loop"] = number
+        hidden = reference.hidden(embeddings)[:, start:]
+        if noise is not None:
+            hidden = hidden + noise[number, row]
+        injected.append(hidden[0])
+        embeddings = torch.cat([plain[:, :start], plain[:, start:] + hidden], 1)
+    for hook in hooks:
+        hook.remove()
+    return embeddings, torch.stack(injected)
+
+
+def write_looped(name, reference, out, generator):
+    """The same for looped blocks of latent positions, with the losses and gradients of a training
+    batch."""
+    silence(reference)
+    write_checkpoint(reference, out / "checkpoint")
+    count, loops = reference.positions(), reference.loops
+    meta = {
+        "family": name, "blocks": reference.blocks, "block_width": reference.block_width,
+        "loops": loops, "n": ROWS, "p": DROPOUT, "std": NOISE, "end_ids": reference.end,
+        "eos_id": reference.id(reference.eos_text), "max_new_tokens": ANSWER, "questions": [],
+    }
+    tensors = {}
+    for i, question in enumerate(QUESTIONS):
+        ids = reference.prompt_ids(question)
+        shape = (loops, LAYERS, 2, ROWS, count, WIDTH)
+        keep = (torch.rand(shape, generator=generator) >= DROPOUT).float()
+        noise = NOISE * torch.randn((loops, ROWS, count, WIDTH), generator=generator)
+        tensors[f"{i}.keep"], tensors[f"{i}.noise"] = keep.to(torch.uint8), noise
+        runs = {
+            "clean": (1, {}),
+            "dropout": (ROWS, {"keep": keep, "sites": SITES}),
+            "dropout_mlp": (ROWS, {"keep": keep, "sites": SITES[1:]}),
+            "noise": (ROWS, {"noise": noise}),
+        }
+        record = {}
+        for mode, (rows, how) in runs.items():
+            record[mode] = []
+            for row in range(rows):
+                embeddings, injected = loop(reference, ids, row, **how)
+                tokens, first = answer(reference, embeddings)
+                # What stands at a latent position is predicted one position earlier.
+                hidden = reference.hidden(embeddings)[0, len(ids) - 1 : -1]
+                text = reference.tokenizer.decode(tokens, skip_special_tokens=True)
+                reading = reference.logits(hidden).argmax(-1).tolist()
+                record[mode].append({"answer_ids": tokens, "text": text, "reading": reading})
+                tensors[f"{i}.{mode}.{row}.injected"] = injected
+                tensors[f"{i}.{mode}.{row}.first_logits"] = first
+        meta["questions"].append({"question": question, "prompt_ids": ids, "runs": record})
+    with torch.enable_grad():
+        meta["training"] = train_looped(reference, tensors)
+    (out / "golden.json").write_text(json.dumps(meta) + "\n")
+    save_file({k: v.detach().contiguous() for k, v in tensors.items()}, out / "golden.safetensors")
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    print(f"{name}: {loops} loops over {count} positions, {size / 1e3:.0f} kB")
+
+
+def train_looped(reference, tensors, weight=0.05):
+    """Cross entropy of the answers, and of each step's tokens at its block in the last pass."""
+
+    def encode(text):
+        return reference.tokenizer.encode(text, add_special_tokens=False).ids
+
+    items, answers, steps, counts = [], 0.0, 0.0, [0, 0]
+    for question, chain, gold in ((QUESTIONS[0], ["3*4", "12"], "12"), (QUESTIONS[1], ["7"], "7")):
+        ids = reference.prompt_ids(question)
+        step_ids = [encode(step)[: reference.block_width] for step in chain]
+        targets = [*encode("### " + gold), reference.id(reference.eos_text)]
+        embeddings, _ = loop(reference, ids, 0)
+        fed = reference.embed(reference.end + targets[:-1])
+        hidden = reference.hidden(torch.cat([embeddings, fed], 1))[0]
+        logits = reference.logits(hidden[-len(targets) :])
+        answers += F.cross_entropy(logits, torch.tensor(targets), reduction="sum")
+        counts[0] += len(targets)
+        for block, tokens in enumerate(step_ids):
+            first = len(ids) - 1 + block * reference.block_width
+            logits = reference.logits(hidden[first : first + len(tokens)])
+            steps += F.cross_entropy(logits, torch.tensor(tokens), reduction="sum")
+            counts[1] += len(tokens)
+        items.append({"prompt_ids": ids, "step_ids": step_ids, "target_ids": targets})
+    answers, steps = answers / counts[0], steps / counts[1]
+    (answers + weight * steps).backward()
+    for name, parameter in reference.model.named_parameters():
+        if parameter.grad is not None:
+            tensors[f"training.grad.{name}"] = parameter.grad.clone()
+    loss = (answers + weight * steps).item()
+    parts = {"answer": answers.item(), "steps": steps.item(), "weight": weight}
+    return {"items": items, **parts, "loss": loss}
+
+
 def write_checkpoint(reference, out):
     out.mkdir(parents=True, exist_ok=True)
     for name, tensors in reference.weights().items():
@@ -599,6 +746,8 @@ FAMILIES = {
     "slpo-gpt2": Slpo,
     "adaptive-llama": Adaptive,
     "soft-thinking-llama": SoftThinking,
+    "lotus-gpt2": LotusGpt2,
+    "lotus-llama": LotusLlama,
 }
 
 
@@ -609,7 +758,9 @@ def main():
         generator = torch.Generator().manual_seed(7)
         torch.manual_seed(7)
         with torch.no_grad():
-            write(name, FAMILIES[name](generator), out / name, generator)
+            reference = FAMILIES[name](generator)
+            writes = write_looped if isinstance(reference, Lotus) else write
+            writes(name, reference, out / name, generator)
 
 
 if __name__ == "__main__":

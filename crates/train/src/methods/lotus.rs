@@ -8,9 +8,9 @@
 //! pass 1 … R:  E + the hidden state of the pass before at the same position
 //! ```
 //!
-//! In pass R the LM head predicts each token of step k one position before it stands in block k, the
-//! first of all at the end of the prompt. Keys and values of the passes before are discarded, so
-//! that gradients reach them through the hidden states alone: the passes are segments of their own,
+//! In pass R the LM head predicts each token of step k one position before it stands in block k,
+//! the first of all at the end of the prompt. Keys and values of the passes before are discarded,
+//! so gradients reach them through the hidden states alone: the passes are segments of their own,
 //! taken in reverse order.
 
 use std::num::NonZeroUsize;
