@@ -26,6 +26,7 @@ from ._questions import Question, read_questions
 from ._reasoner import Reasoner, RewardModel, Scorer
 from ._run import RunDirectory, Sweep
 from ._samplers import SamplerFunction, register_sampler
+from ._selection import calibrate
 from ._training import (
     Training,
     TrainingExample,
@@ -68,6 +69,7 @@ __all__ = [
     "Vote",
     "ablate",
     "aggregate",
+    "calibrate",
     "convert",
     "read_questions",
     "register_rule",

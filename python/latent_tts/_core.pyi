@@ -45,6 +45,7 @@ class Trajectory:
     process_rewards: NDArray[np.float32] | None
     outcome_reward: float | None
     logprob: float | None
+    signals: dict[str, float]
     lens: list[list[tuple[str, float]]]
     @property
     def number(self) -> int: ...
@@ -62,6 +63,7 @@ class Reply:
     answer: str | None
     rule: str
     chosen: int | None
+    confidence: float | None
     votes: list[_Vote]
     trajectories: list[Trajectory]
     greedy: Trajectory | None
@@ -75,6 +77,7 @@ class Reply:
 class Engine:
     name: str
     reward_model: str | None
+    probe: str | None
     family: str
     device: str
     width: int
@@ -86,6 +89,7 @@ class Engine:
         name: str,
         reward_model: str,
         *,
+        probe: str | PathLike[str] | None = None,
         base: str | None = None,
         family: str | None = None,
         device: str = "auto",
@@ -217,6 +221,20 @@ def train_reasoner(
 ) -> str: ...
 def train_reward(
     arguments: Mapping[str, Any], progress: Callable[[str], object] | None
+) -> str: ...
+def train_probe(
+    engine: Engine,
+    out: str,
+    questions: Sequence[_QuestionTuple],
+    sampling: Mapping[str, Any],
+    options: str,
+    overwrite: bool,
+    progress: Callable[[str], object] | None,
+) -> str: ...
+def calibrate(
+    runs: Sequence[str | PathLike[str]],
+    measure: Sequence[str | PathLike[str]],
+    signals: Sequence[str] | None,
 ) -> str: ...
 def train_rl(
     arguments: Mapping[str, Any],

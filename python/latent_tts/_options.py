@@ -41,6 +41,10 @@ class SharedSampling(TypedDict, total=False):
     """The rule combined: the weight of the log-probability relative to the reward."""
     lcb_coefficient: float
     """The rule lcb: standard errors below the mean reward."""
+    check_steps: bool
+    """Verify the equations of written steps, or of thoughts as the LM head reads them."""
+    calibration: Mapping[str, Any]
+    """The weights of the rule calibrated and of the confidence, as :func:`calibrate` gives them."""
     beam: bool
     """Also run a beam search guided by rewards."""
     beam_width: int
@@ -143,6 +147,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a str"),
     bool: ((bool,), "a bool"),
     int | str: ((Integral, str), "an int or a str"),
+    Mapping[str, Any]: ((Mapping,), "a mapping"),
 }
 """The types of the fields of :class:`Sampling`, and their names in messages."""
 

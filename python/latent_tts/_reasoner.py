@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ class Reasoner:
         pretrained: str | PathLike[str] = "embedded",
         *,
         reward_model: RewardModel | str | PathLike[str] | None = "default",
+        probe: str | PathLike[str] | None = None,
         base: str | PathLike[str] | None = None,
         device: str = "auto",
         dtype: str | None = None,
@@ -75,7 +77,9 @@ class Reasoner:
         from its cache or downloaded into it), or ``embedded``, the small reasoner in this package.
 
         ``reward_model`` names one likewise, or is ``None``; by default the embedded reasoner has
-        the embedded one and others have none. ``base`` names the model that adapters among the two
+        the embedded one and others have none. ``probe`` is a directory that :meth:`train_probe` or
+        ``latent-tts train probe`` wrote: trajectories have its score as the signal ``probe``.
+        ``base`` names the model that adapters among the two
         are added to, by default the one that they record. ``device`` is ``auto``, ``cpu``, ``cuda`` or
         ``cuda:NUMBER``, ``dtype`` the precision (a GPU's are ``bf16``, ``f32`` and, on Hopper,
         ``fp8``, a processor's ``f32`` and ``int8``), ``threads`` the worker threads of a processor,
@@ -94,6 +98,7 @@ class Reasoner:
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),
+            probe=probe,
             base=None if base is None else fspath(base),
             family=family,
             device=device,
@@ -168,6 +173,7 @@ class Reasoner:
             question=question,
             answer=reply.answer,
             rule=reply.rule,
+            confidence=reply.confidence,
             votes=[Vote(*vote) for vote in reply.votes],
             trajectories=reply.trajectories,
             greedy=reply.greedy,
@@ -238,6 +244,41 @@ class Reasoner:
         given = {"sampler": "none", **_options.current(sampling)}
         (text,) = _questions.inputs(question, answer_kind)
         return self._engine.decode(text, arrays, {**given, "samples": len(arrays)}).trajectories
+
+    def train_probe(
+        self,
+        out: str | PathLike[str],
+        data: Data = "embedded:train",
+        *,
+        limit: int | None = None,
+        overwrite: bool = False,
+        kind: str = "encoder",
+        objective: str = "pairwise",
+        steps: int = 1000,
+        batch: int = 8,
+        lr: float = 3e-4,
+        progress: Callable[[dict[str, Any]], object] | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> dict[str, Any]:
+        """Trains a probe on this reasoner's hidden states and writes it to a directory, which
+        ``from_pretrained(probe=...)`` takes.
+
+        ``data`` are problems that the reasoner was not trained on, as :meth:`evaluate` takes them;
+        they are sampled as ``sampling`` says, 16 trajectories each unless given. ``kind`` is
+        ``linear`` or ``encoder``. The result has the step that is kept and its ranking accuracy on
+        problems that were held out, ``auc``. ``progress`` gets every evaluation as a dict.
+        """
+        options = {"samples": 16, **_options.current(sampling)}
+        training = {"kind": kind, "objective": objective, "steps": steps, "batch": batch, "lr": lr}
+        events = None if progress is None else lambda text: progress(json.loads(text))
+        with _questions.source(data) as name:
+            questions = _core.read_questions(name, limit, 1000)
+            report = _core.train_probe(
+                self._engine, fspath(out), questions, options, json.dumps(training), overwrite,
+                events,
+            )  # fmt: skip
+        result: dict[str, Any] = json.loads(report)
+        return result
 
     def hidden_states(
         self,

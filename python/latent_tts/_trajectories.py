@@ -167,6 +167,8 @@ class Solution:
     answer: str | None
     rule: str
     """The rule that chose the answer."""
+    confidence: float | None
+    """The probability that the answer is right, where a calibration was given."""
     votes: list[Vote]
     trajectories: list[Trajectory]
     greedy: Trajectory | None

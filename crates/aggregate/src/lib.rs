@@ -9,18 +9,28 @@
 //! | rules | the registry of voting rules ([`Rule`], [`VotingRule`]), one file each |
 //! | voting | what the rules share: rewards, tallies, ties |
 //! | early stopping | whether more samples could still change the majority ([`stop_reason`]) |
+//! | arithmetic | which equations of a text hold ([`check_steps`]) |
+//! | calibration | the learned combination of all signals and its confidence ([`Calibration`]) |
 //! | diversity | mean pairwise cosine dissimilarity of thoughts at each step ([`StepDiversity`]) |
 //! | ranking | pairwise ranking accuracy of rewards ([`ordered_pairs`]) |
 
+mod arithmetic;
+mod calibration;
 mod diversity;
 mod early_stopping;
 mod ranking;
 mod rules;
+pub mod signals;
 mod standardize;
 #[cfg(test)]
 mod testing;
 mod voting;
 
+pub use arithmetic::{Fraction, StepCheck, check_steps};
+pub use calibration::{
+    AnswerShare, Calibration, CalibrationExample, CalibrationWeights, FitError, Reliability,
+    ReliabilityBin, fit_calibration,
+};
 pub use diversity::StepDiversity;
 pub use early_stopping::{Confidence, EarlyStop, StopReason, lead_probability, stop_reason};
 pub use ranking::ordered_pairs;
@@ -46,6 +56,11 @@ pub trait Candidate {
 
     /// The log-probability of the decoded text, if known.
     fn logprob(&self) -> Option<f32>;
+
+    /// A signal by its name (see [`signals`]), if the trajectory has it.
+    fn signal(&self, _name: &str) -> Option<f32> {
+        None
+    }
 }
 
 impl<T: Candidate + ?Sized> Candidate for &T {
@@ -67,5 +82,9 @@ impl<T: Candidate + ?Sized> Candidate for &T {
 
     fn logprob(&self) -> Option<f32> {
         (**self).logprob()
+    }
+
+    fn signal(&self, name: &str) -> Option<f32> {
+        (**self).signal(name)
     }
 }

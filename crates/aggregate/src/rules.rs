@@ -4,12 +4,16 @@
 //! their own with [`Rule::register`]; these have names, labels, metrics and intervals like the
 //! built-in ones.
 
+mod arithmetic;
 mod best_of;
+mod best_probe;
+mod calibrated;
 mod combined;
 mod lcb;
 mod likelihood;
 mod majority;
 mod normalized;
+mod probe;
 mod weighted;
 
 use std::error::Error;
@@ -73,6 +77,10 @@ pub struct Signals {
     pub rewards: bool,
     /// The log-probability of the decoded text.
     pub logprobs: bool,
+    /// The signal of this name; see [`crate::signals`].
+    pub signal: Option<&'static str>,
+    /// A calibration among the constants of the rules.
+    pub calibration: bool,
 }
 
 /// A voting rule by its name: an index of the registry.
@@ -110,6 +118,14 @@ built_in! {
     COMBINED = combined::Combined;
     /// The largest lower confidence bound on an answer's mean reward.
     LCB = lcb::LowerConfidenceBound;
+    /// Votes weighted by exp of the probe's score.
+    PROBE = probe::ProbeVote;
+    /// Votes weighted by the arithmetic of the steps.
+    ARITHMETIC = arithmetic::Arithmetic;
+    /// The learned combination of all signals.
+    CALIBRATED = calibrated::Calibrated;
+    /// The candidate with the largest probe score.
+    BEST_PROBE = best_probe::BestProbe;
     /// The candidate with the largest reward.
     BEST_OF = best_of::BestOf(RewardReduction::OutcomeOrMean);
     /// The candidate with the largest mean process reward.
@@ -256,13 +272,18 @@ impl Rule {
         self.implementation().is_known()
     }
 
-    /// Whether every candidate has the signals that the rule needs.
-    pub fn applies<T: Candidate>(self, candidates: &[T]) -> bool {
+    /// Whether every candidate has the signals that the rule needs: of those that not every
+    /// trajectory can have, at least one candidate.
+    pub fn applies<T: Candidate>(self, candidates: &[T], params: &VoteParams) -> bool {
         let needs = self.needs();
-        candidates.iter().all(|candidate| {
+        let has_all = candidates.iter().all(|candidate| {
             (!needs.rewards || candidate.process_rewards().is_some())
                 && (!needs.logprobs || candidate.logprob().is_some())
-        })
+        });
+        let has_signal = |name| candidates.iter().any(|candidate| candidate.signal(name).is_some());
+        has_all
+            && needs.signal.is_none_or(has_signal)
+            && (!needs.calibration || params.calibration.is_some())
     }
 
     /// The index of the chosen candidate; of those that gave the chosen answer, the lowest number.

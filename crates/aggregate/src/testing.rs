@@ -1,5 +1,7 @@
 //! Hand-made and random candidates for the tests of this crate.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use crate::Candidate;
@@ -12,6 +14,7 @@ pub(crate) struct TestCandidate {
     pub(crate) process_rewards: Option<Vec<f32>>,
     pub(crate) outcome_reward: Option<f32>,
     pub(crate) logprob: Option<f32>,
+    pub(crate) signals: BTreeMap<String, f32>,
 }
 
 impl Candidate for TestCandidate {
@@ -33,6 +36,10 @@ impl Candidate for TestCandidate {
 
     fn logprob(&self) -> Option<f32> {
         self.logprob
+    }
+
+    fn signal(&self, name: &str) -> Option<f32> {
+        self.signals.get(name).copied()
     }
 }
 

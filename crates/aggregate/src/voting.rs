@@ -19,6 +19,10 @@
 //! | `best_of` | the candidate with the largest r | rewards |
 //! | `best_of_mean` | the candidate with the largest mean process reward | rewards |
 //! | `best_of_sum`, `_last`, `_min` | the same by the sum, the last, the smallest | rewards |
+//! | `probe` | the answer with the largest sum of exp(s), s the probe's score | a probe |
+//! | `best_probe` | the candidate with the largest s | a probe |
+//! | `arithmetic` | the answer with the largest sum of exp of its steps' checks, z-scored | steps |
+//! | `calibrated` | the answer with the largest learned share | a calibration |
 //!
 //! T, L and C are the constants of [`VoteParams`].
 //!
@@ -36,6 +40,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::Candidate;
+use crate::calibration::Calibration;
 use crate::standardize::{MeanStd, softmax_weights, standardize};
 
 #[cfg(test)]
@@ -69,11 +74,21 @@ pub struct VoteParams {
     /// Standard errors between the mean reward and its lower bound.
     #[serde(alias = "caution")]
     pub lcb_coefficient: f64,
+    /// What the rule `calibrated` and the confidence of an answer are computed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
 }
 
 impl Default for VoteParams {
     fn default() -> Self {
-        Self { temperature: 1.0, likelihood_weight: 1.0, lcb_coefficient: 1.0 }
+        Self { temperature: 1.0, likelihood_weight: 1.0, lcb_coefficient: 1.0, calibration: None }
+    }
+}
+
+impl VoteParams {
+    /// The probability that the answer of the chosen candidate is right, with a calibration.
+    pub fn confidence<T: Candidate>(&self, candidates: &[T], chosen: Option<usize>) -> Option<f64> {
+        self.calibration?.confidence(candidates, chosen?)
     }
 }
 
@@ -107,6 +122,25 @@ impl<'a, T: Candidate> Ballot<'a, T> {
         let logprob = |&index: &usize| self.candidates[index].logprob();
         let values = self.answered.iter().map(logprob);
         values.map(|logprob| logprob.map_or(f64::NEG_INFINITY, f64::from)).collect()
+    }
+
+    /// One value of a signal per candidate with an answer; negative infinity where there is none.
+    pub(crate) fn signals(&self, name: &str) -> Vec<f64> {
+        let signal = |&index: &usize| self.candidates[index].signal(name);
+        let values = self.answered.iter().map(signal);
+        values.map(|value| value.map_or(f64::NEG_INFINITY, f64::from)).collect()
+    }
+
+    /// Candidates with an answer.
+    pub(crate) fn len(&self) -> usize {
+        self.answered.len()
+    }
+
+    /// The candidate with the largest value, one per candidate with an answer; of equal ones the
+    /// lowest number.
+    pub(crate) fn best(&self, values: &[f64]) -> Option<usize> {
+        let items = self.answered.iter().copied().zip(values);
+        first_max(items, |(_, a), (_, b)| a.total_cmp(b)).map(|(index, _)| index)
     }
 
     /// The answer with the largest sum of weights, one per candidate with an answer.

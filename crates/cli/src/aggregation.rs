@@ -1,6 +1,7 @@
 //! Aggregation flags become options of the library; contradictions are errors.
 
 use anyhow::{Result, bail};
+use latent_tts::aggregate::signals;
 use latent_tts::{Rule, SamplingOptions};
 
 use crate::args::AggregationArgs;
@@ -46,6 +47,30 @@ pub fn apply(
     Ok(SamplingOptions { beam, ..options })
 }
 
+/// Refuses rules that read what nothing gives: a probe's scores, checked steps, a calibration.
+pub fn check_signals(
+    rules: Option<&[Rule]>,
+    options: &SamplingOptions,
+    has_probe: bool,
+) -> Result<()> {
+    let named = rules.unwrap_or_default().iter().chain(&options.rule);
+    for rule in named {
+        let needs = rule.needs();
+        let missing = match needs.signal {
+            Some(signals::PROBE) if !has_probe => "a probe; give --probe",
+            Some(signals::ARITHMETIC) if options.check_steps != Some(true) => {
+                "checked steps; give --check-steps"
+            }
+            _ if needs.calibration && options.calibration.is_none() => {
+                "learned weights; give --calibration"
+            }
+            _ => continue,
+        };
+        bail!("the rule {rule} needs {missing}, or leave it out");
+    }
+    Ok(())
+}
+
 fn sampled_aggregator(rule: AggregateRule) -> Option<Rule> {
     match rule {
         AggregateRule::Sampled(rule) => Some(rule),
@@ -88,11 +113,28 @@ mod tests {
     }
 
     #[test]
+    fn rules_of_signals_need_what_gives_them() {
+        let open = SamplingOptions::default();
+        let error = |rule, options: &SamplingOptions| {
+            check_signals(Some(&[rule]), options, false).map_err(|error| error.to_string())
+        };
+        assert!(error(Rule::PROBE, &open).unwrap_err().contains("--probe"));
+        assert!(error(Rule::ARITHMETIC, &open).unwrap_err().contains("--check-steps"));
+        assert!(error(Rule::CALIBRATED, &open).unwrap_err().contains("--calibration"));
+        assert!(error(Rule::MAJORITY, &open).is_ok());
+        assert!(check_signals(Some(&[Rule::PROBE]), &open, true).is_ok());
+        let checked = SamplingOptions { check_steps: Some(true), ..open.clone() };
+        assert!(error(Rule::ARITHMETIC, &checked).is_ok());
+        let chosen = SamplingOptions { rule: Some(Rule::PROBE), ..open };
+        assert!(check_signals(None, &chosen, false).is_err());
+    }
+
+    #[test]
     fn reward_rules_need_a_reward_model() {
         for &rule in Rule::ALL {
             let requested = vec![AggregateRule::Sampled(rule)];
             let allowed = apply_to(Some(requested), SamplingOptions::default(), false).is_ok();
-            assert_eq!(allowed, matches!(rule, Rule::MAJORITY | Rule::LIKELIHOOD), "{rule}");
+            assert_eq!(allowed, !rule.needs().rewards, "{rule}");
         }
         let args = AggregationArgs { aggregate: Some(vec![AggregateRule::Beam]) };
         assert_eq!(rules(&args), Some(Vec::new()));

@@ -9,6 +9,7 @@
 mod aggregation;
 mod annotate;
 mod augment;
+mod calibrate;
 mod common;
 pub(crate) mod layers;
 mod preset;
@@ -29,6 +30,7 @@ use latent_tts::{FieldNames, SamplingOptions};
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind};
 pub use augment::AugmentArgs;
+pub use calibrate::CalibrateArgs;
 pub use common::{
     DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, StoredDtypeKind,
     TooLongKind,
@@ -39,7 +41,7 @@ pub use report::ReportArgs;
 #[cfg(feature = "serve")]
 pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 pub use sweep::{SweepArgs, SweepSamplerKind};
-pub use train::{ReasonerArgs, RewardArgs, RlArgs, TrainCommand};
+pub use train::{ProbeArgs, ReasonerArgs, RewardArgs, RlArgs, TrainCommand};
 
 /// Precedence of flag sources, printed below every command's help.
 const LAYERS: &str = "\
@@ -156,11 +158,11 @@ Examples:
 {LAYERS}"))]
     Report(ReportArgs),
 
-    /// Train a reasoner or a reward model
+    /// Train a reasoner, a reward model or a probe
     ///
     /// In this order: a chain-of-thought model (train reasoner --mode cot), a latent reasoner
     /// initialised from it (--mode latent), labelled thoughts (annotate), a reward model on those
-    /// labels (train reward).
+    /// labels (train reward). A probe (train probe) needs the reasoner alone.
     #[command(subcommand)]
     Train(TrainCommand),
 
@@ -181,6 +183,23 @@ Examples:
 
 {LAYERS}"))]
     Annotate(AnnotateArgs),
+
+    /// Learn how to combine all signals of a run
+    ///
+    /// Fits the weights of vote share, likelihood, reward, probe and checked steps to runs on
+    /// problems that the models were not trained on, and writes the file that --calibration takes:
+    /// the rule calibrated, and the probability that its answer is right (confidence). With
+    /// --measure it is also tried on other runs: accuracy, the difference from the majority, and
+    /// the expected calibration error, for each signal alone, all but each, and all. Needs no
+    /// model.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts calibrate runs/valid --out calibration.json
+  latent-tts calibrate runs/valid --measure runs/test --out calibration.json
+  latent-tts eval --data embedded:hard --calibration calibration.json
+
+{LAYERS}"))]
+    Calibrate(CalibrateArgs),
 
     /// Describe a checkpoint
     ///

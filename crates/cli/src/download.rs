@@ -83,6 +83,12 @@ fn names(command: &Command) -> Option<Names<'_>> {
             data: Vec::new(),
             output: &args.output,
         },
+        Command::Train(TrainCommand::Probe(args)) => Names {
+            models: vec![args.model.as_ref()],
+            base: args.base.as_ref(),
+            data: args.data.iter().cloned().collect(),
+            output: &args.output,
+        },
         Command::Train(TrainCommand::Rl(args)) => Names {
             models: vec![Some(&args.options.model), args.options.policy.reward_model.as_ref()],
             base: args.options.lora.base.as_ref(),
@@ -90,6 +96,7 @@ fn names(command: &Command) -> Option<Names<'_>> {
             output: &args.output,
         },
         Command::Report(_)
+        | Command::Calibrate(_)
         | Command::Doctor(_)
         | Command::Corpus(_)
         | Command::Augment(_)

@@ -62,6 +62,7 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
         Command::Report(args) => commands::report::run(args, &Printer::new(&args.output)),
         Command::Train(command) => commands::train::run(command),
         Command::Annotate(args) => commands::annotate::run(args, &Printer::new(&args.output)),
+        Command::Calibrate(args) => commands::calibrate::run(args, &Printer::new(&args.output)),
         Command::Inspect(args) => commands::inspect::run(args, &Printer::new(&args.output)),
         Command::Convert(args) => commands::convert::run(args, &Printer::new(&args.output)),
         Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),

@@ -27,7 +27,7 @@ pub fn select_models(args: &ModelArgs) -> Result<ModelSelection> {
         Some(base) => selection.with_base(base)?,
         None => selection,
     };
-    Ok(ModelSelection { family: args.method, ..selection })
+    Ok(ModelSelection { family: args.method, probe: args.probe.clone(), ..selection })
 }
 
 /// Loads the weights onto `device` and prints how long it took.

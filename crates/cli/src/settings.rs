@@ -29,10 +29,12 @@ pub fn flag_error(error: SamplingError) -> anyhow::Error {
     anyhow::anyhow!("{}", words.collect::<Vec<String>>().join(" "))
 }
 
-/// The sampling options that annotation, which votes on nothing, has no use for.
-pub(crate) const AGGREGATION_FIELDS: [&str; 10] = [
+/// The sampling options that annotations and probes, which vote on nothing, have no use for.
+pub(crate) const AGGREGATION_FIELDS: [&str; 12] = [
     "greedy",
     "rule",
+    "check_steps",
+    "calibration",
     "vote_temperature",
     "likelihood_weight",
     "lcb_coefficient",
@@ -48,7 +50,7 @@ pub fn refuse_aggregation(options: &SamplingOptions) -> Result<()> {
     let given = serde_json::to_value(options)?;
     match AGGREGATION_FIELDS.iter().find(|field| given.get(field).is_some()) {
         Some(field) => {
-            bail!("--{} has no effect on annotations; leave it out", field.replace('_', "-"))
+            bail!("--{} has no effect here; leave it out", field.replace('_', "-"))
         }
         None => Ok(()),
     }

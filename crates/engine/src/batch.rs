@@ -1,6 +1,6 @@
 //! What one batch runs on: the models, and the questions with their own parameters.
 
-use model::Cache;
+use model::{Cache, Probe};
 use tensor::Tensor;
 
 use crate::perturb::private_tokens;
@@ -15,8 +15,19 @@ use crate::sampling_params::SamplingParams;
 pub(crate) struct BatchContext<'a> {
     pub(crate) model: &'a LatentModel,
     pub(crate) reward_model: Option<&'a RewardModel>,
+    /// Scores trajectories by the hidden states that they had.
+    pub(crate) probe: Option<&'a Probe>,
     /// Copy latents to the host: one transfer a wave.
     pub(crate) return_latents: bool,
+    /// Copy the hidden states that a probe reads to the host.
+    pub(crate) return_states: bool,
+}
+
+impl BatchContext<'_> {
+    /// Whether sequences keep the hidden states of their thoughts and answers.
+    pub(crate) fn keeps_states(&self) -> bool {
+        self.probe.is_some() || self.return_states
+    }
 }
 
 /// One question of a batch. Its rows are neighbours and refer to it by its index.

@@ -49,7 +49,13 @@ impl<'a> EngineBench<'a> {
         params: SamplingParams,
         memory: usize,
     ) -> Self {
-        let context = BatchContext { model, reward_model, return_latents: false };
+        let context = BatchContext {
+            model,
+            reward_model,
+            probe: None,
+            return_latents: false,
+            return_states: false,
+        };
         let (streams, rollout_streams) = (Vec::new(), Vec::new());
         Self { context, params, memory, streams, rollout_streams }
     }

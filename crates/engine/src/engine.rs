@@ -15,6 +15,7 @@ use std::thread::JoinHandle;
 
 use aggregate::Rule;
 use data::answer::AnswerKind;
+use model::Probe;
 use rayon::prelude::*;
 
 use crate::batch::{BatchContext, BatchItem};
@@ -53,6 +54,8 @@ pub(crate) mod tests;
 pub struct Engine {
     reasoner: Arc<Reasoner>,
     reward_model: Option<Arc<RewardModel>>,
+    probe: Option<Arc<Probe>>,
+    return_states: bool,
     memory: usize,
     /// A run's caches for the next one, of these models and on a processor: the operating system
     /// clears all memory that it gives, page by page. A GPU's memory is given back.
@@ -67,7 +70,22 @@ impl Engine {
     /// An engine without a reward model.
     pub fn new(reasoner: impl Into<Arc<Reasoner>>) -> Self {
         let (memory, spare) = (Self::DEFAULT_MEMORY, Arc::default());
-        Self { reasoner: reasoner.into(), reward_model: None, memory, spare }
+        let reasoner = reasoner.into();
+        Self { reasoner, reward_model: None, probe: None, return_states: false, memory, spare }
+    }
+
+    /// Scores every trajectory by its hidden states, as the signal `probe`. The probe must be one
+    /// for states of the reasoner's width.
+    #[must_use]
+    pub fn with_probe(self, probe: impl Into<Arc<Probe>>) -> Self {
+        Self { probe: Some(probe.into()), ..self }
+    }
+
+    /// The same engine, which also returns the hidden states that a probe reads
+    /// ([`Trajectory::states`](crate::Trajectory::states)).
+    #[must_use]
+    pub fn with_states(self) -> Self {
+        Self { return_states: true, ..self }
     }
 
     /// Scores every trajectory with this model, which must have been loaded for the reasoner.
@@ -96,6 +114,11 @@ impl Engine {
     /// The model that scores, if there is one.
     pub fn reward_model(&self) -> Option<&RewardModel> {
         self.reward_model.as_deref()
+    }
+
+    /// The probe that scores hidden states, if there is one.
+    pub fn probe(&self) -> Option<&Probe> {
+        self.probe.as_deref()
     }
 
     /// The bytes of keys and values that may be used.
@@ -226,7 +249,9 @@ impl Engine {
         BatchContext {
             model: &self.reasoner.model,
             reward_model: self.reward_model(),
+            probe: self.probe(),
             return_latents: true,
+            return_states: self.return_states,
         }
     }
 
@@ -248,13 +273,20 @@ impl Engine {
 
     /// The rule that chooses a reply's answer unless the request names one: outcome rewards have a
     /// scale that means something and weigh votes as they are; process rewards have none and are
-    /// normalised; without rewards, the plain majority.
+    /// normalised; without rewards, the probe's scores weigh votes, or it is the plain majority.
     pub fn default_rule(&self) -> Rule {
         match self.reward_model() {
             Some(model) if model.outcome_head.is_some() => Rule::WEIGHTED,
             Some(_) => Rule::NORMALIZED,
+            None if self.probe.is_some() => Rule::PROBE,
             None => Rule::MAJORITY,
         }
+    }
+
+    /// The rule of a request: its own, the learned one if it has a calibration, or the default.
+    pub(crate) fn rule_of(&self, params: &SamplingParams) -> Rule {
+        let learned = params.vote.calibration.map(|_| Rule::CALIBRATED);
+        params.rule.or(learned).unwrap_or_else(|| self.default_rule())
     }
 }
 

@@ -96,6 +96,8 @@ pub(crate) struct Executor<'a> {
     pub(crate) granularity: SlotGranularity,
     /// Keep thoughts as they were before noise, too.
     pub(crate) keep_noiseless: bool,
+    /// Keep the hidden states from which thoughts are made and answer tokens read.
+    pub(crate) keep_states: bool,
     pub(crate) observer: Option<&'a mut dyn StepObserver>,
     pub(crate) timer: Option<StageTimer>,
 }
@@ -111,6 +113,7 @@ impl<'a> Executor<'a> {
             lookahead: Lookahead::WhileComputed,
             granularity: SlotGranularity::Chunk,
             keep_noiseless: false,
+            keep_states: false,
             observer: None,
             timer: None,
         }

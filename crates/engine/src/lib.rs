@@ -28,6 +28,7 @@ mod logprobs;
 mod method;
 mod perturb;
 mod perturbation_keys;
+mod probed;
 mod prompt;
 mod question;
 mod reasoner;

@@ -3,9 +3,10 @@
 //! Waves ([`crate::engine`]) and the continuous batch ([`crate::scheduler`]) both end here, so that
 //! a reply does not depend on which of them ran its rows.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use aggregate::{EarlyStop, StepDiversity, stop_reason};
+use aggregate::{EarlyStop, StepDiversity, check_steps, signals, stop_reason};
 use data::answer::{Answer, AnswerKind};
 use tensor::Tensor;
 use tensor::ops::TokenLogprob;
@@ -17,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::executor::{AnswerTokens, SequenceState};
 use crate::perturb::Perturbation;
+use crate::probed::Probed;
 use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
 use crate::sampler::RowId;
 use crate::sampling_params::{AdaptiveSampling, SamplingParams};
@@ -36,12 +38,13 @@ pub(crate) struct FinishedSequence {
     pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
     pub(crate) rewards: Option<Rewards>,
+    pub(crate) probed: Probed,
     /// The answer's text and what is found in it, once it is decoded.
     parsed: Option<(String, Option<Answer>)>,
 }
 
 impl FinishedSequence {
-    /// A sequence that is done, without latents, lens and rewards.
+    /// A sequence that is done, without latents, lens, rewards and what its states say.
     pub(crate) fn new(sequence: &SequenceState) -> Self {
         Self {
             id: sequence.spec.id,
@@ -52,6 +55,7 @@ impl FinishedSequence {
             tokens: sequence.tokens.clone(),
             logprob: sequence.logprob,
             rewards: None,
+            probed: Probed::default(),
             parsed: None,
         }
     }
@@ -89,11 +93,23 @@ impl<'a> QuestionContext<'a> {
     ) -> Result<Trajectory, EngineError> {
         self.parse(kind, &mut row)?;
         let (text, answer) = row.parsed.unwrap_or_default();
+        let mut lens = self.lens(row.lens)?;
+        let mut signals = BTreeMap::new();
+        signals.extend(row.probed.score.map(|score| (signals::PROBE.to_owned(), score)));
+        if self.item.params.check_steps {
+            let answer = answer.as_ref().map(Answer::as_str);
+            add_step_signals(&self.item.prompt.text, (&lens, &text), answer, &mut signals);
+            // The lens may have been there for the steps alone.
+            let requested = self.item.lens.is_some_and(|lens| lens.sampled || !row.perturbed);
+            lens.truncate(if requested { lens.len() } else { 0 });
+        }
         Ok(Trajectory {
             number: row.id.trajectory,
             thoughts: row.thoughts,
             latents: row.latents.unwrap_or_default(),
-            lens: self.lens(row.lens)?,
+            lens,
+            signals,
+            states: row.probed.states.unwrap_or_default(),
             tokens: row.tokens,
             text,
             answer,
@@ -115,6 +131,29 @@ impl<'a> QuestionContext<'a> {
             tokens.iter().filter(|token| !token.logprob.is_nan()).map(lens_token).collect()
         };
         found.into_iter().map(thought).collect()
+    }
+}
+
+/// Adds what the equations of a trajectory say: those in its text, and before them those of its
+/// thoughts, each read as its most probable token.
+fn add_step_signals(
+    question: &str,
+    (lens, text): (&[Vec<LensToken>], &str),
+    answer: Option<&str>,
+    signals: &mut BTreeMap<String, f32>,
+) {
+    let thoughts = lens.iter().filter_map(|tokens| tokens.first());
+    let mut steps: String = thoughts.map(|token| token.text.as_str()).collect();
+    steps.push('\n');
+    steps.push_str(text);
+    let check = check_steps(question, &steps);
+    let found = [
+        (signals::ARITHMETIC, check.arithmetic()),
+        (signals::GROUNDING, check.grounding()),
+        (signals::CONCLUSION, answer.and_then(|answer| check.conclusion(answer))),
+    ];
+    for (name, value) in found {
+        signals.extend(value.map(|value| (name.to_owned(), value)));
     }
 }
 
@@ -238,10 +277,20 @@ impl QuestionState {
             return Err(EngineError::Cancelled { id: self.reply.id });
         }
         let beam = beam.map(|beam| self.beam_reply(of, beam)).transpose()?;
-        let rule = params.rule.unwrap_or_else(|| of.engine.default_rule());
+        let rule = of.engine.rule_of(params);
         let chosen = rule.choose(&self.reply.trajectories, &params.vote);
+        let confidence = params.vote.confidence(&self.reply.trajectories, chosen);
         let (diversity, fed_diversity) = (self.diversity.values(), self.fed_diversity.values());
-        Ok(Reply { beam, diversity, fed_diversity, rule, chosen, seconds, ..self.reply })
+        Ok(Reply {
+            beam,
+            diversity,
+            fed_diversity,
+            rule,
+            chosen,
+            confidence,
+            seconds,
+            ..self.reply
+        })
     }
 
     fn beam_reply(

@@ -1,5 +1,7 @@
 //! What a request gets: its trajectories, the answer that the voting rule chose, and the cost.
 
+use std::collections::BTreeMap;
+
 use aggregate::{AnswerVotes, Candidate, EarlyStop, Rule, VoteParams};
 use data::answer::Answer;
 use schema::TrajectoryRecord;
@@ -32,6 +34,12 @@ pub struct Trajectory {
     pub outcome_reward: Option<f32>,
     /// The log-probability of the answer's tokens; `None` where it is not finite.
     pub logprob: Option<f32>,
+    /// Signals beside rewards and likelihood, by name; see [`aggregate::signals`].
+    pub signals: BTreeMap<String, f32>,
+    /// The hidden states, after the final norm, from which its thoughts were made and then its
+    /// answer's tokens read: (thoughts + tokens, width), on the host. Empty unless the engine
+    /// returns them.
+    pub states: Tensor,
 }
 
 /// A token of the vocabulary at a thought's hidden state.
@@ -65,6 +73,10 @@ impl Candidate for Trajectory {
     fn logprob(&self) -> Option<f32> {
         self.logprob
     }
+
+    fn signal(&self, name: &str) -> Option<f32> {
+        self.signals.get(name).copied()
+    }
 }
 
 /// Without its thoughts, and not graded.
@@ -80,6 +92,7 @@ impl From<&Trajectory> for TrajectoryRecord {
             process_rewards: trajectory.process_rewards.clone(),
             outcome_reward: trajectory.outcome_reward,
             logprob: trajectory.logprob,
+            signals: trajectory.signals.clone(),
             lens: trajectory.lens.iter().map(tokens).collect(),
             ..Self::default()
         }
@@ -133,6 +146,8 @@ pub struct Reply {
     pub rule: Rule,
     /// The chosen trajectory's index; `None` where no trajectory has an answer.
     pub chosen: Option<usize>,
+    /// The probability that the chosen answer is right, where the request has a calibration.
+    pub confidence: Option<f64>,
     /// What the samples cost, the beam search aside.
     pub cost: ComputeCost,
     /// Time by stage since the reply before it: requests of one batch are timed together.

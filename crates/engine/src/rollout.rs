@@ -203,7 +203,13 @@ impl RolloutRunner<'_> {
     }
 
     fn context(&self) -> BatchContext<'_> {
-        BatchContext { model: self.model, reward_model: None, return_latents: true }
+        BatchContext {
+            model: self.model,
+            reward_model: None,
+            probe: None,
+            return_latents: true,
+            return_states: false,
+        }
     }
 
     /// Annotates the prompts of a wave: in halves if the device has not the memory for them at

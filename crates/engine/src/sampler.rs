@@ -168,13 +168,15 @@ impl<'a> Sampler<'a> {
 
     /// Whether any request has a lens.
     pub(crate) fn has_lens(&self) -> bool {
-        self.items.iter().any(|item| item.lens.is_some())
+        self.items.iter().any(|item| item.lens.is_some() || item.params.check_steps)
     }
 
     /// How many tokens of each thought of a row are asked for; `None` without a lens on it.
     pub(crate) fn lens_tokens(&self, row: &SequenceState) -> Option<usize> {
-        let lens = self.items[row.spec.item].lens?;
-        (lens.sampled || !row.spec.perturbed).then_some(lens.tokens.get())
+        let BatchItem { lens, params, .. } = &self.items[row.spec.item];
+        let requested = lens.filter(|lens| lens.sampled || !row.spec.perturbed);
+        // Steps are read as the most probable tokens.
+        requested.map(|lens| lens.tokens.get()).or(params.check_steps.then_some(1))
     }
 
     /// Whether any request is fed thoughts of another origin.

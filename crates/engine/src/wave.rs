@@ -9,7 +9,7 @@ use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, CacheSlots, RowRange};
 use crate::beam_search::{BeamOutput, BeamSearch};
 use crate::error::EngineError;
-use crate::executor::{Executor, Gather, SequenceSpec, SequenceState};
+use crate::executor::{Executor, Gather, HiddenRef, SequenceSpec, SequenceState};
 use crate::first_expansion::{FinishedWave, FirstExpansion, SearchedQuestion};
 use crate::prompt::Prompt;
 use crate::question::FinishedSequence;
@@ -93,6 +93,7 @@ impl BatchContext<'_> {
         let device = self.model.decoder.device();
         let mut executor = Executor::aligned(self.model, &specs);
         executor.timer = Some(StageTimer::default());
+        executor.keep_states = self.keeps_states();
         executor.run(cache, sampler)?;
         let mut timer = executor.timer.unwrap_or_default();
         let sequences = executor.sequences;
@@ -100,6 +101,13 @@ impl BatchContext<'_> {
             return Ok(done);
         }
         timer.enter(device, Stage::Scores)?;
+        let states: Vec<&[HiddenRef]> = sequences.iter().map(|s| s.states.as_slice()).collect();
+        let thoughts: Vec<usize> = sequences.iter().map(|s| s.thoughts.len()).collect();
+        let mut probed = self.read_states(&states, &thoughts)?.into_iter();
+        let sequences: Vec<SequenceState> = sequences
+            .into_iter()
+            .map(|sequence| SequenceState { states: Vec::new(), ..sequence })
+            .collect();
         let scores = self.score_wave(plan, wave, &sequences, caches)?;
         *seconds += timer.finish(device)?;
 
@@ -119,6 +127,7 @@ impl BatchContext<'_> {
             row.latents = latents.as_ref().map(|all| all.select(own));
             row.rewards = rewards.as_mut().and_then(Iterator::next);
             row.lens = sequence.lens;
+            row.probed = probed.next().unwrap_or_default();
             done[sequence.spec.item].push(row);
         }
         Ok(done)

@@ -43,6 +43,25 @@ pub enum Error {
         error: Box<EngineError>,
     },
 
+    /// A probe for states of another reasoner.
+    #[error(
+        "probe {}: it reads states of a {of} reasoner, and this one is {reasoner}; train one with \
+         `train probe`",
+        path.display()
+    )]
+    UnfitProbe {
+        /// The probe's directory.
+        path: PathBuf,
+        /// Family and width that it was trained for.
+        of: String,
+        /// Those of the reasoner.
+        reasoner: String,
+    },
+
+    /// A calibration cannot be fitted.
+    #[error(transparent)]
+    Fit(#[from] aggregate::FitError),
+
     /// A data file could not be read.
     #[error(transparent)]
     Dataset(#[from] DatasetError),

@@ -308,18 +308,25 @@ impl<'a> Evaluation<'a> {
 
     /// The manifest of the run: settings, seeds, and the digest of models and questions.
     pub fn manifest(&self, engine: &Engine, questions: &[Question]) -> Result<Manifest, Error> {
-        let ModelSelection { reasoner, reward_model, .. } = self.models;
+        let ModelSelection { reasoner, reward_model, probe, .. } = self.models;
         let model = engine.reasoner();
         let mut host = manifest::host_json(model.decoder.device(), engine.memory());
         // Paths say where the inputs were; what they held is in the fingerprint.
         host["model"] = json!(reasoner.path());
         host["reward_model"] = json!(reward_model.as_ref().map(ModelFiles::path));
+        if let Some(probe) = probe {
+            host["probe"] = json!(probe);
+        }
         host["data"] = json!(self.data.to_string());
         let has_rewards = engine.reward_model().is_some() || self.scorer.is_some();
         let models = [reasoner].into_iter().chain(reward_model);
         let device = model.decoder.device();
         let mut settings =
             manifest::settings_json(&model.method, &self.params, has_rewards, device);
+        if let Some(probe) = probe {
+            let files = fingerprint::of_files([], [probe.as_path()])?;
+            settings["probe"] = json!(files);
+        }
         if let Some(scorer) = &self.scorer {
             settings["scorer"] = json!(scorer.name());
         }

@@ -28,8 +28,9 @@
 //! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
 //!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
 //!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
-//! * [`Trainer`] and [`RewardTrainer`] train both models, [`RlTrainer`] a reasoner by reinforcement
-//!   learning; [`training`] has their options, presets and methods.
+//! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`RlTrainer`] a reasoner
+//!   by reinforcement learning, [`calibrate()`] fits the combination of all signals; [`training`]
+//!   has their options, presets and methods.
 //!
 //! The crates below are re-exported: what they make public can be used, and may change more often
 //! than what this crate names.
@@ -37,6 +38,7 @@
 pub mod ablation;
 pub mod annotate;
 pub mod bench;
+pub mod calibrate;
 pub mod convert;
 mod data_source;
 mod device;
@@ -63,6 +65,7 @@ pub use ::model::hub;
 pub use ablation::Ablator;
 pub use aggregate::{self, RewardReduction, Rule, VoteParams};
 pub use annotate::Annotator;
+pub use calibrate::{CalibrationReport, calibrate};
 pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
 pub use data::{self, FieldNames, Question};
 pub use data_source::DataSource;
@@ -98,8 +101,8 @@ pub use tensor::{self, Device};
 pub use too_long::fitting_questions;
 pub use train;
 pub use training::{
-    RewardTrainer, RewardTrainerOptions, RlTrainer, RlTrainerOptions, TrainObserver, TrainReport,
-    Trainer, TrainerOptions,
+    ProbeTrainer, ProbeTrainerOptions, RewardTrainer, RewardTrainerOptions, RlTrainer,
+    RlTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
 };
 
 /// The README's Rust code, compiled.

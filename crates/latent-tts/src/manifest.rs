@@ -37,6 +37,7 @@ pub fn recorded_sampling(params: &SamplingParams) -> SamplingOptions {
         vote_temperature: None,
         likelihood_weight: None,
         lcb_coefficient: None,
+        calibration: None,
         ..SamplingOptions::from(*params)
     }
 }

@@ -1,10 +1,11 @@
 //! A reasoner and its reward model, loaded on a device.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::{Engine, EngineError, Family, Reasoner, RewardModel};
 use model::head::RewardHead;
-use model::{Checkpoint, ModelFiles, ModelWarning};
+use model::{Checkpoint, ModelFiles, ModelWarning, Probe};
 use tensor::Device;
 
 use crate::device::{DeviceOptions, default_memory};
@@ -18,6 +19,8 @@ pub struct ModelSelection {
     pub reasoner: ModelFiles,
     /// The reward model's files.
     pub reward_model: Option<ModelFiles>,
+    /// The directory of a probe on the reasoner's hidden states.
+    pub probe: Option<PathBuf>,
     /// The reasoner's family; what the checkpoint says unless given.
     pub family: Option<Family>,
 }
@@ -46,6 +49,7 @@ impl ModelSelection {
         Ok(Self {
             reasoner: source::reasoner_files(reasoner)?,
             reward_model: reward_model.map(source::reward_model_files).transpose()?,
+            probe: None,
             family: None,
         })
     }
@@ -61,6 +65,7 @@ impl ModelSelection {
         Ok(Self {
             reasoner: over(self.reasoner)?,
             reward_model: self.reward_model.map(over).transpose()?,
+            probe: self.probe,
             family: self.family,
         })
     }
@@ -82,7 +87,9 @@ impl ModelSelection {
                 error: Box::new(error),
             })
         });
+        let probe = self.probe.as_deref().map(|dir| load_probe(device, dir, &reasoner));
         Ok(Model {
+            probe: probe.transpose()?.map(Arc::new),
             reward_model: reward_model.transpose()?.map(Arc::new),
             reasoner: Arc::new(reasoner),
         })
@@ -94,6 +101,7 @@ impl ModelSelection {
 pub struct Model {
     reasoner: Arc<Reasoner>,
     reward_model: Option<Arc<RewardModel>>,
+    probe: Option<Arc<Probe>>,
 }
 
 impl Model {
@@ -112,7 +120,8 @@ impl Model {
 
     /// Models that were loaded or made otherwise.
     pub fn new(reasoner: Reasoner, reward_model: Option<RewardModel>) -> Self {
-        Self { reasoner: Arc::new(reasoner), reward_model: reward_model.map(Arc::new) }
+        let reward_model = reward_model.map(Arc::new);
+        Self { reasoner: Arc::new(reasoner), reward_model, probe: None }
     }
 
     /// Adds the reward model of this name to the reasoner, or replaces the one that it has.
@@ -128,6 +137,12 @@ impl Model {
     #[must_use]
     pub fn without_reward_model(self) -> Self {
         Self { reward_model: None, ..self }
+    }
+
+    /// Adds the probe of this directory, which `train probe` wrote for the reasoner.
+    pub fn with_probe(self, dir: &Path) -> Result<Self, Error> {
+        let probe = load_probe(self.reasoner.decoder.device(), dir, &self.reasoner)?;
+        Ok(Self { probe: Some(Arc::new(probe)), ..self })
     }
 
     /// The reasoner.
@@ -158,8 +173,28 @@ impl Model {
             Some(model) => engine.with_reward_model(Arc::clone(model)),
             None => engine,
         };
+        let engine = match &self.probe {
+            Some(probe) => engine.with_probe(Arc::clone(probe)),
+            None => engine,
+        };
         Ok(engine.with_memory(default_memory(self.device())?))
     }
+}
+
+/// Loads a probe for the states of a reasoner.
+fn load_probe(device: &Device, dir: &Path, reasoner: &Reasoner) -> Result<Probe, Error> {
+    let probe = Probe::load(device, dir)?;
+    let width = reasoner.decoder.config().width;
+    let family = reasoner.method.family.name();
+    let config = probe.config();
+    if config.width != width || config.family != family {
+        return Err(Error::UnfitProbe {
+            path: dir.to_owned(),
+            of: format!("{} {} wide", config.family, config.width),
+            reasoner: format!("{family} {width} wide"),
+        });
+    }
+    Ok(probe)
 }
 
 /// The files of a reward model by name; a checkpoint that is none is refused before it is loaded.

@@ -73,8 +73,10 @@ pub(crate) fn apply(
         trajectory.process_rewards = Some(vec![reward; trajectory.thoughts]);
         trajectory.outcome_reward = Some(reward);
     }
-    reply.rule = params.rule.unwrap_or(Rule::WEIGHTED);
+    let learned = params.vote.calibration.map(|_| Rule::CALIBRATED);
+    reply.rule = params.rule.or(learned).unwrap_or(Rule::WEIGHTED);
     reply.chosen = reply.rule.choose(&reply.trajectories, &params.vote);
+    reply.confidence = params.vote.confidence(&reply.trajectories, reply.chosen);
     Ok(())
 }
 

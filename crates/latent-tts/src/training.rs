@@ -20,6 +20,7 @@
 //! Everything below is in [`train`], to which a training method is added as one file.
 
 mod examples;
+mod probe;
 mod reasoner;
 mod reward;
 mod rl;
@@ -45,6 +46,7 @@ use train::trainer::{
 use crate::Error;
 
 pub use model::ModelWarning;
+pub use probe::{ProbeData, ProbeObserver, ProbeReport, ProbeTrainer};
 pub use reasoner::Trainer;
 pub use reward::RewardTrainer;
 pub use rl::RlTrainer;
@@ -54,6 +56,7 @@ pub use train::options::{
     RewardTrainerOptions, RlTrainerOptions, RolloutOptions, TrainerOptions, TrainingOptions,
     Warmup, WeightedData,
 };
+pub use train::probe::{ProbeProgress, ProbeTrainerOptions};
 pub use train::trainer::TrainEvent;
 
 /// Callbacks for the progress of a training.

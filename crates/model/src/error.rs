@@ -34,6 +34,22 @@ pub enum ModelError {
         dir: PathBuf,
     },
 
+    /// A directory without a probe.
+    #[error("{}: no probe.json; pass a directory that `train probe` wrote", dir.display())]
+    MissingProbe {
+        /// The directory.
+        dir: PathBuf,
+    },
+
+    /// A probe's file that cannot be used.
+    #[error("{}: not a usable probe: {reason}; train it again", path.display())]
+    InvalidProbe {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// No config.json.
     #[error(
         "{}: no config.json, or an empty one; name the base model, whose configuration it has, or \

@@ -23,6 +23,7 @@ pub mod model_files;
 pub mod names;
 pub mod parameters;
 pub mod pickle;
+pub mod probe;
 pub mod save;
 pub mod source;
 #[cfg(any(test, feature = "testkit"))]
@@ -46,5 +47,6 @@ pub use head::{
 };
 pub use model_files::{AdapterFiles, EmbeddedFiles, MemoryFiles, ModelFiles};
 pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};
+pub use probe::{Probe, ProbeConfig, ProbeKind, StateCounts, StateScale};
 pub use source::{InitialWeights, RandomWeights, ResizedEmbeddings, TensorSource};
 pub use tokenizer::Tokenizer;

@@ -1,6 +1,6 @@
 //! A loaded reasoner: sampling, log-likelihoods, and the pieces of work of a cluster's workers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
@@ -33,13 +33,15 @@ pub struct PyEngine {
 impl PyEngine {
     /// Loads models by name; `reward_model` may be `default` or `none`.
     #[staticmethod]
-    #[pyo3(signature = (name, reward_model, *, base=None, family=None, device="auto",
-                        dtype=None, threads=None, memory=None, deterministic=false))]
+    #[pyo3(signature = (name, reward_model, *, probe=None, base=None, family=None,
+                        device="auto", dtype=None, threads=None, memory=None,
+                        deterministic=false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn load(
         py: Python<'_>,
         name: &str,
         reward_model: &str,
+        probe: Option<PathBuf>,
         base: Option<&str>,
         family: Option<&str>,
         device: &str,
@@ -63,7 +65,7 @@ impl PyEngine {
                 Some(base) => selection.with_base(base).map_err(raise_loading)?,
                 None => selection,
             };
-            let selection = ModelSelection { family, ..selection };
+            let selection = ModelSelection { family, probe: probe.clone(), ..selection };
             let model = selection.load(&device).map_err(raise_loading)?;
             let memory = match memory {
                 Some(bytes) => bytes.get(),
@@ -90,6 +92,11 @@ impl PyEngine {
     #[getter]
     fn reward_model(&self) -> Option<String> {
         self.selection.reward_model.as_ref().map(|files| files.path().display().to_string())
+    }
+
+    #[getter]
+    fn probe(&self) -> Option<String> {
+        self.selection.probe.as_ref().map(|dir| dir.display().to_string())
     }
 
     #[getter]
@@ -290,7 +297,7 @@ impl PyEngine {
         Ok(Tensor::from_vec(array.nrows(), width, array.iter().copied().collect()))
     }
 
-    fn params(&self, sampling: &Sampling) -> PyResult<SamplingParams> {
+    pub fn params(&self, sampling: &Sampling) -> PyResult<SamplingParams> {
         sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)
     }
 

@@ -38,6 +38,7 @@ mod records;
 mod rules;
 mod sampler;
 mod scorer;
+mod selection;
 mod sweep;
 mod train;
 mod trajectory;
@@ -78,6 +79,8 @@ mod _core {
     use crate::rules::{PyCandidate, register_rule};
     #[pymodule_export]
     use crate::sampler::register_sampler;
+    #[pymodule_export]
+    use crate::selection::{calibrate, train_probe};
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};
     #[pymodule_export]

@@ -73,10 +73,17 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Sampling {
     }
 }
 
-/// A number, text or bool as JSON.
+/// A number, text, bool, or dict of these as JSON.
 fn json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     if let Ok(flag) = value.cast::<PyBool>() {
         return Ok(flag.is_true().into());
+    }
+    if let Ok(dict) = value.cast::<PyDict>() {
+        let entry = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            Ok((name.extract::<String>()?, json(&value)?))
+        };
+        let entries = dict.iter().map(entry).collect::<PyResult<Map<String, Value>>>()?;
+        return Ok(Value::Object(entries));
     }
     if let Ok(number) = value.extract::<i64>() {
         return Ok(number.into());

@@ -1,5 +1,7 @@
 //! Trajectories and replies as Python objects. Attributes have the names of the records' keys.
 
+use std::collections::BTreeMap;
+
 use latent_tts as library;
 use latent_tts::Answer;
 use latent_tts::schema::TrajectoryRecord;
@@ -23,6 +25,8 @@ pub struct PyTrajectory {
     process_rewards: Option<Py<PyArray1<f32>>>,
     outcome_reward: Option<f32>,
     logprob: Option<f32>,
+    /// Signals beside rewards and likelihood, by name.
+    signals: BTreeMap<String, f32>,
     lens: Vec<Vec<(String, f32)>>,
 }
 
@@ -51,6 +55,7 @@ impl PyTrajectory {
                 .map(|rewards| rewards.into_pyarray(py).unbind()),
             outcome_reward: trajectory.outcome_reward,
             logprob: trajectory.logprob,
+            signals: trajectory.signals,
             lens,
         })
     }
@@ -78,6 +83,7 @@ pub struct PyReply {
     answer: Option<String>,
     rule: &'static str,
     chosen: Option<usize>,
+    confidence: Option<f64>,
     votes: Vec<VoteTuple>,
     trajectories: Vec<Py<PyTrajectory>>,
     greedy: Option<Py<PyTrajectory>>,
@@ -99,6 +105,7 @@ impl PyReply {
             votes,
             rule: reply.rule.name(),
             chosen: reply.chosen,
+            confidence: reply.confidence,
             trajectories: reply
                 .trajectories
                 .into_iter()

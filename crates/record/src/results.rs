@@ -3,7 +3,7 @@
 //! Names of metrics and JSON keys are a contract with scripts. The report computes the metrics.
 //! Times are stored apart from the samples, which must not depend on the clock.
 
-use aggregate::{Rule, VoteParams};
+use aggregate::{Reliability, Rule, VoteParams};
 use schema::StageSeconds;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -41,6 +41,9 @@ pub struct Results {
     /// Accuracy gains of each rule over greedy decoding and majority at the largest k.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<MetricGain>,
+    /// How far the confidence in the chosen answers is from their accuracy, with a calibration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reliability: Option<Reliability>,
 }
 
 /// The difference in accuracy between two rules, with a 95% paired-bootstrap interval over
@@ -74,6 +77,7 @@ impl Default for Results {
             vote_params: None,
             unanswered: None,
             gains: Vec::new(),
+            reliability: None,
         }
     }
 }
@@ -135,6 +139,10 @@ pub enum MetricName {
     Auc,
     /// The same of the outcome rewards; k = trajectories.
     AucOutcome,
+    /// The same of the probe's scores; k = trajectories.
+    AucProbe,
+    /// The same of the share of equations that hold; k = trajectories.
+    AucArithmetic,
 }
 
 impl MetricName {
@@ -148,13 +156,15 @@ impl MetricName {
     pub const BEST_OF: Self = Self::Rule(Rule::BEST_OF);
 
     /// The metrics that are not a voting rule's, with their names and those of earlier versions.
-    const NAMED: [(Self, &str, &str); 6] = [
+    const NAMED: [(Self, &str, &str); 8] = [
         (Self::Greedy, "greedy", "greedy"),
         (Self::Coverage, "coverage", "coverage"),
         (Self::Beam, "beam", "beam"),
         (Self::Diversity, "diversity", "diversity"),
         (Self::Auc, "auc", "auc"),
         (Self::AucOutcome, "auc_outcome", "auc_verdict"),
+        (Self::AucProbe, "auc_probe", "auc_probe"),
+        (Self::AucArithmetic, "auc_arithmetic", "auc_arithmetic"),
     ];
 
     /// The name in results.

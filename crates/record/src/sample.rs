@@ -132,6 +132,7 @@ fn validate_trajectory(field: &str, trajectory: &TrajectoryRecord) -> Result<(),
     check_answer(field, &trajectory.answer, trajectory.is_correct())?;
     check_finite(&format!("{field}.logprob"), trajectory.logprob.map(f64::from))?;
     check_finite(&format!("{field}.outcome_reward"), trajectory.outcome_reward.map(f64::from))?;
+    check_finite(&format!("{field}.signals"), trajectory.signals.values().copied().map(f64::from))?;
     let lens = trajectory.lens.iter().flatten();
     check_finite(&format!("{field}.lens"), lens.map(|&(_, share)| f64::from(share)))?;
     if trajectory.latents.is_some() {

@@ -10,6 +10,7 @@ mod coverage;
 mod diversity;
 mod figure;
 mod learning_curves;
+mod reliability;
 mod rows;
 mod strength;
 mod thought_map;
@@ -34,7 +35,7 @@ pub fn all(runs: &[RunData]) -> Result<Vec<Figure>, ReportError> {
             .collect();
     figures.extend(thought_map::figure(runs)?);
     figures.extend(
-        [comparison::figure, accuracy::figure, cost::figure]
+        [comparison::figure, accuracy::figure, reliability::figure, cost::figure]
             .iter()
             .filter_map(|figure| figure(runs)),
     );

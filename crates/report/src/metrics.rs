@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use aggregate::{Rule, VoteParams, ordered_pairs};
+use aggregate::{Candidate, Reliability, Rule, VoteParams, ordered_pairs, signals};
 use record::{
     BeamCost, FORMAT, Metric, MetricGain, MetricName, Results, RunCost, RunDir, Sample,
     StageSeconds, TrajectoryRecord, Unanswered,
@@ -74,6 +74,8 @@ pub struct QuestionMetrics {
     /// Summed over samples, like `steps` and `flops`.
     beam: Option<BeamCost>,
     unanswered: Unanswered,
+    /// The confidence in each chosen answer, and whether it is right.
+    confidences: Vec<(f64, bool)>,
 }
 
 /// One metric at one k: a value per question.
@@ -140,6 +142,7 @@ impl QuestionMetrics {
             vote_params: None,
             unanswered: self.unanswered(),
             gains: self.gains(bootstrap),
+            reliability: Reliability::new(&self.confidences),
         }
     }
 
@@ -186,10 +189,20 @@ impl QuestionMetrics {
         for MetricValue { name, k, value } in sample_metrics(sample, &layout.ks, settings) {
             self.columns.entry((name, k)).or_default().add(id, seed, value);
         }
+        self.add_confidence(sample, &settings.vote_params);
         self.layout = Some(SampleLayout { fewest: layout.fewest.min(sampled), ..layout });
         self.add_cost(sample);
         sample.trajectories.iter().for_each(|trajectory| self.add_unanswered(trajectory));
         Ok(())
+    }
+
+    /// The confidence in the answer that the learned vote chooses.
+    fn add_confidence(&mut self, sample: &Sample, params: &VoteParams) {
+        let all = &sample.trajectories;
+        let chosen = params.calibration.and_then(|calibration| calibration.choose(all));
+        let confidence = params.confidence(all, chosen);
+        let is_right = chosen.is_some_and(|chosen| all[chosen].is_correct());
+        self.confidences.extend(confidence.map(|confidence| (confidence, is_right)));
     }
 
     fn add_unanswered(&mut self, trajectory: &TrajectoryRecord) {
@@ -309,7 +322,8 @@ fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> V
         add(MetricName::Coverage, k, subsets.coverage(k));
     }
     let rules = settings.aggregators.as_deref().unwrap_or(Rule::DEFAULT);
-    for &rule in rules.iter().filter(|rule| rule.applies(trajectories)) {
+    let params = &settings.vote_params;
+    for &rule in rules.iter().filter(|rule| rule.applies(trajectories, params)) {
         for &k in ks {
             add(rule.into(), k, subsets.accuracy(rule, &settings.vote_params, k));
         }
@@ -332,12 +346,17 @@ fn ranking_accuracy(trajectories: &[TrajectoryRecord]) -> impl Iterator<Item = M
         let value = accuracy(&|t| t.process_rewards.as_ref()?.get(step).copied())?;
         Some(MetricValue { name: MetricName::Auc, k: step + 1, value })
     });
-    let by_outcome = accuracy(&|t| t.outcome_reward).map(|value| MetricValue {
-        name: MetricName::AucOutcome,
-        k: trajectories.len(),
-        value,
-    });
-    by_thought.chain(by_outcome)
+    let signal = |name: &str| accuracy(&|t| t.signal(name));
+    let whole = [
+        (MetricName::AucOutcome, accuracy(&|t| t.outcome_reward)),
+        (MetricName::AucProbe, signal(signals::PROBE)),
+        (MetricName::AucArithmetic, signal(signals::ARITHMETIC)),
+    ];
+    let k = trajectories.len();
+    let by_trajectory = whole
+        .into_iter()
+        .filter_map(move |(name, value)| Some(MetricValue { name, k, value: value? }));
+    by_thought.chain(by_trajectory)
 }
 
 fn indicator(correct: bool) -> f64 {

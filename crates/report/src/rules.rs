@@ -26,11 +26,18 @@ pub fn shown(runs: &[&RunData]) -> Vec<MetricName> {
     DISPLAY_ORDER.into_iter().chain(registered).collect()
 }
 
-/// Whether a metric is shown unless all are asked for: the paper's rules, and rules that the
-/// program has registered.
+/// Rules of signals that a run has only if they were asked for.
+const SIGNAL_RULES: [Rule; 4] = [Rule::PROBE, Rule::ARITHMETIC, Rule::CALIBRATED, Rule::BEST_PROBE];
+
+/// Whether a metric is shown unless all are asked for: the paper's rules, those of signals that
+/// were asked for, and rules that the program has registered.
 pub fn is_main(name: MetricName) -> bool {
     match name {
-        MetricName::Rule(rule) => DISPLAY_ORDER.contains(&name) || !Rule::ALL.contains(&rule),
+        MetricName::Rule(rule) => {
+            DISPLAY_ORDER.contains(&name)
+                || SIGNAL_RULES.contains(&rule)
+                || !Rule::ALL.contains(&rule)
+        }
         _ => DISPLAY_ORDER.contains(&name),
     }
 }

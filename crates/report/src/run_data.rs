@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use aggregate::Rule;
+use aggregate::{Rule, VoteParams};
 use record::{Ablation, Metric, MetricName, Results, RunDir, Sample};
 use schema::{DropoutSites, MaskLifetime, SamplerKind, SamplingOptions, Temperature};
 
@@ -195,7 +195,10 @@ impl RunData {
     /// Loads a run. An incomplete one is an error unless `partial` is set.
     pub fn load(dir: RunDir, partial: bool) -> Result<Self, ReportError> {
         let recorded = recorded_results(&dir)?;
-        let settings = MetricSettings::default();
+        let params = recorded.as_ref().and_then(|recorded| recorded.vote_params);
+        let calibration = params.and_then(|params| params.calibration);
+        let vote_params = VoteParams { calibration, ..VoteParams::default() };
+        let settings = MetricSettings { vote_params, ..MetricSettings::default() };
         let mut accumulator = SampleAccumulator::default();
         let samples = dir
             .samples()?

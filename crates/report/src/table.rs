@@ -270,6 +270,18 @@ fn write_footer(text: &mut String, results: &Results) {
             format!("{accuracy}: chance that a right path is rewarded above a wrong one"),
         );
     }
+    for (label, name, of) in [
+        ("probe", MetricName::AucProbe, "scored"),
+        ("arithmetic", MetricName::AucArithmetic, "checked"),
+    ] {
+        for auc in ranked(name) {
+            line(label, format!("{auc}: chance that a right path is {of} above a wrong one"));
+        }
+    }
+    if let Some(reliability) = &results.reliability {
+        let error = reliability.expected_calibration_error;
+        line("confidence", format!("expected calibration error {error:.3}"));
+    }
     let RunCost { steps, flops, beam, seconds } = &results.cost;
     let compute = |steps: f64, flops: f64| {
         format!("{steps:.1} decoding steps and {} GFLOP per question", gflop(flops))

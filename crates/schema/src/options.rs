@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
 
-use aggregate::{Confidence, Rule, VoteParams};
+use aggregate::{Calibration, Confidence, Rule, VoteParams};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -195,6 +195,26 @@ pub struct SamplingOptions {
     )]
     pub lcb_coefficient: Option<Weight>,
 
+    /// Verify the arithmetic of the equations in written steps, or in thoughts as the LM head reads
+    /// them: the signals arithmetic, grounding and conclusion of a trajectory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(),
+        help_heading = "Aggregation",
+    ))]
+    pub check_steps: Option<bool>,
+
+    /// The weights of the rule calibrated, which `calibrate` writes, and the probability that the
+    /// answer is right (confidence): a JSON file, or an object with weights, slope and intercept
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "json-schema", schemars(with = "Option<CalibrationSchema>"))]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "FILE.json", value_parser = read_calibration, help_heading = "Aggregation")
+    )]
+    pub calibration: Option<Calibration>,
+
     /// Also run a beam search guided by rewards
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(
@@ -239,6 +259,34 @@ pub struct SamplingOptions {
         )
     )]
     pub target_confidence: Option<Confidence>,
+}
+
+/// The fields of [`Calibration`], for the JSON schema.
+#[cfg(feature = "json-schema")]
+#[derive(schemars::JsonSchema)]
+#[schemars(rename = "Calibration")]
+#[expect(dead_code, reason = "only its schema is used")]
+struct CalibrationSchema {
+    /// The weight of each signal: votes, likelihood, reward, probe, arithmetic, grounding,
+    /// conclusion.
+    weights: std::collections::BTreeMap<String, f64>,
+    /// Of the log-odds of the chosen answer's share in its confidence.
+    slope: f64,
+    /// Added to these.
+    intercept: f64,
+}
+
+/// A calibration from a file, or from the JSON itself. Only the command line reads files: other
+/// interfaces take the object.
+#[cfg(feature = "clap")]
+fn read_calibration(text: &str) -> Result<Calibration, String> {
+    let json = match text.trim_start().starts_with('{') {
+        true => text.to_owned(),
+        false => std::fs::read_to_string(text)
+            .map_err(|error| format!("{error}; pass a file that `calibrate` wrote"))?,
+    };
+    serde_json::from_str(&json)
+        .map_err(|error| format!("not a calibration: {error}; pass a file that `calibrate` wrote"))
 }
 
 /// What makes trajectories differ.
@@ -403,6 +451,8 @@ impl SamplingOptions {
             vote_temperature: self.vote_temperature.or(defaults.vote_temperature),
             likelihood_weight: self.likelihood_weight.or(defaults.likelihood_weight),
             lcb_coefficient: self.lcb_coefficient.or(defaults.lcb_coefficient),
+            check_steps: self.check_steps.or(defaults.check_steps),
+            calibration: self.calibration.or(defaults.calibration),
             beam: self.beam.or(defaults.beam),
             beam_width: self.beam_width.or(defaults.beam_width),
             beam_candidates: self.beam_candidates.or(defaults.beam_candidates),
@@ -538,6 +588,7 @@ impl SamplingOptions {
                 .likelihood_weight
                 .map_or(defaults.likelihood_weight, Weight::get),
             lcb_coefficient: self.lcb_coefficient.map_or(defaults.lcb_coefficient, Weight::get),
+            calibration: self.calibration,
         }
     }
 
@@ -602,6 +653,7 @@ impl SamplingOptions {
             cold_stop: self.cold_stop(&model),
             max_new_tokens: self.max_new_tokens.map_or(model.max_new_tokens, to_usize),
             seed: self.seed.unwrap_or(0),
+            check_steps: self.check_steps.unwrap_or(false),
             rule: self.rule,
             vote: self.vote_params(),
         })
@@ -680,6 +732,8 @@ impl From<SamplingParams> for SamplingOptions {
             vote_temperature: PositiveWeight::new(params.vote.temperature),
             likelihood_weight: Weight::new(params.vote.likelihood_weight),
             lcb_coefficient: Weight::new(params.vote.lcb_coefficient),
+            check_steps: params.check_steps.then_some(true),
+            calibration: params.vote.calibration,
             beam: Some(params.beam.is_some()),
             beam_width: params.beam.map(|beam| to_u32(beam.width)),
             beam_candidates: params.beam.map(|beam| to_u32(beam.candidates)),
@@ -812,6 +866,8 @@ mod tests {
             json!({ "sampler": "none", "cold_stop_entropy": 0.05, "cold_stop_steps": 12 }),
             json!({ "scope": "generated", "latent_length": 0 }),
             json!({ "sampler": "none", "vote_temperature": 0.5, "likelihood_weight": 0 }),
+            json!({ "check_steps": true, "calibration": {
+                "weights": { "votes": 0.5, "probe": 1.5 }, "slope": 0.75, "intercept": -0.5 } }),
         ] {
             let params = resolve(options).unwrap();
             let recorded = serde_json::to_value(params).unwrap();

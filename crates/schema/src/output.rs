@@ -1,6 +1,7 @@
 //! Results, as every interface returns them: `samples.jsonl`, HTTP, `solve --json` and Python have
 //! the same keys.
 
+use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
 use aggregate::{AnswerVotes, Candidate};
@@ -37,6 +38,10 @@ pub struct TrajectoryRecord {
     /// Log-probability of the decoded tokens, end of sequence included, if finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<f32>,
+    /// Signals beside rewards and likelihood, by name: `probe`, and of checked steps `arithmetic`,
+    /// `grounding` and `conclusion`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub signals: BTreeMap<String, f32>,
     /// For each thought the most probable tokens at its hidden state, if they were requested: text
     /// and probability.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -73,6 +78,10 @@ impl Candidate for TrajectoryRecord {
 
     fn logprob(&self) -> Option<f32> {
         self.logprob
+    }
+
+    fn signal(&self, name: &str) -> Option<f32> {
+        self.signals.get(name).copied()
     }
 }
 

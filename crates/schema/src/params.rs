@@ -50,6 +50,8 @@ pub struct SamplingParams {
     pub max_new_tokens: NonZeroUsize,
     /// The seed of all random numbers.
     pub seed: u64,
+    /// Verifies the equations of written steps and of thoughts as the LM head reads them.
+    pub check_steps: bool,
     /// The rule that chooses the answer; `None` is the best rule that the reward model allows.
     pub rule: Option<Rule>,
     /// The constants of the voting rules.
@@ -140,6 +142,7 @@ impl SamplingParams {
             cold_stop: model.cold_stop,
             max_new_tokens: model.max_new_tokens,
             seed: 0,
+            check_steps: false,
             rule: None,
             vote: VoteParams::default(),
         }

@@ -27,6 +27,11 @@ pub const FIELD_EXAMPLES: &[(&str, &str)] = &[
     ("vote_temperature", "0.5"),
     ("likelihood_weight", "2.0"),
     ("lcb_coefficient", "2.5"),
+    ("check_steps", "true"),
+    (
+        "calibration",
+        r#"{"weights":{"votes":0.5,"likelihood":0.0,"reward":0.0,"probe":1.5,"arithmetic":0.0,"grounding":0.0,"conclusion":0.0},"slope":0.75,"intercept":-0.5}"#,
+    ),
     ("beam", "true"),
     ("beam_width", "3"),
     ("beam_candidates", "2"),

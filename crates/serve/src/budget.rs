@@ -74,10 +74,12 @@ impl PartialReplies {
 /// The vote over some of the trajectories. Rewards come last: a rule that needs them is replaced
 /// by the majority where they are missing.
 fn partial_reply(trajectories: Vec<Trajectory>, params: &SamplingParams, rule: Rule) -> Reply {
-    let rule = if rule.applies(&trajectories) { rule } else { Rule::MAJORITY };
+    let rule = if rule.applies(&trajectories, &params.vote) { rule } else { Rule::MAJORITY };
     let requested = u32::try_from(params.samples.get()).unwrap_or(u32::MAX);
+    let chosen = rule.choose(&trajectories, &params.vote);
     Reply {
-        chosen: rule.choose(&trajectories, &params.vote),
+        chosen,
+        confidence: params.vote.confidence(&trajectories, chosen),
         rule,
         stopped: Some(EarlyStop { requested, reason: StopReason::Deadline }),
         trajectories,

@@ -492,7 +492,7 @@ impl GatewayRun {
                 "{failed} of {asked} completions failed and did not vote; the last: {last}"
             ));
         }
-        let applies = self.request.rule.applies(all);
+        let applies = self.request.rule.applies(all, &Default::default());
         let rule = if applies { self.request.rule } else { Rule::MAJORITY };
         if !applies {
             notes.push("the upstream gives no log-probabilities; the majority chose".to_owned());

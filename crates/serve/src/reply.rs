@@ -146,6 +146,9 @@ impl ReplyReader<'_> {
             "answer": chosen.answer(),
             "stopped": reply.stopped,
         });
+        if let Some(confidence) = reply.confidence.filter(|_| reply.beam.is_none()) {
+            latent["confidence"] = json!(confidence);
+        }
         if returned.votes {
             latent["votes"] = votes_json(&reply.votes());
         }

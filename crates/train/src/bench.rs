@@ -209,7 +209,12 @@ impl TrainBench {
             }
             BenchedStep::Reward { train_step, examples } => {
                 let objective = Objective::Contrastive;
-                let config = RewardLossConfig { objective, step_weight: &|_| 1.0, dropout };
+                let config = RewardLossConfig {
+                    objective,
+                    step_weight: &|_| 1.0,
+                    dropout,
+                    order_preference: 0.0,
+                };
                 let losses = train_step.accumulate_gradients(examples, config)?;
                 OPTIMIZER.step(device, step, 1, train_step.parameters_mut())?;
                 train_step.sync_weights()?;

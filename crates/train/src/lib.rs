@@ -23,6 +23,8 @@ pub mod loss;
 pub mod methods;
 pub mod model_dir;
 pub mod options;
+pub mod order_preference;
+pub mod probe;
 pub mod reasoner;
 pub mod reward;
 pub mod reward_step;

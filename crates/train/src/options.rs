@@ -27,6 +27,7 @@ use crate::reward_step::RewardHeadKind;
 use crate::trainer::KeepPolicy;
 
 pub use names::{CurriculumKind, ReasonerMode, Warmup, WeightedData};
+pub(crate) use numbers::invalid;
 pub use presets::Preset;
 pub use rl::{PolicyOptions, RlTrainerOptions, RolloutOptions};
 
@@ -518,6 +519,13 @@ pub struct RewardTrainerOptions {
     ))]
     pub last_step_weight: f32,
 
+    /// The weight of a preference for each right trajectory over the same with permuted thoughts,
+    /// which keeps the reward model from ignoring their order; 0 for none
+    #[cfg_attr(feature = "clap", arg(
+        long, value_name = "WEIGHT", default_value_t = Self::default().order_preference
+    ))]
+    pub order_preference: f32,
+
     /// What is trained.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
@@ -643,6 +651,7 @@ impl Default for RewardTrainerOptions {
             head: RewardHeadKind::Compare,
             digit_loss_weight: 0.3,
             last_step_weight: 1.0,
+            order_preference: 0.0,
             lora: LoraOptions::default(),
             training: TrainingOptions::default(),
         }

@@ -17,6 +17,7 @@ use crate::dropout::DropoutConfig;
 use crate::error::TrainError;
 use crate::loss::Objective;
 use crate::model_dir::WeightWriter;
+use crate::order_preference::add_permuted;
 use crate::reward_step::{RewardExample, RewardLossConfig, RewardTrainStep};
 use crate::trainer::{EvalResult, MicroBatch, TrainTask};
 use metrics::RewardMetrics;
@@ -39,6 +40,9 @@ pub struct RewardTask {
     pub objective: Objective,
     /// Weight of the last thought step relative to the first; those between are interpolated.
     pub last_step_weight: f32,
+    /// Weight of the preference for a right trajectory over the same with permuted thoughts; 0 for
+    /// none.
+    pub order_preference: f32,
     /// Dropout probability; 0 for none.
     pub dropout: f32,
     /// Seed of the order and of the dropout masks.
@@ -66,7 +70,14 @@ impl RewardTask {
         let first = index * self.batch_size as u64;
         let shuffled = |i: u64| shuffled_index(i % count, count, self.seed.wrapping_add(i / count));
         let indices = first..first + self.batch_size as u64;
-        Ok(indices.filter_map(|i| self.example(shuffled(i) as usize)).collect())
+        let mut batch: Vec<RewardExample> =
+            indices.clone().filter_map(|i| self.example(shuffled(i) as usize)).collect();
+        if self.order_preference > 0.0 {
+            for (example, i) in batch.iter_mut().zip(indices) {
+                add_permuted(example, self.seed.wrapping_add(i));
+            }
+        }
+        Ok(batch)
     }
 
     /// Checks that every problem fits the reward model and the reference reasoner.
@@ -189,6 +200,7 @@ impl TrainTask for RewardTask {
             objective: self.objective,
             step_weight: &step_weight,
             dropout: (self.dropout > 0.0).then_some(dropout),
+            order_preference: self.order_preference,
         };
         let train_step = &mut self.train_step;
         let losses = self.device.run(|| train_step.accumulate_gradients(&examples, config))?;

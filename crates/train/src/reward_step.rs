@@ -7,12 +7,15 @@
 mod head;
 mod layout;
 
+use std::ops::Range;
+
 use model::{Cache, Parameter, TrainableDecoder};
 use tensor::{Device, DeviceError, Tensor, ops};
 
 use crate::digit_head::{DIGITS, DigitHead};
 use crate::dropout::DropoutConfig;
 use crate::loss::{Objective, ScoredProblem};
+use crate::order_preference;
 use crate::rows::{reuse_cache, scatter_add};
 pub use head::{RewardHeadKind, TrainableCompareHead, TrainableRewardHead};
 use layout::{HeadForward, RewardForward};
@@ -38,12 +41,20 @@ pub struct RewardExample {
     pub correct: Vec<bool>,
     /// Results of the solution's steps, the targets of the digit heads.
     pub step_results: Vec<i64>,
+    /// The last trajectories are copies of these with permuted thoughts: they have no labels, and
+    /// `correct` leaves them out. See [`crate::order_preference`].
+    pub permuted_from: Vec<usize>,
 }
 
 impl RewardExample {
     /// Per thought: its index within its trajectory.
     pub fn step_indices(&self) -> Vec<usize> {
         self.lengths.iter().flat_map(|&n| 0..n).collect()
+    }
+
+    /// Trajectories that were sampled.
+    fn originals(&self) -> usize {
+        self.lengths.len() - self.permuted_from.len()
     }
 }
 
@@ -100,6 +111,9 @@ pub struct RewardLossConfig<'a> {
     pub step_weight: &'a (dyn Fn(usize) -> f32 + Sync),
     /// Dropout in the decoder; `None` for none.
     pub dropout: Option<DropoutConfig>,
+    /// Weight of the preference for a trajectory over its permuted copy, in the loss of the outcome
+    /// head, or without one in that of the other.
+    pub order_preference: f32,
 }
 
 /// The rewards of one example.
@@ -228,7 +242,10 @@ impl RewardTrainStep {
         let device = self.model.decoder.device().clone();
         let mut dhidden = Tensor::zeros_on(&device, forward.hidden.rows(), forward.hidden.cols())?;
         let targets: Vec<HeadTargets> = examples.iter().map(HeadTargets::of_thoughts).collect();
-        let (mut objective, drewards) = objective_loss(&forward.thoughts, &targets, config)?;
+        let prefers_answers = self.outcome.is_some() && forward.answers.is_some();
+        let of_thoughts = if prefers_answers { 0.0 } else { config.order_preference };
+        let of_thoughts = RewardLossConfig { order_preference: of_thoughts, ..config };
+        let (mut objective, drewards) = objective_loss(&forward.thoughts, &targets, of_thoughts)?;
         forward.thoughts.backward(&device, &mut self.head, drewards, &mut dhidden)?;
         if let (Some(outcome), Some(answers)) = (&mut self.outcome, &forward.answers) {
             let targets: Vec<HeadTargets> = examples.iter().map(HeadTargets::of_answers).collect();
@@ -257,7 +274,10 @@ impl RewardTrainStep {
             return Ok(0.0);
         };
         let results = examples.iter().flat_map(|example| {
-            example.step_indices().into_iter().map(|t| example.step_results.get(t).copied())
+            let result = |t: usize| example.step_results.get(t).copied();
+            let permuted = example.lengths[example.originals()..].iter().sum::<usize>();
+            let labelled = example.lengths[..example.originals()].iter().flat_map(|&n| 0..n);
+            labelled.map(result).chain(std::iter::repeat_n(None, permuted)).collect::<Vec<_>>()
         });
         let results: Vec<Option<i64>> = results.collect();
         let positions = &forward.thoughts.positions;
@@ -267,7 +287,9 @@ impl RewardTrainStep {
         ];
         if let Some(answers) = &forward.answers {
             let last = examples.iter().flat_map(|example| {
-                example.lengths.iter().map(|_| example.step_results.last().copied())
+                let known = |n: usize| n < example.originals();
+                let last = |n: usize| example.step_results.last().copied().filter(|_| known(n));
+                (0..example.lengths.len()).map(last).collect::<Vec<_>>()
             });
             let last: Vec<Option<i64>> = last.collect();
             predictions.push(DigitPrediction::new(answer, &answers.positions.before, &last));
@@ -304,19 +326,37 @@ impl<'a> DigitPrediction<'a> {
 
 /// The labels of one problem's rewards.
 struct HeadTargets {
+    /// Of the rewards of sampled trajectories, which come first.
     labels: Vec<f32>,
-    /// Per reward: the thought step that it belongs to.
+    /// Per label: the thought step that it belongs to.
     steps: Vec<usize>,
+    /// The rewards of each trajectory, permuted copies included.
+    ranges: Vec<Range<usize>>,
+    permuted_from: Vec<usize>,
 }
 
 impl HeadTargets {
     fn of_thoughts(example: &RewardExample) -> Self {
-        Self { labels: example.labels.clone(), steps: example.step_indices() }
+        let mut steps = example.step_indices();
+        steps.truncate(example.labels.len());
+        let mut end = 0;
+        let range = |&length: &usize| {
+            end += length;
+            end - length..end
+        };
+        let ranges = example.lengths.iter().map(range).collect();
+        let permuted_from = example.permuted_from.clone();
+        Self { labels: example.labels.clone(), steps, ranges, permuted_from }
     }
 
     fn of_answers(example: &RewardExample) -> Self {
         let labels = example.correct.iter().map(|&correct| f32::from(u8::from(correct))).collect();
-        Self { labels, steps: vec![0; example.correct.len()] }
+        Self {
+            labels,
+            steps: vec![0; example.correct.len()],
+            ranges: (0..example.lengths.len()).map(|n| n..n + 1).collect(),
+            permuted_from: example.permuted_from.clone(),
+        }
     }
 }
 
@@ -329,11 +369,17 @@ fn objective_loss(
     let rewards = head.rewards.clone().to_host()?;
     let (mut loss, mut start) = (0.0, 0);
     let mut drewards = vec![0.0; head.positions.at.len()];
-    for HeadTargets { labels, steps } in targets {
-        let end = start + labels.len();
-        let problem = ScoredProblem { scores: &rewards.data()[start..end], labels, steps };
-        loss += config.objective.loss(problem, config.step_weight, &mut drewards[start..end]);
-        start = end;
+    for HeadTargets { labels, steps, ranges, permuted_from } in targets {
+        let labelled = start..start + labels.len();
+        let all = start..start + ranges.last().map_or(0, |range| range.end);
+        let problem = ScoredProblem { scores: &rewards.data()[labelled.clone()], labels, steps };
+        loss += config.objective.loss(problem, config.step_weight, &mut drewards[labelled]);
+        if config.order_preference > 0.0 {
+            let (scores, gradient) = (&rewards.data()[all.clone()], &mut drewards[all.clone()]);
+            let weight = config.order_preference;
+            loss += order_preference::loss(permuted_from, ranges, scores, weight, gradient);
+        }
+        start = all.end;
     }
     let share = 1.0 / targets.len() as f32;
     drewards.iter_mut().for_each(|d| *d *= share);

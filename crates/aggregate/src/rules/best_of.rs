@@ -40,7 +40,7 @@ impl VotingRule for BestOf {
     }
 
     fn needs(&self) -> Signals {
-        Signals { rewards: true, logprobs: false }
+        Signals { rewards: true, logprobs: false, ..Signals::default() }
     }
 
     fn reduction(&self) -> Option<RewardReduction> {

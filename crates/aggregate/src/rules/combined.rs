@@ -17,7 +17,7 @@ impl VotingRule for Combined {
     }
 
     fn needs(&self) -> Signals {
-        Signals { rewards: true, logprobs: true }
+        Signals { rewards: true, logprobs: true, ..Signals::default() }
     }
 
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize> {

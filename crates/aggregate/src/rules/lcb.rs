@@ -20,7 +20,7 @@ impl VotingRule for LowerConfidenceBound {
     }
 
     fn needs(&self) -> Signals {
-        Signals { rewards: true, logprobs: false }
+        Signals { rewards: true, logprobs: false, ..Signals::default() }
     }
 
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize> {

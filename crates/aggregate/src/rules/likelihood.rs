@@ -21,7 +21,7 @@ impl VotingRule for Likelihood {
     }
 
     fn needs(&self) -> Signals {
-        Signals { rewards: false, logprobs: true }
+        Signals { rewards: false, logprobs: true, ..Signals::default() }
     }
 
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize> {

@@ -17,7 +17,7 @@ impl VotingRule for Normalized {
     }
 
     fn needs(&self) -> Signals {
-        Signals { rewards: true, logprobs: false }
+        Signals { rewards: true, logprobs: false, ..Signals::default() }
     }
 
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize> {

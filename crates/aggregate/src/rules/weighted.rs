@@ -16,7 +16,7 @@ impl VotingRule for Weighted {
     }
 
     fn needs(&self) -> Signals {
-        Signals { rewards: true, logprobs: false }
+        Signals { rewards: true, logprobs: false, ..Signals::default() }
     }
 
     fn choose(&self, candidates: &[&dyn Candidate], _: &VoteParams) -> Option<usize> {

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Rule;
+use crate::calibration::CalibrationWeights;
 use crate::testing::{TestCandidate, candidate, candidates, scored, unscored};
+use crate::{Rule, signals};
 
 #[test]
 fn majority_counts() {
@@ -162,8 +163,8 @@ fn likelihood_needs_no_rewards() {
     assert_eq!(choose(Rule::LIKELIHOOD, &all), Some(0));
     let equal = with_logprobs(unscored(&["1", "2", "2"]), &[-2.0; 3]);
     assert_eq!(choose(Rule::LIKELIHOOD, &equal), Some(1), "equal: the majority");
-    assert!(Rule::LIKELIHOOD.applies(&all));
-    assert!(!Rule::LIKELIHOOD.applies(&unscored(&["1"])));
+    assert!(Rule::LIKELIHOOD.applies(&all, &VoteParams::default()));
+    assert!(!Rule::LIKELIHOOD.applies(&unscored(&["1"]), &VoteParams::default()));
 }
 
 #[test]
@@ -207,7 +208,8 @@ fn candidates_without_rewards_are_handled_by_every_rule() {
     let empty = ["1", "2", "2"].iter().zip(0..).map(|(a, n)| candidate(n, a, Some(&[]))).collect();
     let empty = with_logprobs(empty, &[-1.0; 3]);
     for rule in Rule::ALL.iter().copied() {
-        let expected = if rule.reduction().is_some() { 0 } else { 1 };
+        let is_best_of = rule.reduction().is_some() || rule == Rule::BEST_PROBE;
+        let expected = if is_best_of { 0 } else { 1 };
         assert_eq!(choose(rule, &empty), Some(expected), "{rule:?}");
     }
 }
@@ -216,12 +218,42 @@ fn candidates_without_rewards_are_handled_by_every_rule() {
 fn a_rule_applies_where_its_signals_exist() {
     let (plain, rewarded) = (unscored(&["1", ""]), scored(&[("1", 0.5), ("", 0.5)]));
     let applying = |candidates: &[TestCandidate]| {
-        Rule::ALL.iter().filter(|rule| rule.applies(candidates)).count()
+        Rule::ALL.iter().filter(|rule| rule.applies(candidates, &VoteParams::default())).count()
     };
     assert_eq!((applying(&plain), applying(&rewarded)), (1, 9));
     assert_eq!(applying(&with_logprobs(plain, &[-1.0; 2])), 2);
     assert_eq!(applying(&with_logprobs(rewarded, &[-1.0; 2])), 11);
     assert_eq!(Rule::DEFAULT.last(), Some(&Rule::BEST_OF));
+    let mut probed = unscored(&["1", "2"]);
+    assert!(!Rule::PROBE.applies(&probed, &VoteParams::default()));
+    probed[1].signals.insert(signals::PROBE.to_owned(), 0.5);
+    assert!(Rule::PROBE.applies(&probed, &VoteParams::default()));
+    assert_eq!(choose(Rule::BEST_PROBE, &probed), Some(1));
+    let calibration = Calibration {
+        weights: CalibrationWeights { probe: 1.0, ..CalibrationWeights::default() },
+        slope: 1.0,
+        intercept: 0.0,
+    };
+    let learned = VoteParams { calibration: Some(calibration), ..VoteParams::default() };
+    assert!(!Rule::CALIBRATED.applies(&probed, &VoteParams::default()));
+    assert!(Rule::CALIBRATED.applies(&probed, &learned));
+    assert_eq!(Rule::CALIBRATED.choose(&probed, &VoteParams::default()), Some(0));
+}
+
+#[test]
+fn signals_weigh_votes() {
+    let mut all = unscored(&["1", "1", "2", "2", "3"]);
+    for (candidate, score) in all.iter_mut().zip([0.0, 0.1, 2.0, -1.0, 0.5]) {
+        candidate.signals.insert(signals::PROBE.to_owned(), score);
+    }
+    assert_eq!(choose(Rule::PROBE, &all), Some(2));
+    assert_eq!(choose(Rule::BEST_PROBE, &all), Some(2));
+    for (candidate, share) in all.iter_mut().zip([0.0, 0.0, 0.5, 0.5, 1.0]) {
+        candidate.signals.insert(signals::ARITHMETIC.to_owned(), share);
+    }
+    assert_eq!(choose(Rule::ARITHMETIC, &all), Some(4));
+    all[4].signals.remove(signals::ARITHMETIC);
+    assert_eq!(choose(Rule::ARITHMETIC, &all), Some(2), "without equations it is average");
 }
 
 #[test]

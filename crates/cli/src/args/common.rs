@@ -1,6 +1,7 @@
 //! Flags that several commands share.
 
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use latent_tts::{DeviceKind, Family};
@@ -22,6 +23,11 @@ pub struct ModelArgs {
     /// sweep has none unless --metric is weighted or best_of]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
+
+    /// A probe on the reasoner's hidden states, which `train probe` wrote: the signal probe of each
+    /// trajectory [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub probe: Option<PathBuf>,
 
     /// The model that an adapter (a reasoner, a reward model or both) is added to: a directory, a
     /// GGUF file or an id. Where adapters lie over one another it is the one at the bottom

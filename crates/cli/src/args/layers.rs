@@ -59,7 +59,10 @@ pub(crate) fn command() -> Command {
             .into_iter()
             .fold(command, |command, field| command.mut_arg(field, |arg| arg.hide(true)))
     };
-    Cli::command().mut_subcommand("annotate", hide).mut_subcommands(with_env_vars)
+    Cli::command()
+        .mut_subcommand("annotate", hide)
+        .mut_subcommand("train", |train| train.mut_subcommand("probe", hide))
+        .mut_subcommands(with_env_vars)
 }
 
 /// The command that a line, without its program's name, begins with.
@@ -251,6 +254,7 @@ fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
                 items.iter().map(|item| flag_text(key, item, false)).collect();
             items?.join(",")
         }
+        Value::Table(_) => serde_json::to_string(value)?,
         _ => bail!("`{key}` is {}; give it a string, a number or a list of them", value.type_str()),
     })
 }
@@ -317,8 +321,9 @@ mod tests {
             let long = field.replace('_', "-");
             let flag = format!("--{long}={}", value.trim_matches('"'));
             assert_eq!(sampling(&[&flag], None).unwrap(), json, "{flag}");
+            let toml: Value = serde_json::from_str(value).unwrap();
             for key in [long.as_str(), field] {
-                let line = format!("{key} = {value}");
+                let line = format!("{key} = {toml}");
                 assert_eq!(sampling(&[], Some(&line)).unwrap(), json, "{line}");
             }
         }

@@ -1,13 +1,17 @@
 //! Arguments of `train reasoner`, `train reward` and `train rl`: the library's options as flags,
 //! and what is the command line's own.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use latent_tts::training::{Preset, RewardTrainerOptions, RlTrainerOptions, TrainerOptions};
+use latent_tts::training::{
+    Preset, ProbeTrainerOptions, RewardTrainerOptions, RlTrainerOptions, TrainerOptions,
+};
+use latent_tts::{Family, SamplingOptions};
 
 use super::preset::preset_parser;
-use super::{DeviceArgs, OutputArgs};
+use super::{DeviceArgs, MachineArgs, OutputArgs, TooLongKind, values};
 
 /// Subcommands of `latent-tts train`.
 #[derive(Debug, Subcommand)]
@@ -57,6 +61,22 @@ Examples:
   latent-tts train reward --model models/latent --out models/rm-none --objective untrained")]
     Reward(Box<RewardArgs>),
 
+    /// Train a probe on the reasoner's own hidden states
+    ///
+    /// Samples trajectories of problems that the reasoner was not trained on, keeps the hidden
+    /// states that it computes anyway, and learns to rank the right ones of a question above the
+    /// wrong ones. Takes minutes; scoring with a probe takes a few percent of the time of sampling
+    /// and no second model. --probe DIR of eval, solve and serve gives its score as the signal
+    /// probe.
+    #[command(after_help = "\
+Examples:
+  latent-tts train probe --out models/probe
+  latent-tts train probe --model ./codi --data held_back.jsonl --limit 2000 --samples 16 \
+    --out models/probe
+  latent-tts train probe --kind linear --data embedded:valid:0..2000 --out models/linear
+  latent-tts eval --probe models/probe --aggregate majority,probe,best_probe")]
+    Probe(Box<ProbeArgs>),
+
     /// Train a reasoner by reinforcement learning on its own trajectories
     ///
     /// Samples a group of trajectories for every question, rewards right answers, and raises the
@@ -77,6 +97,56 @@ Examples:
   latent-tts train rl --model models/latent --data questions.jsonl --reward majority \
     --out models/ttrl")]
     Rl(Box<RlArgs>),
+}
+
+/// Flags of `train probe`.
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    /// The directory to write
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+
+    /// Replace a probe that is there
+    #[arg(long)]
+    pub overwrite: bool,
+
+    /// The reasoner: a checkpoint directory, an id of the Hugging Face Hub, or `embedded`
+    /// [default: embedded]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub model: Option<String>,
+
+    /// The model that the reasoner, an adapter, is added to [default: the one that it records]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
+    pub base: Option<String>,
+
+    /// The reasoner's family [default: detected from the checkpoint]
+    #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]
+    pub method: Option<Family>,
+
+    /// The problems: a file or a part of the embedded corpus, as for eval [default: the first 1000
+    /// of embedded:train]
+    #[arg(long, value_name = "FILE", help_heading = "Data")]
+    pub data: Option<String>,
+
+    /// Take only the first questions
+    #[arg(long, value_name = "COUNT", help_heading = "Data")]
+    pub limit: Option<NonZeroUsize>,
+
+    /// What becomes of questions that do not fit the model's positions [default: stop]
+    #[arg(long, value_enum, help_heading = "Data")]
+    pub too_long: Option<TooLongKind>,
+
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
+
+    #[command(flatten)]
+    pub options: ProbeTrainerOptions,
+
+    #[command(flatten)]
+    pub machine: MachineArgs,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Flags of `train rl`.

@@ -89,6 +89,7 @@ impl AnnotateJob {
         let models = ModelArgs {
             model: args.model.clone(),
             reward_model: Some(NO_REWARD_MODEL.to_owned()),
+            probe: None,
             base: args.base.clone(),
             method: args.method,
         };

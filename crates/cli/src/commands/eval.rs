@@ -108,8 +108,10 @@ impl EvalJob {
         let sampling = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
         let sampling =
             aggregation::apply(&args.aggregation, sampling, models.reward_model.is_some())?;
+        let rules = aggregation::rules(&args.aggregation);
+        aggregation::check_signals(rules.as_deref(), &sampling, models.probe.is_some())?;
         Ok(Self {
-            rules: aggregation::rules(&args.aggregation),
+            rules,
             on_existing: settings::on_existing(args.run.resume, args.overwrite)?,
             seeds: settings::seeds(sampling.seed.unwrap_or(0), args.run.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples.unwrap_or(DEFAULT_SAMPLES))?,

@@ -28,6 +28,8 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
     let options = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
     let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
+    let rules = aggregation::rules(&args.aggregation);
+    aggregation::check_signals(rules.as_deref(), &options, models.probe.is_some())?;
     let questions = read_questions(&args.text)?;
     let device = args.machine.device.open(printer)?;
     let model = load_models(&models, &device, printer)?;
@@ -127,7 +129,7 @@ impl SolveReport<'_> {
     fn rule_answers(&self) -> Vec<RuleAnswer<'_>> {
         let all = self.trajectories();
         let mut rules = self.rules.as_deref().unwrap_or(Rule::DEFAULT).to_vec();
-        rules.retain(|rule| rule.applies(all));
+        rules.retain(|rule| rule.applies(all, &self.params.vote));
         if self.rules.is_none() {
             rules.sort_by_key(|rule| *rule != self.reply.rule);
         }
@@ -151,6 +153,14 @@ impl SolveReport<'_> {
         let mut votes = self.reply.votes();
         votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
         votes
+    }
+
+    /// The probability that the printed answer is right, with a calibration.
+    fn confidence(&self) -> Option<f64> {
+        let rule = self.rules.as_ref().and_then(|rules| rules.first()).copied();
+        let rule = rule.unwrap_or(self.reply.rule);
+        let chosen = rule.choose(self.trajectories(), &self.params.vote);
+        self.params.vote.confidence(self.trajectories(), chosen)
     }
 
     fn unknown_words(&self) -> Vec<String> {
@@ -196,6 +206,9 @@ impl SolveReport<'_> {
         let trajectory = |of: &Trajectory| json!(TrajectoryRecord::from(of));
         let answer = rule_answers.first().and_then(|chosen| chosen.answer);
         let mut document = json!({ "question": self.question, "answer": answer });
+        if let Some(confidence) = self.confidence() {
+            document["confidence"] = json!(confidence);
+        }
         rule_answers.iter().for_each(|chosen| document[chosen.rule] = json!(chosen.answer));
         document["greedy"] = json!(self.greedy());
         if let Some(greedy) = self.reply.greedy.as_ref().filter(|greedy| !greedy.lens.is_empty()) {
@@ -300,7 +313,12 @@ impl SolveReport<'_> {
         };
         let all = self.trajectories().len();
         let doubt = if self.notes.is_empty() { "" } else { "; outside the model's range" };
-        format!("{answer} (by {rule}: {} of {all} trajectories{doubt})", candidate.votes)
+        let confidence = self.confidence().map(|p| format!("; {:.0}% likely right", 100.0 * p));
+        let confidence = confidence.unwrap_or_default();
+        format!(
+            "{answer} (by {rule}: {} of {all} trajectories{confidence}{doubt})",
+            candidate.votes
+        )
     }
 
     fn table(&self) -> String {

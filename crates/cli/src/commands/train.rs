@@ -1,6 +1,7 @@
 //! `latent-tts train`: flags become the options of a training of the library, whose progress and
 //! result are printed.
 
+mod probe;
 mod progress;
 
 use std::path::Path;
@@ -18,11 +19,12 @@ use crate::interrupt::{self, shell_quoted};
 use crate::printer::{Printer, format_duration};
 use progress::TrainProgress;
 
-/// Runs `train reasoner`, `train reward` or `train rl`.
+/// Runs `train reasoner`, `train reward`, `train rl` or `train probe`.
 pub fn run(command: &TrainCommand) -> Result<ExitCode> {
     match command {
         TrainCommand::Reasoner(args) => reasoner(args, &Printer::new(&args.output)),
         TrainCommand::Reward(args) => reward(args, &Printer::new(&args.output)),
+        TrainCommand::Probe(args) => probe::run(args, &Printer::new(&args.output)),
         TrainCommand::Rl(args) => rl(args, &Printer::new(&args.output)),
     }
 }

@@ -103,6 +103,9 @@ impl Executor<'_> {
         let tokens = sampler.next_tokens(decoder, &at, live.iter().map(|&i| &self.sequences[i]))?;
         for (index, &i) in live.iter().enumerate() {
             let sequence = &mut self.sequences[i];
+            if self.keep_states {
+                sequence.states.extend(hidden.0[i].clone());
+            }
             let ends = sequence.tokens.len() + 1 >= sampler.params(sequence).max_new_tokens.get()
                 || sequence.kv.len() >= decoder.config().context;
             sequence.next = match ends {
@@ -190,6 +193,11 @@ impl Executor<'_> {
         }
     }
 
+    /// The dtype of the hidden states of answers: mostly only the LM head reads them.
+    pub(super) fn answer_dtype(&self) -> OutputDtype {
+        if self.keep_states { OutputDtype::F32 } else { OutputDtype::Compute }
+    }
+
     /// Launches the pass over pending tokens, reads these into `tokens`, and completes the pass
     /// unless too many of the sequences ended.
     fn run_speculative(
@@ -208,8 +216,7 @@ impl Executor<'_> {
             let ended = indices.iter().filter(ends).count();
             if ended > max_ended { Err(StepAborted::Ended) } else { Ok(&*tokens) }
         };
-        // Only the LM head reads these hidden states.
-        let output = OutputDtype::Compute;
+        let output = self.answer_dtype();
         let options = ForwardOptions { dropout: inputs.dropout(), output };
         match embedded {
             Some(embedded) => {

@@ -287,9 +287,8 @@ impl Executor<'_> {
         let recorded = sampler.recorded_masks(owners, stage);
         let dropout = recorded.as_ref().map(RecordedMasks::dropout).or(inputs.dropout());
         let decoder = &self.model.decoder;
-        // Only the LM head reads the hidden states of answers.
         let is_answer = stage == PassStage::Answer;
-        let output = if is_answer { OutputDtype::Compute } else { OutputDtype::F32 };
+        let output = if is_answer { self.answer_dtype() } else { OutputDtype::F32 };
         let options = ForwardOptions { dropout, output };
         let outputs = if inputs.has_prompts {
             // Its metadata take a while to copy: they are, while the first block runs.

@@ -4,7 +4,7 @@ use model::{Cache, Dropout, Pass, Sequence};
 use tensor::ops::{self, RowPerturbation};
 use tensor::{Device, DeviceError, Tensor};
 
-use super::sequence::ThoughtRef;
+use super::sequence::{HiddenRef, ThoughtRef};
 use crate::reasoner::LatentModel;
 
 /// What a position feeds.
@@ -162,6 +162,13 @@ impl<'a> Gather<'a> {
             all.extend(&(*part).clone().to_host()?);
         }
         Ok(all.select(self.indices.iter().copied()))
+    }
+
+    /// Hidden states.
+    pub(crate) fn of_states(states: impl Iterator<Item = &'a HiddenRef>) -> Self {
+        let mut gather = Self::default();
+        states.for_each(|state| gather.push(&state.outputs, state.row));
+        gather
     }
 
     /// The vectors of thoughts as they were fed.

@@ -18,7 +18,7 @@ use tensor::{DeviceError, Tensor, ops};
 use super::Executor;
 use super::forward::StepOutputs;
 use super::inputs::{Gather, Input, OutputOwner, PassInputs};
-use super::sequence::{MadeThoughts, NextInput, SequenceState, ThoughtRef, ThoughtRow};
+use super::sequence::{HiddenRef, MadeThoughts, NextInput, SequenceState, ThoughtRef, ThoughtRow};
 use super::thoughts::{has_thoughts, read_lens};
 use crate::method::LatentLoop;
 use crate::sampler::{PassStage, Sampler};
@@ -148,11 +148,16 @@ impl Executor<'_> {
             thoughts = thoughts.to_device(device)?;
         }
         let made = Arc::new(MadeThoughts { fed: thoughts, noiseless });
+        let keep_states = self.keep_states;
         let mut first = 0;
         for &i in looping {
             let sequence = &mut self.sequences[i];
             let count = sequence.thoughts.len();
             let is_last = sequence.loops >= looped.loops;
+            if let Some(of) = hidden.0[i].as_ref().filter(|_| is_last && keep_states) {
+                let state = |row| HiddenRef { outputs: Arc::clone(&of.outputs), row };
+                sequence.states.extend((of.row + 1 - count..=of.row).map(state));
+            }
             sequence.set_thoughts(thought_refs(&made, first, count), is_last);
             first += count;
         }

@@ -59,6 +59,9 @@ pub(crate) struct SequenceState {
     pub(crate) certain: u32,
     /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
     pub(crate) lens: Vec<Vec<TokenLogprob>>,
+    /// The hidden states from which its thoughts were made and its answer's tokens read, in that
+    /// order, where they are kept.
+    pub(crate) states: Vec<HiddenRef>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
     pub(crate) pending: bool,
     pub(crate) tokens: AnswerTokens,
@@ -79,6 +82,7 @@ impl SequenceState {
             loops: 0,
             certain: 0,
             lens: Vec::new(),
+            states: Vec::new(),
             pending: false,
             tokens: AnswerTokens::new(),
             logprob: 0.0,

@@ -72,6 +72,9 @@ impl Executor<'_> {
                 sequence.limit = Some(sequence.thoughts.len() + 1);
             }
             sequence.push_thought(ThoughtRef { made: Arc::clone(&made), row });
+            if self.keep_states {
+                sequence.states.extend(hidden.0[i].clone());
+            }
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use tensor::{DeviceError, Tensor};
 
 use super::prefix_cache::{PrefixCache, PrefixLease};
 use super::source::SequenceSource;
-use crate::batch::BatchItem;
+use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::Footprint;
 use crate::error::EngineError;
 use crate::executor::{Alignment, Executor, Gather, Lookahead, NextInput, Prefix, SequenceState};
@@ -45,11 +45,13 @@ pub(crate) struct SequenceBatch<'a, S> {
 
 impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
     /// An empty batch with so many bytes of keys and values.
-    pub(crate) fn new(model: &'a LatentModel, memory: usize, lookahead: Lookahead) -> Self {
+    pub(crate) fn new(context: &BatchContext<'a>, memory: usize, lookahead: Lookahead) -> Self {
+        let model = context.model;
         let device = model.decoder.device();
         let bytes = Cache::bytes_per_position(device, model.decoder.config());
         let mut executor = Executor::new(model, Alignment::Mixed);
         executor.lookahead = lookahead;
+        executor.keep_states = context.keeps_states();
         Self {
             model,
             executor,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use tensor::Tensor;
+use tensor::{DeviceError, Tensor};
 
 use super::source::SequenceSource;
 use super::{Event, EventOptions};
@@ -12,7 +12,7 @@ use crate::batch::BatchItem;
 use crate::batch_plan::Footprint;
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::executor::{SequenceSpec, SequenceState, ThoughtRef};
+use crate::executor::{HiddenRef, SequenceSpec, SequenceState, ThoughtRef};
 use crate::prompt::Prompt;
 use crate::question::{FinishedSequence, QuestionContext, QuestionState};
 use crate::reply::StageSeconds;
@@ -83,6 +83,8 @@ impl Job {
 pub(crate) struct ScoredLater {
     pub(crate) row: FinishedSequence,
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
+    /// Its hidden states, which a probe may still have to read.
+    pub(crate) states: Vec<HiddenRef>,
 }
 
 /// What comes after a round of sequences.
@@ -154,6 +156,19 @@ impl<'a> RunningJob<'a> {
     pub(crate) fn set_rewards(&mut self, row: usize, rewards: Rewards, seconds: f64) {
         self.finished[row].row.rewards = Some(rewards);
         self.seconds.scores += seconds;
+    }
+
+    /// Lets a probe read the hidden states of the round, which are released.
+    pub(crate) fn read_states(&mut self) -> Result<(), DeviceError> {
+        let states: Vec<Vec<HiddenRef>> =
+            self.finished.iter_mut().map(|done| std::mem::take(&mut done.states)).collect();
+        let states: Vec<&[HiddenRef]> = states.iter().map(Vec::as_slice).collect();
+        let thoughts: Vec<usize> = self.finished.iter().map(|done| done.row.thoughts).collect();
+        let probed = self.engine.context().read_states(&states, &thoughts)?;
+        for (done, probed) in self.finished.iter_mut().zip(probed) {
+            done.row.probed = probed;
+        }
+        Ok(())
     }
 
     /// Whether no round can follow this one.
@@ -259,7 +274,8 @@ impl SequenceSource for RunningJob<'_> {
             let trajectory = of.trajectory(kind, row.clone())?;
             self.job.send(Event::Trajectory(Box::new(trajectory)));
         }
-        self.finished.push(ScoredLater { row, thoughts: sequence.thoughts });
+        let SequenceState { thoughts, states, .. } = sequence;
+        self.finished.push(ScoredLater { row, thoughts, states });
         if self.round_is_complete() {
             self.finished.sort_by_key(|ScoredLater { row, .. }| (row.perturbed, row.id.trajectory));
         }

@@ -46,7 +46,7 @@ impl<'a> RunningRequests<'a> {
         let memory = Self::memory(engine);
         Self {
             engine,
-            batch: SequenceBatch::new(&engine.reasoner().model, memory, lookahead),
+            batch: SequenceBatch::new(&engine.context(), memory, lookahead),
             token_scores: TokenScores::default(),
             reward_cache: None,
             tracer: ReferenceTracer::default(),
@@ -165,6 +165,9 @@ impl<'a> RunningRequests<'a> {
     fn end_rounds(&mut self) -> Result<(), EngineError> {
         let complete = self.indices(|running| running.round_is_complete());
         self.score(&complete)?;
+        for &item in &complete {
+            self.batch.sources[item].read_states()?;
+        }
         let mut done = Vec::new();
         for item in complete {
             let running = &mut self.batch.sources[item];

@@ -21,6 +21,7 @@
 //! * [`hidden_states`]: hidden states along a given trajectory are those of its generation;
 //! * [`lens`]: thoughts read through the LM head;
 //! * [`length`]: how many thoughts a row has;
+//! * [`probe`]: scores of hidden states, and checked steps;
 //! * [`rewards`]: rewards are read at each thought's own position;
 //! * [`beam_search`]: a beam search finds what its definition does;
 //! * [`adaptive`]: stopping early changes no trajectory and no decided vote;
@@ -58,6 +59,7 @@ mod markers;
 mod mixed_requests;
 mod mixtures;
 mod naive;
+mod probe;
 mod randomness;
 mod reference_gpt2;
 mod requests;

@@ -128,6 +128,7 @@ impl RewardTrainer {
             reference_tracer: ReferenceTracer::default(),
             objective: self.options.objective,
             last_step_weight: self.options.last_step_weight,
+            order_preference: self.options.order_preference,
             dropout: training.dropout,
             seed: training.seed,
             batch_size: training.batch.get(),
@@ -302,7 +303,7 @@ impl RewardTrainer {
     /// The settings that determine the weights and are not those of the loop.
     fn model_settings(&self) -> Value {
         let options = &self.options;
-        json!({
+        let mut settings = json!({
             "model": options.model,
             "init": options.init,
             "annotations": options.annotations,
@@ -313,7 +314,11 @@ impl RewardTrainer {
             "reads_answers": options.reads_answers,
             "reference": options.reference,
             "lora": lora_settings(&options.lora),
-        })
+        });
+        if options.order_preference > 0.0 {
+            settings["order_preference"] = json!(options.order_preference);
+        }
+        settings
     }
 }
 

@@ -243,7 +243,8 @@ fn check_reward_model(
     GoldenLoss { name, objective, loss: expected }: GoldenLoss,
 ) -> Result<Vec<GoldenCheck>> {
     let (mut reward_model, examples) = (load_reward_model(device, dir)?, reward_examples(golden)?);
-    let params = RewardLossConfig { objective, step_weight: &|_| 1.0, dropout: None };
+    let params =
+        RewardLossConfig { objective, step_weight: &|_| 1.0, dropout: None, order_preference: 0.0 };
     let losses = device.run(|| reward_model.accumulate_gradients(&examples, params))?;
     let mut loss = GoldenCheck::within(format!("latent-rm {name} loss"), LOSS_TOLERANCE);
     loss.expect_close("the batch", &[losses.objective as f32], &[expected as f32]);
@@ -276,6 +277,7 @@ fn check_adamw_steps(golden: &GoldenDump, device: &Device, dir: &Path) -> Result
         objective: Objective::Contrastive,
         step_weight: &|_| 1.0,
         dropout: None,
+        order_preference: 0.0,
     };
     for (step, expected) in adamw.losses.iter().enumerate() {
         let losses = device.run(|| reward_model.accumulate_gradients(&examples, params))?;

@@ -36,7 +36,7 @@ const MAX_TRAJECTORIES: usize = 1 << 16;
 const MAX_RATIO: usize = 1 << 10;
 
 /// The range of every option that has one, by name.
-const RANGES: [(&str, Range); 42] = [
+const RANGES: [(&str, Range); 43] = [
     ("held_out_count", Range::UpTo(MAX_BATCH)),
     ("thoughts", Range::UpTo(MAX_THOUGHTS)),
     ("curriculum_end", Range::Probability),
@@ -73,6 +73,7 @@ const RANGES: [(&str, Range); 42] = [
     ("dropout", Range::Probability),
     ("max_loss_ratio", Range::NonNegative),
     ("last_step_weight", Range::NonNegative),
+    ("order_preference", Range::NonNegative),
     ("length_penalty", Range::NonNegative),
     ("clip_ratio", Range::Probability),
     ("clip_ratio_high", Range::UpTo(MAX_RATIO)),
@@ -124,6 +125,6 @@ pub(super) fn check(options: &impl Serialize) -> Result<(), TrainError> {
 }
 
 /// What serde says of options.
-pub(super) fn invalid(error: serde_json::Error) -> TrainError {
+pub(crate) fn invalid(error: serde_json::Error) -> TrainError {
     TrainError::Options { reason: error.to_string() }
 }

@@ -11,6 +11,7 @@ use latent_tts_train::methods::compressed::CompressedExample;
 use latent_tts_train::methods::latent_sft::LatentSftTrainStep;
 use latent_tts_train::methods::rot::RotTrainStep;
 use latent_tts_train::methods::simcot::StepDecoder;
+use latent_tts_train::order_preference::add_permuted;
 use latent_tts_train::reward_step::{
     RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep,
 };
@@ -518,6 +519,25 @@ fn reference_trace_and_outcome_head() {
         examples,
         config: loss_config(Objective::Pairwise, Some(dropout())),
     });
+}
+
+/// Permuted copies have no labels: they are in the preference alone, of answers where these are
+/// read, else of thoughts.
+#[test]
+fn preference_for_the_order_of_thoughts() {
+    for reads_answers in [false, true] {
+        let mut examples = vec![reward_example(1, &[2, 3, 1, 0]), reward_example(2, &[1, 3])];
+        examples.iter_mut().for_each(|example| {
+            example.correct.fill(true);
+            add_permuted(example, 5);
+            assert!(!example.permuted_from.is_empty());
+        });
+        let step = reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, true);
+        let train_step = if reads_answers { with_outcome_head(step) } else { step };
+        let config = loss_config(Objective::Bce, Some(dropout()));
+        let config = RewardLossConfig { order_preference: 0.7, ..config };
+        assert_gradients(&mut RewardSubject { train_step, examples, config });
+    }
 }
 
 #[test]

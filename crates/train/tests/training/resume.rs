@@ -104,6 +104,7 @@ fn reward_task(out: &Path) -> RewardTask {
         held_out: Some(Annotations::open(&labels).unwrap()),
         objective: Objective::Contrastive,
         last_step_weight: 2.0,
+        order_preference: 0.5,
         dropout: 0.1,
         seed: 8,
         batch_size: 2,

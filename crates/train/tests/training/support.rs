@@ -177,7 +177,8 @@ pub fn loss_config(
     objective: Objective,
     dropout: Option<DropoutConfig>,
 ) -> RewardLossConfig<'static> {
-    RewardLossConfig { objective, step_weight: &|t| 1.0 + 0.5 * t as f32, dropout }
+    let step_weight = &|t| 1.0 + 0.5 * t as f32;
+    RewardLossConfig { objective, step_weight, dropout, order_preference: 0.0 }
 }
 
 /// The gradients of parameters, by name.
