@@ -71,6 +71,8 @@ def learning_curves(browser, folder, shots):
     picture(browser, shots, "trainings-1280", 1280, 900, whole=True)
 
 
+# Pixels below the words of a figure whose neighbour is taller.
+MAX_SLACK = 150
 VARIABLES = ("card", "paper", "soft", "ink", "muted", "right", "wrong", "accent")
 
 
@@ -181,6 +183,23 @@ def widths(browser, *sizes):
         check(f"rows of figures end at one edge at {width}", len(set(browser.value(ends).values())), 1)
 
 
+def captions(browser):
+    """Long captions are folded, so that no figure has a hole below its words; a button unfolds them."""
+    slack = ("[...document.querySelectorAll('.figures > section')].map((s) => Math.round("
+             "s.getBoundingClientRect().bottom - s.querySelector('.plot').getBoundingClientRect().bottom))")
+    for width in (1280, 1920):
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        check(f"no figure is emptier than {MAX_SLACK} pixels at {width}", max(browser.value(slack)) <= MAX_SLACK, True)
+        # Words beside a figure have more than a few letters a line.
+        narrow = "[...document.querySelectorAll('.figures .words')].filter((e) => e.getBoundingClientRect().width < 250).length"
+        check(f"words too narrow to be read at {width}", browser.value(narrow), 0)
+    folded = "document.querySelector('#coverage .caption').classList.contains('folded')"
+    check("a long caption is folded", browser.value(folded), True)
+    browser.value("document.querySelector('#coverage .unfold').click()")
+    check("and unfolded", browser.value(f"{folded} + document.querySelector('#coverage .unfold').textContent"), "falseless")
+    browser.value("document.querySelector('#coverage .unfold').click()")
+
+
 def main(chromium, folder, shots=None):
     folder, shots = pathlib.Path(folder).resolve(), pathlib.Path(shots) if shots else None
     run = folder / "dropout-0.05"
@@ -251,6 +270,7 @@ def main(chromium, folder, shots=None):
         check("outcome rewards in the heat strip", browser.value("document.querySelectorAll('.strip rect').length"), count * (thoughts + 2))
 
         widths(browser, 1280, 1920, 390)
+        captions(browser)
         for width in (1280, 1920):
             picture(browser, shots, f"report-{width}", width, 900, whole=True)
         browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)

@@ -103,5 +103,7 @@ def picture(browser, folder, name, width, height, mobile=False, whole=False):
     if folder is None:
         return
     browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+    # The bar at the top belongs there, not where the page was scrolled to.
+    browser.value("scrollTo(0, 0)")
     shot = browser.call("Page.captureScreenshot", captureBeyondViewport=whole)
     (folder / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))

@@ -99,7 +99,7 @@ def check_stream(client, binary, questions):
             latent = getattr(choice, "latent", None) or {}
             if "trajectory" in latent:
                 assert not text, "trajectories come before the answer"
-                numbers.append(latent["trajectory"]["number"])
+                numbers.append(latent["trajectory"]["index"])
             last = choice.finish_reason or last
     assert sorted(numbers) == list(range(16)) and last == "stop" and usage.completion_tokens > 16
     solution = solved(binary, question, 16, 3)
@@ -170,21 +170,47 @@ def check_gateway(binary, url, questions):
         assert len(told) == 6 and text == whole.choices[0].message.content
 
 
-def check_curl(url):
-    """Every curl command of docs/serving.md, against the server."""
-    page = (pathlib.Path(__file__).parent.parent / "docs/serving.md").read_text()
-    blocks = re.findall(r"^```sh\n(curl .*?)^```", page, re.S | re.M)
-    assert len(blocks) >= 6, "the page has lost its examples"
-    for block in blocks:
-        command = block.replace("http://127.0.0.1:8000", url).replace("curl ", "curl --fail-with-body ", 1)
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-        if "-sN" in block:
-            assert done.stdout.endswith("data: [DONE]\n\n"), done.stdout
-        else:
-            reply = json.loads(done.stdout)
-            assert "error" not in reply or reply["error"] is None, reply
-    print(f"curl: {len(blocks)} commands of docs/serving.md: ok")
+def documented_curl():
+    """The curl commands of all pages: page, heading above, command."""
+    root = pathlib.Path(__file__).parent.parent
+    for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        page = path.read_text()
+        for block in re.finditer(r"^```(?:sh|bash)\n(.*?)^```", page, re.S | re.M):
+            headings = re.findall(r"^#+ (.*)$", page[: block.start()], re.M)
+            lines = block[1].splitlines(keepends=True)
+            for first, line in enumerate(lines):
+                if line.startswith("curl "):
+                    yield path.name, headings[-1], command_from(lines[first:])
+
+
+def command_from(lines):
+    """The shell command that begins with the first line: it ends where its quotes are closed."""
+    for count in range(1, len(lines) + 1):
+        command = "".join(lines[:count])
+        with contextlib.suppress(ValueError):
+            shlex.split(command)
+            if not command.rstrip().endswith("\\"):
+                return command
+    raise AssertionError(f"a quote is not closed in {lines}")
+
+
+def check_curl(binary, url):
+    """Every curl command of the pages, against the server; those about the gateway against one."""
+    commands = list(documented_curl())
+    assert len(commands) >= 7, "the pages have lost their examples"
+    assert {page for page, _, _ in commands} >= {"README.md", "serving.md"}
+    with serving(binary, "--upstream", f"{url}/v1", "--upstream-model", "embedded") as (gateway, _):
+        for page, heading, command in commands:
+            asked = gateway if heading == "Gateway" else url
+            command = command.replace("http://127.0.0.1:8000", asked).replace("curl ", "curl --fail-with-body ", 1)
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, (page, command, done.stdout, done.stderr)
+            if "-sN" in command:
+                assert done.stdout.endswith("data: [DONE]\n\n"), done.stdout
+            else:
+                reply = json.loads(done.stdout)
+                assert "error" not in reply or reply["error"] is None, reply
+    print(f"curl: {len(commands)} commands of README and docs: ok")
 
 
 def documented_lm_eval(page, model):
@@ -406,7 +432,7 @@ def main():
         check_responses(client, questions)
         check_gateway(binary, url, questions)
         print("openai-python: chat, stream, completions, errors, retries, responses, gateway: ok")
-        check_curl(url)
+        check_curl(binary, url)
         check_lm_eval(url, binary, questions, pathlib.Path(folder))
         check_documented_lm_eval(url, pathlib.Path(folder))
     print("clients: ok")

@@ -96,7 +96,7 @@ def figures(browser):
     check("right ends", browser.value("document.querySelectorAll('.map-block > svg .end.right').length"), right)
     votes = browser.value(f"{PANEL}.trajectories.filter((t) => t.answer === {PANEL}.final.answer).length")
     check("votes for the answer", browser.value("document.querySelector('.tile .below').textContent"), f"{votes} of {SAMPLES}")
-    reading = browser.value(f"{PANEL}.trajectories.find((t) => t.number === {PANEL}.final.chosen).lens.map((tokens) => tokens[0][0]).join('')")
+    reading = browser.value(f"{PANEL}.trajectories.find((t) => t.index === {PANEL}.final.chosen).lens.map((tokens) => tokens[0][0]).join('')")
     check("thoughts in one line", browser.value("document.querySelector('.reading').textContent"), reading)
     check("tokens of each thought", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), thoughts)
     browser.value("document.querySelector('.map polyline[data-k=\"7\"]').dispatchEvent(new MouseEvent('click', {bubbles: true}))")

@@ -33,11 +33,12 @@ pub struct FuzzTarget {
 }
 
 /// All kinds of input.
-pub const TARGETS: [FuzzTarget; 16] = [
+pub const TARGETS: [FuzzTarget; 17] = [
     FuzzTarget { name: "safetensors", body: models::safetensors, words: models::HEADER_WORDS },
     FuzzTarget { name: "config", body: models::config, words: models::CONFIG_WORDS },
     FuzzTarget { name: "tokenizer", body: models::tokenizer, words: models::TOKENIZER_WORDS },
     FuzzTarget { name: "gguf", body: models::gguf, words: models::GGUF_WORDS },
+    FuzzTarget { name: "pickle", body: models::pickle, words: models::PICKLE_WORDS },
     FuzzTarget { name: "adapter", body: models::adapter, words: models::ADAPTER_WORDS },
     FuzzTarget { name: "questions", body: texts::questions, words: texts::QUESTION_WORDS },
     FuzzTarget { name: "samples", body: records::samples, words: records::SAMPLE_WORDS },

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use model::adapter::ADAPTER_WEIGHTS;
+use model::pickle::{PickledTensors, write_tensors};
 use model::{AdapterFiles, Checkpoint, Config, Decoder, LmHead, ModelFiles, Tokenizer};
 use tensor::Device;
 
@@ -53,6 +54,18 @@ pub(crate) const GGUF_WORDS: &[&str] = &[
     "tokenizer.ggml.tokens",
     "llama",
     "qwen3",
+];
+pub(crate) const PICKLE_WORDS: &[&str] = &[
+    "ctorch._utils\n_rebuild_tensor_v2\n",
+    "ccollections\nOrderedDict\n",
+    "ctorch\nFloatStorage\n",
+    "cos\nsystem\n",
+    "PK\u{3}\u{4}",
+    "PK\u{5}\u{6}",
+    "tR",
+    "K\u{7f}",
+    "}(",
+    "u.",
 ];
 pub(crate) const ADAPTER_WORDS: &[&str] = &[
     "\"r\":0",
@@ -136,6 +149,17 @@ fn use_tokenizer(files: &ModelFiles) {
         }
     }
     let _ = tokenizer.decode(&[0, u32::MAX]);
+}
+
+/// A file that torch.save wrote: it is refused, or converted.
+pub(crate) fn pickle(input: &[u8]) {
+    with_file("model.pt", input, |path| {
+        let Ok(pickled) = PickledTensors::open(path) else { return };
+        let shapes: Vec<Vec<usize>> = pickled.shapes().map(|(_, shape)| shape.to_vec()).collect();
+        let tensors = pickled.renamed(|name| Some(name.to_owned()));
+        assert_eq!(tensors.len(), shapes.len(), "every tensor is converted");
+        let _ = write_tensors(&path.with_extension("safetensors"), tensors);
+    });
 }
 
 /// A GGUF file: its weights and its tokenizer.

@@ -45,5 +45,5 @@ macro_rules! checks {
     };
 }
 
-checks!(safetensors config tokenizer gguf adapter questions samples annotations settings layers answer http grading
+checks!(safetensors config tokenizer gguf pickle adapter questions samples annotations settings layers answer http grading
     templates heads pages);

@@ -18,6 +18,7 @@ from importlib.metadata import version
 
 from ._ablation import ablate
 from ._annotations import Annotations
+from ._convert import convert
 from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
 from ._figures import Figure
 from ._options import Sampling
@@ -33,7 +34,7 @@ from ._training import (
     train_rl,
     training_options,
 )
-from ._trajectories import Solution, Trajectories, Trajectory
+from ._trajectories import HiddenStates, Solution, Trajectories, Trajectory
 from ._voting import RULES, Candidate, RuleFunction, Vote, aggregate, register_rule, votes
 
 __version__ = version("latent-tts")
@@ -46,6 +47,7 @@ __all__ = [
     "DeviceError",
     "EngineError",
     "Figure",
+    "HiddenStates",
     "LatentTTSError",
     "ModelError",
     "Question",
@@ -66,6 +68,7 @@ __all__ = [
     "Vote",
     "ablate",
     "aggregate",
+    "convert",
     "read_questions",
     "register_rule",
     "register_sampler",

@@ -21,6 +21,9 @@ def ablate(
     *,
     kinds: Sequence[str] = ("zero", "mean", "swap", "freeze", "shuffle"),
     limit: int | None = None,
+    question_field: str | None = None,
+    answer_field: str | None = None,
+    steps_field: str | None = None,
     **sampling: Unpack[Sampling],
 ) -> dict[str, Any]:
     """The accuracy of greedy runs with their own thoughts and with each replacement.
@@ -31,7 +34,7 @@ def ablate(
     given = {"samples": 1, **_options.current(sampling)}
     with _questions.source(data) as name:
         arguments = {
-            "data": name, "limit": limit, "default_count": 300, "kinds": list(kinds),
+            "data": name, "fields": (question_field, answer_field, steps_field), "limit": limit, "default_count": 300, "kinds": list(kinds),
         }  # fmt: skip
         result: dict[str, Any] = json.loads(_core.ablate(reasoner._engine, arguments, given))
     return result

@@ -28,6 +28,7 @@ class RunError(LatentTTSError):
 
 _Opened = tuple[str, int, int]
 _Progress = Callable[[_Opened | None, int], None] | None
+_FieldTuple = tuple[str | None, str | None, str | None]
 _QuestionTuple = tuple[int, str, str, str, list[str]]
 _QuestionInput = tuple[str, str | None, str]
 _Vote = tuple[str, int, float, float | None]
@@ -77,6 +78,7 @@ class Engine:
     family: str
     device: str
     width: int
+    layers: int
     thoughts: str
     default_rule: str
     @staticmethod
@@ -94,6 +96,7 @@ class Engine:
     ) -> Engine: ...
     def resolve(self, sampling: Mapping[str, Any]) -> dict[str, Any]: ...
     def without_reward_model(self) -> Engine: ...
+    def notes(self, questions: Sequence[str]) -> list[str]: ...
     def sample(
         self,
         questions: Sequence[_QuestionInput],
@@ -107,6 +110,14 @@ class Engine:
         latents: Sequence[NDArray[np.float32]],
         sampling: Mapping[str, Any],
     ) -> Reply: ...
+    def hidden_states(
+        self,
+        trajectory: tuple[str, NDArray[np.float32] | None, Sequence[int]],
+        layers: Sequence[int],
+        logits: bool,
+    ) -> tuple[
+        list[NDArray[np.float32]], NDArray[np.float32] | None, tuple[int, int, int, int]
+    ]: ...
     def loglikelihoods(
         self, pairs: Sequence[tuple[str, str]], progress: _Progress
     ) -> list[tuple[float, bool]]: ...
@@ -164,9 +175,16 @@ def fetch(
     progress: Callable[[str, int, int], object],
 ) -> None: ...
 def check_reward_model(name: str) -> str: ...
-def parse_questions(name: str, text: str) -> list[_QuestionTuple]: ...
+def convert(
+    inputs: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    base: str | None,
+    lora_alpha: float | None,
+    overwrite: bool,
+) -> str: ...
+def parse_questions(name: str, text: str, fields: _FieldTuple) -> list[_QuestionTuple]: ...
 def read_questions(
-    data: str, limit: int | None, default_count: int
+    data: str, fields: _FieldTuple, limit: int | None, default_count: int
 ) -> list[_QuestionTuple]: ...
 def run_json(path: str | PathLike[str]) -> tuple[str, str]: ...
 def run_table(path: str | PathLike[str], width: int, all_rules: bool) -> str: ...

@@ -23,6 +23,10 @@ class SharedSampling(TypedDict, total=False):
     """Trajectories of each question, N."""
     latent_length: int | str
     """Thoughts of each trajectory: 6, ``"<=64"``, ``"4-6"`` or 0."""
+    cold_stop_entropy: float
+    """Soft thinking: end the thoughts when entropy stays below this, in nats; 0 never does."""
+    cold_stop_steps: int
+    """Soft thinking: consecutive thoughts of low entropy that end thinking."""
     max_new_tokens: int
     """Maximum number of answer tokens."""
     greedy: bool
@@ -56,23 +60,29 @@ class Sampling(SharedSampling, total=False):
     """
 
     sampler: Sampler
-    """``dropout``, ``noise``, ``gumbel``, ``tokens``, ``none``, or a callable."""
+    """``dropout``, ``noise``, ``gumbel``, ``multiplex``, ``tokens``, ``none``, or a callable."""
     dropout_p: float
     """Dropout: the probability that an element is dropped."""
     sites: str
     """Dropout: ``both``, ``attn`` or ``mlp``."""
     scope: str
-    """Dropout: ``thoughts``, ``prompt`` or ``all``."""
+    """Dropout: ``thoughts``, ``prompt``, ``generated`` or ``all``."""
     mask: str
     """Dropout: a fresh mask at each ``step``, or one for the ``trajectory``."""
     noise_std: float
     """Noise: its standard deviation."""
     gumbel_tau: float
     """Gumbel: the temperature of mixtures."""
+    one_sided: bool
+    """Gumbel: one-sided noise on the nucleus, as Latent-GRPO samples."""
+    gumbel_scale: float
+    """Gumbel: the factor of one-sided noise."""
+    multiplex_width: int
+    """Multiplex: the sampled tokens that each thought averages."""
     temperature: float
-    """Tokens: the softmax temperature."""
+    """Tokens, multiplex: the softmax temperature."""
     top_p: float
-    """Tokens: the probability of the nucleus."""
+    """Tokens, multiplex, one-sided gumbel: the probability of the nucleus."""
 
 
 RENAMED = {
@@ -207,6 +217,16 @@ def grid(strengths: str | float | Sequence[float] | None) -> str | None:
 def names(values: str | Sequence[str] | None) -> list[str]:
     """One name, several, or none."""
     return [] if values is None else [values] if isinstance(values, str) else list(values)
+
+
+FIELDS = ("question_field", "answer_field", "steps_field")
+"""The arguments that name the fields of questions, answers and steps in data."""
+
+
+def fields(given: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """The names of the fields of question, answer and steps."""
+    question, answer, steps = (given.get(name) for name in FIELDS)
+    return question, answer, steps
 
 
 def data_name(data: str | PathLike[str]) -> str:

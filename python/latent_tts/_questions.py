@@ -23,9 +23,9 @@ class Question(NamedTuple):
     text: str
     gold: str
     kind: str
-    """``number``, ``math`` or ``choice``."""
+    """``number``, ``math``, ``choice`` or ``yes_no``."""
     steps: list[str]
-    """Worked steps such as ``<<48/2=24>>``, where the data set has them."""
+    """Worked steps such as ``<<48/2=24>>``, or sentences, where the data set has them."""
 
 
 # Data frames and data sets are known by their methods: neither library is imported.
@@ -35,23 +35,34 @@ Data = Union[str, PathLike[str], Question, Mapping[str, Any], Sequence[Any], Any
 or ``polars`` data frame, or a split of ``datasets``."""
 
 
-def read_questions(data: Data = "embedded:test", *, limit: int | None = None) -> list[Question]:
+def read_questions(
+    data: Data = "embedded:test",
+    *,
+    limit: int | None = None,
+    question_field: str | None = None,
+    answer_field: str | None = None,
+    steps_field: str | None = None,
+) -> list[Question]:
     """The questions of a benchmark's own file, of the built-in corpus, or in memory.
 
     ``data`` is a path (JSON, JSON lines, CSV, Parquet), a dataset's id on the Hugging Face Hub
     (``owner/name`` or ``owner/name/file.parquet``), ``embedded:SPLIT`` or
     ``embedded:SPLIT:FIRST..END``; a split without a range and a limit gives its first 300 problems.
     It may also be a list, a dict, a data frame or a data set with the columns of such a file.
+    ``question_field``, ``answer_field`` and ``steps_field`` name columns that are called otherwise.
 
     >>> [question.gold for question in read_questions("embedded:test", limit=2)]
     ['181', '140']
     >>> read_questions({"question": "What is 3 plus 4?", "answer": 7})[0].gold
     '7'
+    >>> read_questions({"q": "Is it?", "gold": True}, question_field="q", answer_field="gold")[0].gold
+    'yes'
     """
+    fields = (question_field, answer_field, steps_field)
     if isinstance(data, (str, PathLike)):
-        found = _core.read_questions(_options.data_name(data), limit, 300)
+        found = _core.read_questions(_options.data_name(data), fields, limit, 300)
         return [Question(*question) for question in found]
-    return _known(rows(data)[:limit])
+    return _known(rows(data)[:limit], fields)
 
 
 def rows(data: Any) -> list[Any]:
@@ -85,7 +96,9 @@ def _input(row: Any, index: int, answer_kind: str) -> tuple[str, str | None, str
     return question.text, question.gold, question.kind
 
 
-def _known(listed: list[Any]) -> list[Question]:
+def _known(
+    listed: list[Any], fields: tuple[str | None, str | None, str | None] = (None, None, None)
+) -> list[Question]:
     """Questions with answers; what has the fields of a data file is read as one."""
     questions = []
     for index, row in enumerate(listed):
@@ -93,7 +106,7 @@ def _known(listed: list[Any]) -> list[Question]:
             questions.append(row._replace(id=index))
         else:
             text = json.dumps([_record(row, index)], default=_plain)
-            (question,) = _core.parse_questions(f"question {index}", text)
+            (question,) = _core.parse_questions(f"question {index}", text, fields)
             questions.append(Question(*question)._replace(id=index))
     return questions
 

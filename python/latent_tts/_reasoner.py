@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -17,7 +18,7 @@ from ._options import SWEPT, Sampling, SharedSampling
 from ._progress import Progress, fetch, logger
 from ._questions import Data
 from ._run import RunDirectory, Sweep
-from ._trajectories import Solution, Trajectories, Trajectory
+from ._trajectories import HiddenStates, Solution, Trajectories, Trajectory
 from ._voting import Rule, Vote, rule_name
 
 if TYPE_CHECKING:
@@ -128,6 +129,11 @@ class Reasoner:
         return self._engine.width
 
     @property
+    def layers(self) -> int:
+        """Blocks of the model."""
+        return self._engine.layers
+
+    @property
     def reward_model(self) -> str | None:
         """Where the reward model is, if there is one."""
         return self._engine.reward_model
@@ -156,6 +162,7 @@ class Reasoner:
         """
         options = {"samples": 16, "greedy": True, **_options.current(sampling)}
         asked = [(_options.text("question", question), None, answer_kind)]
+        notes = self._warn([question])
         (reply,) = self._engine.sample(asked, options, None, None)
         return Solution(
             question=question,
@@ -168,7 +175,15 @@ class Reasoner:
             diversity=reply.diversity,
             flops=reply.flops,
             seconds=reply.seconds,
+            notes=notes,
         )
+
+    def _warn(self, questions: list[str]) -> list[str]:
+        """Warns the caller's caller of questions whose answers mean little."""
+        notes = self._engine.notes(questions)
+        for note in notes:
+            warnings.warn(note, UserWarning, stacklevel=3)
+        return notes
 
     def sample(
         self,
@@ -195,6 +210,7 @@ class Reasoner:
         """
         options = {"samples": 16, **_options.current(sampling)}
         listed = _questions.inputs(questions, answer_kind)
+        self._warn([text for text, _, _ in listed])
         with Progress(progress, len(listed)) as bar:
             replies = self._engine.sample(listed, options, lens, bar)
         return Trajectories([text for text, _, _ in listed], replies)
@@ -223,6 +239,42 @@ class Reasoner:
         (text,) = _questions.inputs(question, answer_kind)
         return self._engine.decode(text, arrays, {**given, "samples": len(arrays)}).trajectories
 
+    def hidden_states(
+        self,
+        question: str,
+        latents: ArrayLike | None = None,
+        answer: Sequence[int] = (),
+        *,
+        layers: Sequence[int] | None = None,
+        logits: bool = False,
+    ) -> HiddenStates:
+        """Hidden states at every position of a given trajectory, for probing.
+
+        ``latents`` are its thoughts, of shape (thoughts, width), and ``answer`` its tokens; without
+        both only the prompt is read. ``layers`` are numbered as in transformers: 0 is the input of
+        the first block, ``layers`` the last one's output after the final norm; all unless given.
+
+        >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
+        >>> question = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
+        >>> greedy = reasoner.solve(question, samples=1).greedy
+        >>> states = reasoner.hidden_states(question, greedy.thoughts, greedy.tokens, logits=True)
+        >>> states.layers[reasoner.layers][states.thoughts].shape == (6, reasoner.width)
+        True
+        """
+        chosen = list(range(self.layers + 1)) if layers is None else [int(n) for n in layers]
+        if any(layer < 0 for layer in chosen):
+            raise ValueError(f"layers are 0 to {self.layers}, not {min(chosen)}")
+        given = None if latents is None else np.asarray(latents, dtype=np.float32)
+        if given is not None and given.ndim != 2:
+            raise ValueError(f"latents have the shape {given.shape}; pass (thoughts, width)")
+        text = _options.text("question", question)
+        arrays, read, counts = self._engine.hidden_states(
+            (text, given, list(answer)), chosen, logits
+        )
+        ends = np.cumsum(counts).tolist()
+        prompt, thoughts, end, tokens = map(slice, [0, *ends[:-1]], ends)
+        return HiddenStates(dict(zip(chosen, arrays)), read, prompt, thoughts, end, tokens)
+
     def evaluate(
         self,
         data: Data = "embedded:test",
@@ -237,6 +289,9 @@ class Reasoner:
         lens: int | None = None,
         ablate: Sequence[str] = (),
         too_long: str = "stop",
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         progress: bool = True,
@@ -244,7 +299,8 @@ class Reasoner:
     ) -> RunDirectory:
         """Evaluates a benchmark and records every trajectory in a run directory.
 
-        ``data`` is a name as :func:`latent_tts.read_questions` takes it, or questions in memory.
+        ``data`` is a name as :func:`latent_tts.read_questions` takes it, or questions in memory;
+        ``question_field``, ``answer_field`` and ``steps_field`` name its fields, as there.
         ``samples`` is 64 unless given. ``rules`` are names or callables, see
         :func:`latent_tts.register_rule`; ``scorer`` is a callable whose rewards replace the reward
         model's. ``lens`` records that many tokens for each of the greedy run's thoughts, ``ablate``
@@ -259,6 +315,8 @@ class Reasoner:
             "limit": limit, "out": out, "seeds": seeds, "ks": ks, "rules": rules,
             "scorer": scorer, "keep_thoughts": keep_thoughts, "lens": lens, "ablate": ablate,
             "too_long": too_long, "resume": resume, "overwrite": overwrite,
+            "question_field": question_field, "answer_field": answer_field,
+            "steps_field": steps_field,
         }  # fmt: skip
         options = _options.current(sampling)
         with _questions.source(data) as name, Progress(progress) as bar:
@@ -275,6 +333,7 @@ class Reasoner:
         named = None if scorer is None else getattr(scorer, "__name__", type(scorer).__name__)
         arguments = {
             "data": given["data"],
+            "fields": _options.fields(given),
             "read": read,
             "limit": given.get("limit"),
             "default_count": default_count,
@@ -311,6 +370,9 @@ class Reasoner:
         out: str | PathLike[str] | None = None,
         seeds: int = 1,
         too_long: str = "stop",
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         metric: str = "coverage",
         tolerance: float | None = None,
         evaluations: int | None = None,
@@ -331,6 +393,8 @@ class Reasoner:
             "resume": resume, "dropout_p": dropout_p, "noise_std": noise_std,
             "gumbel_tau": gumbel_tau, "sites": sites, "scope": scope, "mask": mask,
             "metric": metric, "tolerance": tolerance, "evaluations": evaluations,
+            "question_field": question_field, "answer_field": answer_field,
+            "steps_field": steps_field,
         }  # fmt: skip
         options = _swept(given, _options.current(sampling))
         scored = _core.needs_rewards(metric)
@@ -366,7 +430,7 @@ class Reasoner:
         self, given: dict[str, Any], options: dict[str, Any], out: Path | None
     ) -> _core.Evaluation:
         """The evaluation of one point of a sweep."""
-        names = ("data", "limit", "seeds", "too_long", "resume")
+        names = ("data", *_options.FIELDS, "limit", "seeds", "too_long", "resume")
         shared = {name: given[name] for name in names if name in given}
         return self._evaluation({**shared, "out": out}, options, read=True, default_count=200)
 
@@ -380,6 +444,9 @@ class Reasoner:
         per_shard: int = 1024,
         thoughts_dtype: str = "f32",
         too_long: str = "stop",
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
         progress: bool = True,
@@ -394,7 +461,8 @@ class Reasoner:
         given = {
             "rollouts": rollouts, "limit": limit, "out": out, "per_shard": per_shard,
             "thoughts_dtype": thoughts_dtype, "too_long": too_long, "resume": resume,
-            "overwrite": overwrite,
+            "overwrite": overwrite, "question_field": question_field,
+            "answer_field": answer_field, "steps_field": steps_field,
         }  # fmt: skip
         options = _options.current(sampling)
         with _questions.source(data) as name, Progress(progress) as bar:
@@ -409,6 +477,7 @@ class Reasoner:
         name."""
         arguments = {
             "data": given["data"],
+            "fields": _options.fields(given),
             "read": read,
             "limit": given.get("limit"),
             "skip_too_long": _options.skips(given.get("too_long", "stop")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TypeVar, overload
 
@@ -140,6 +140,25 @@ def _scored(column: list[T | None]) -> list[T | None] | None:
     return None if all(value is None for value in column) else column
 
 
+@dataclass(frozen=True)
+class HiddenStates:
+    """What a reasoner computes along a trajectory; see ``Reasoner.hidden_states``."""
+
+    layers: dict[int, NDArray[np.float32]]
+    """(positions, width) of each layer."""
+    logits: NDArray[np.float32] | None
+    """(positions, vocabulary), where they were requested: those at a position predict the next
+    token."""
+    prompt: slice
+    """Positions of the prompt."""
+    thoughts: slice
+    """Positions of the thoughts."""
+    end: slice
+    """Positions of the tokens between the thoughts and the answer."""
+    answer: slice
+    """Positions of the answer."""
+
+
 @dataclass(frozen=True, repr=False)
 class Solution:
     """One question's answer, with everything it was chosen from."""
@@ -158,6 +177,9 @@ class Solution:
     """d_t: the mean pairwise cosine dissimilarity of the thoughts at each step."""
     flops: float
     seconds: float
+    notes: list[str] = field(default_factory=list)
+    """What to know about the answer: words that the model does not know, or a question unlike those
+    that it was trained on. Each is a ``UserWarning``, too."""
 
     def __repr__(self) -> str:
         tally = ", ".join(f"{vote.answer} x {vote.votes}" for vote in self.votes)

@@ -168,6 +168,30 @@ def test_given_thoughts_are_decoded(reasoner: Reasoner, questions: list[Question
         reasoner.decode("?", np.zeros((1, 2, 3, 4)))
 
 
+def test_hidden_states_along_a_trajectory(reasoner: Reasoner) -> None:
+    question = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
+    greedy = reasoner.solve(question, samples=1).greedy
+    assert greedy is not None
+    states = reasoner.hidden_states(question, greedy.thoughts, greedy.tokens, logits=True)
+    assert sorted(states.layers) == list(range(reasoner.layers + 1))
+    positions = states.answer.stop
+    assert all(array.shape == (positions, reasoner.width) for array in states.layers.values())
+    assert states.logits is not None
+    # The position before each token predicts it.
+    before = slice(states.answer.start - 1, states.answer.stop - 1)
+    assert states.logits[before].argmax(axis=1).tolist() == greedy.tokens
+    # COCONUT's thoughts are the hidden states of the positions before them.
+    before = slice(states.thoughts.start - 1, states.thoughts.stop - 1)
+    assert states.layers[reasoner.layers][before] == pytest.approx(greedy.thoughts, abs=1e-4)
+    prompt = reasoner.hidden_states(question, layers=[1])
+    assert (prompt.layers[1] == states.layers[1][states.prompt]).all() and prompt.logits is None
+    assert prompt.prompt.stop == len(prompt.layers[1])
+    with pytest.raises(latent_tts.EngineError, match="there is no layer"):
+        reasoner.hidden_states(question, layers=[reasoner.layers + 1])
+    with pytest.raises(ValueError, match="width 3"):
+        reasoner.hidden_states(question, np.zeros((2, 3)))
+
+
 def keyed_noise(thoughts: Any, keys: Any) -> Any:
     """Gaussian noise, of which each thought's key is the seed."""
     noise = [np.random.default_rng(key).normal(0, 0.4, thoughts.shape[1]) for key in keys]

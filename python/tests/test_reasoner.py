@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,20 @@ import pytest
 
 import latent_tts
 from latent_tts import Question, Reasoner
+
+
+def test_notes_are_warnings(reasoner: Reasoner, questions: list[Question]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert reasoner.solve(questions[0].text, samples=1).notes == []
+    with pytest.warns(UserWarning) as caught:
+        solution = reasoner.solve("What is 12 plus 30?", samples=1)
+    assert [str(warning.message) for warning in caught] == solution.notes
+    assert any('does not know "What", "plus"' in note for note in solution.notes)
+    assert any("1 sentence instead of 2" in note for note in solution.notes)
+    assert all(warning.filename == __file__ for warning in caught), "the caller's line is named"
+    with pytest.warns(UserWarning, match="1 of 2 questions"):
+        reasoner.sample([questions[0].text, "What is 12 plus 30?"], samples=1)
 
 
 def test_solve_counts_votes(reasoner: Reasoner, questions: list[Question]) -> None:

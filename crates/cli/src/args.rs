@@ -23,7 +23,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use latent_tts::SamplingOptions;
+use latent_tts::bench::BenchShape;
+use latent_tts::{FieldNames, SamplingOptions};
 
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind};
@@ -197,6 +198,22 @@ Examples:
 {LAYERS}"))]
     Inspect(InspectArgs),
 
+    /// Convert pickled checkpoints to safetensors
+    ///
+    /// Reads the tensors of files that torch.save wrote (.bin, .pt, .pth, .ckpt) without executing
+    /// anything in them, and writes a directory that loads: the checkpoints of CODI, SIM-CoT and
+    /// COCONUT as their authors saved them, CoLaR's Lightning file (an adapter), and the heads of
+    /// Render-of-Thought. What only training uses is left out.
+    #[command(after_help = format!("\
+Examples:
+  latent-tts convert ./CODI-gpt2 ./codi --base ./gpt2
+  latent-tts convert ./SIM_COT-GPT2-Coconut/checkpoint_28 ./simcot --base ./gpt2
+  latent-tts convert colar.ckpt ./colar --base ./Llama-3.2-1B-Instruct
+  latent-tts convert stage1/projection_head.bin stage1/special_tokens.bin ./rot-4b
+
+{LAYERS}"))]
+    Convert(ConvertArgs),
+
     /// Describe and measure this machine
     ///
     /// Prints the device, the instruction set, threads and memory, measures arithmetic throughput
@@ -317,6 +334,9 @@ pub struct EvalArgs {
     pub limit: Option<NonZeroUsize>,
 
     #[command(flatten)]
+    pub fields: FieldNames,
+
+    #[command(flatten)]
     pub sampling: SamplingOptions,
 
     #[command(flatten)]
@@ -427,6 +447,34 @@ pub struct InspectArgs {
     pub output: OutputArgs,
 }
 
+/// Flags of `convert`.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// Files, or directories of them
+    #[arg(value_name = "IN", required = true)]
+    pub inputs: Vec<PathBuf>,
+
+    /// The directory to write
+    #[arg(value_name = "OUT", required = true)]
+    pub out: PathBuf,
+
+    /// The model that has the configuration and the tokenizer where the checkpoint has none, or
+    /// that an adapter was trained on: a directory, a GGUF file or an id
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<String>,
+
+    /// An adapter's alpha: its products are scaled by ALPHA / rank [default: 32, as published]
+    #[arg(long, value_name = "ALPHA")]
+    pub lora_alpha: Option<f64>,
+
+    /// Replace files in the directory
+    #[arg(long)]
+    pub overwrite: bool,
+
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -484,23 +532,6 @@ pub struct CorpusArgs {
     /// in .jsonl [default: an array on standard output]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-}
-
-/// The architecture and sizes of the benchmarked model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BenchShape {
-    /// GPT-2, 124M
-    Gpt2,
-    /// Llama 3.2, 1B
-    #[value(name = "llama-1b")]
-    Llama1b,
-    /// Qwen3-VL's text tower, 2B
-    #[value(name = "qwen3-2b")]
-    Qwen32b,
-    /// SmolLM2, 135M
-    Smollm2,
-    /// The reasoner inside this program, 5M
-    Embedded,
 }
 
 /// The model whose training step `bench --train` measures.
@@ -584,6 +615,9 @@ pub struct BenchArgs {
         conflicts_with_all = ["questions", "prompt"]
     )]
     pub data: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub fields: FieldNames,
 
     /// The tokenizer's directory, for --data
     #[arg(long, value_name = "DIR", requires = "data")]

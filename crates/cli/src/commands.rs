@@ -4,6 +4,7 @@
 pub mod annotate;
 pub mod augment;
 pub mod bench;
+pub mod convert;
 pub mod corpus;
 pub mod doctor;
 pub mod eval;

@@ -55,6 +55,12 @@ fn names(command: &Command) -> Option<Names<'_>> {
             data: Vec::new(),
             output: &args.output,
         },
+        Command::Convert(args) => Names {
+            models: Vec::new(),
+            base: args.base.as_ref(),
+            data: Vec::new(),
+            output: &args.output,
+        },
         Command::Verify(args) => Names {
             models: Vec::new(),
             base: args.base.as_ref(),

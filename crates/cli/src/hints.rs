@@ -95,6 +95,8 @@ fn of_dataset(error: &DatasetError) -> Option<&'static str> {
 
 fn of_model(error: &ModelError) -> Option<&'static str> {
     match error {
+        ModelError::PickleWeights { .. } => Some("`latent-tts convert IN OUT`"),
+        ModelError::MissingConfig { .. } => Some("--base"),
         ModelError::MissingBase { .. }
         | ModelError::OtherBase { .. }
         | ModelError::UnknownModule { .. } => Some("--base"),
@@ -115,8 +117,9 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::LongText { .. } => Some("--too-long skip"),
         EngineError::EndlessThoughts { .. } => Some("--thoughts"),
         EngineError::NothingToPerturb { .. } => {
-            Some("--sampler tokens, or --sampler dropout --scope all")
+            Some("--sampler tokens, or --sampler dropout --scope generated")
         }
+        EngineError::ParallelThoughts { .. } => Some("--aggregate without beam, or --labels final"),
         EngineError::NothingToMix { .. } => Some("--sampler dropout, --sampler noise"),
         EngineError::NothingToReplace { .. } => Some("--ablate; --thoughts, --model"),
         EngineError::RewardModelAsReasoner { .. } => {

@@ -25,10 +25,6 @@ pub const INTERRUPTED: u8 = 3;
 #[cfg(unix)]
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// A process-wide lock that writers hold; a signal ends the process only while it is free.
-#[derive(Debug, Clone)]
-pub struct InterruptGuard(Arc<Mutex<()>>);
-
 /// What the first signal does.
 #[derive(Debug)]
 enum OnSignal {
@@ -41,7 +37,6 @@ enum OnSignal {
 /// The one listener of the process.
 #[derive(Debug)]
 struct SignalListener {
-    guard: InterruptGuard,
     on_signal: Mutex<OnSignal>,
 }
 
@@ -65,7 +60,6 @@ fn listener() -> Result<&'static SignalListener> {
         return Ok(listener);
     }
     let listener = LISTENER.get_or_init(|| SignalListener {
-        guard: InterruptGuard(Arc::default()),
         on_signal: Mutex::new(OnSignal::Exit(message("interrupted"))),
     });
     listener.start()?;
@@ -150,8 +144,8 @@ impl SignalListener {
                 );
             }
             OnSignal::Exit(message) => {
-                let (guard, message) = (self.guard.clone(), message.clone());
-                let exit = move || guard.uninterrupted(|| exit_interrupted(&message));
+                let message = message.clone();
+                let exit = move || exit_interrupted(&message);
                 if std::thread::Builder::new().spawn(exit).is_err() {
                     // Without a thread that waits for the end of a record, a record may be cut;
                     // a resumed run drops it.
@@ -166,33 +160,15 @@ impl SignalListener {
     }
 }
 
-impl InterruptGuard {
-    /// Makes the first signal print `message` and end the process.
-    ///
-    /// The lock is the same for all callers: with two, a signal could end the process while a
-    /// writer holds the other one.
-    pub fn install(message: String) -> Result<Self> {
-        let listener = listener()?;
-        listener.set(OnSignal::Exit(message));
-        Ok(listener.guard.clone())
-    }
-
-    /// The lock; while it is held, a signal waits.
-    pub fn lock(&self) -> Arc<Mutex<()>> {
-        Arc::clone(&self.0)
-    }
-
-    /// Runs `work` with the lock held, so that no signal ends the process before it returns.
-    #[cfg(unix)]
-    fn uninterrupted<R>(&self, work: impl FnOnce() -> R) -> R {
-        // A poisoned lock means that a holder panicked; a signal must end the process even then.
-        let _held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        work()
-    }
+/// Makes the first signal print `message` and end the process, once no record is being written.
+pub fn exit_on_signal(message: String) -> Result<()> {
+    listener()?.set(OnSignal::Exit(message));
+    Ok(())
 }
 
 #[cfg(unix)]
-fn exit_interrupted(message: &str) -> ! {
+fn exit_interrupted(message: &str) {
+    let _guard = record::files::write_guard();
     crate::printer::stderr_line(message);
     std::process::exit(i32::from(INTERRUPTED))
 }

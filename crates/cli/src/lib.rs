@@ -63,6 +63,7 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
         Command::Train(command) => commands::train::run(command),
         Command::Annotate(args) => commands::annotate::run(args, &Printer::new(&args.output)),
         Command::Inspect(args) => commands::inspect::run(args, &Printer::new(&args.output)),
+        Command::Convert(args) => commands::convert::run(args, &Printer::new(&args.output)),
         Command::Doctor(args) => commands::doctor::run(args, &Printer::new(&args.output)),
         Command::Verify(args) => commands::verify::run(args, &Printer::new(&args.output)),
         Command::Corpus(args) => commands::corpus::run(args),

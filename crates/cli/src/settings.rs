@@ -6,7 +6,9 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use anyhow::{Result, bail};
 use corpus::Split;
-use latent_tts::{AblationKind, DataSource, OnExisting, SamplingError, SamplingOptions};
+use latent_tts::{
+    AblationKind, DataSource, FieldNames, OnExisting, SamplingError, SamplingOptions,
+};
 
 use crate::args::AblateKind;
 
@@ -106,8 +108,12 @@ pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroU32) -> Result<Vec
     }
 }
 
-/// The data source that `--data` names, else the split `default` of the corpus.
-pub fn data_source(name: Option<&str>, default: Split) -> Result<DataSource> {
-    let Some(name) = name else { return Ok(DataSource::Corpus(default, None)) };
-    Ok(DataSource::parse(name)?)
+/// The data source that `--data` names, with the names of its fields; else the split `default` of
+/// the corpus.
+pub fn data_source(name: Option<&str>, fields: &FieldNames, default: Split) -> Result<DataSource> {
+    let source = match name {
+        Some(name) => DataSource::parse(name)?,
+        None => DataSource::Corpus(default, None),
+    };
+    Ok(source.with_fields(fields.clone())?)
 }

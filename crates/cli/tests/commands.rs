@@ -384,8 +384,11 @@ fn cot_models_sample_tokens() {
         .run(&["solve", "--model", "model", "--method", "cot", "--max-new-tokens", "5", "What?"])
         .ok();
     sandbox
-        .eval(&["--method", "cot", "--dropout-p", "0.2"])
+        .eval(&["--method", "cot", "--dropout-p", "0.2", "--scope", "thoughts"])
         .refused(&["no thoughts to perturb", "--sampler tokens"]);
+    let dropped =
+        sandbox.eval(&["--method", "cot", "--dropout-p", "0.2", "--json", "--out", "dropped"]);
+    assert_eq!(dropped.ok().json()["settings"]["sampling"]["scope"], "generated");
     sandbox.eval(&["--top-p", "0.9", "--noise-std", "0.3"]).refused(&[
         "--noise-std",
         "sampler noise",
@@ -531,10 +534,6 @@ fn verify_passes_on_every_reference_dump() {
     let devices: &[&[&str]] =
         if has_gpu { &[&["cpu"], &["cuda", "--dtype", "f32"], &["cuda"]] } else { &[&["cpu"]] };
     for dir in entries.map(|e| e.unwrap().path()).filter(|p| p.join("golden.json").is_file()) {
-        if dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("lotus-")) {
-            println!("skipped: {} (LOTUS is not supported yet)", dir.display());
-            continue;
-        }
         for device in devices {
             let arguments =
                 [&["verify", dir.to_str().unwrap(), "--json", "--device"], *device].concat();

@@ -59,12 +59,8 @@ fn errors_name_file_position_and_field() {
         ("\nQ||<<1+1=2>> ####  \n", "line 2: the field \"answer\" is empty"),
         ("  ||<<1+1=2>> #### 2\n", "line 1: the field \"question\" is empty"),
         (
-            "Q||first add #### 2\n",
-            "line 1: the field \"steps\" holds \"first\"; write each as <<12*3=36>>",
-        ),
-        (
-            r#"[{"question": "a", "answer": "1", "steps": ["Step 1"]}]"#,
-            "element 1 (counted from 1): the field \"steps\" holds",
+            r#"[{"question": "a", "answer": "1", "steps": 3}]"#,
+            "element 1 (counted from 1): the field \"steps\" is a number",
         ),
         (r#"{"question": "a"}"#, "line 1: no \"answer\" field"),
         ("", "holds no questions"),

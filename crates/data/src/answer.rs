@@ -26,8 +26,11 @@ mod number;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod truth;
 
+pub(crate) use latex::boxed;
 pub use number::parse_number;
+pub(crate) use truth::truth_word;
 
 /// The kind of a question's answer; determines extraction and comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,6 +42,8 @@ pub enum AnswerKind {
     Math,
     /// The letter of a multiple-choice option.
     Choice,
+    /// Yes or no, true or false.
+    YesNo,
 }
 
 /// A family's answer format, and how its grader compares answers.
@@ -63,14 +68,18 @@ pub enum AnswerRule {
 impl AnswerRule {
     /// The answer in a decoded text, if there is one.
     ///
-    /// For a formula, a rule for numbers looks at the same position and keeps the text; for
-    /// multiple choice, all rules use the same search for a letter.
+    /// For a formula, and for yes and no, a rule for numbers looks at the same position and keeps
+    /// the text; for multiple choice, all rules use the same search for a letter.
     pub fn extract(self, kind: AnswerKind, text: &str) -> Option<Answer> {
         match kind {
             AnswerKind::Number => self.number(text),
             AnswerKind::Math => Answer::math(self.formula(text)?),
             AnswerKind::Choice => {
                 choice::letter(text).map(|letter| Answer::new(AnswerForm::Letter(letter)))
+            }
+            AnswerKind::YesNo => {
+                let truth = truth::truth(text, self.marked(text));
+                truth.map(|truth| Answer::new(AnswerForm::Truth(truth)))
             }
         }
     }
@@ -89,13 +98,18 @@ impl AnswerRule {
     /// The text where this family would put a formula: after its marker, inside a box if any.
     fn formula(self, text: &str) -> Option<&str> {
         let text = text.trim_end_matches('#');
-        let marked = match self {
+        let marked = self.marked(text);
+        latex::boxed(marked.unwrap_or(text)).or(marked)
+    }
+
+    /// The text after this family's marker.
+    fn marked(self, text: &str) -> Option<&str> {
+        match self {
             AnswerRule::Hash | AnswerRule::Cascade => scan::after_last(text, "#"),
             AnswerRule::LastNumber => scan::after_last(text, "answer is:"),
             AnswerRule::AnswerColon => scan::after_last(text, "Answer:"),
             AnswerRule::Boxed => None,
-        };
-        latex::boxed(marked.unwrap_or(text)).or(marked)
+        }
     }
 }
 
@@ -115,6 +129,8 @@ enum AnswerForm {
     Math(Formula),
     /// The letter of an option.
     Letter(char),
+    /// Yes or no.
+    Truth(bool),
 }
 
 /// A formula: its value where that can be parsed, else its normalised, non-empty text.
@@ -132,6 +148,7 @@ impl Answer {
             }
             AnswerForm::Math(Formula::Text(text)) => text.clone(),
             AnswerForm::Letter(letter) => letter.to_string(),
+            AnswerForm::Truth(truth) => if *truth { "yes" } else { "no" }.to_owned(),
         };
         Self { form, canonical }
     }
@@ -145,8 +162,8 @@ impl Answer {
     }
 
     /// The canonical string, by which votes are counted: the shortest decimal that parses to the
-    /// same `f64` (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, or a
-    /// letter.
+    /// same `f64` (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, a
+    /// letter, or `yes` or `no`.
     pub fn as_str(&self) -> &str {
         &self.canonical
     }
@@ -167,6 +184,7 @@ impl Answer {
                 Formula::read(gold).is_some_and(|gold| formula.same(&gold, is_percent))
             }
             AnswerForm::Letter(letter) => gold.trim().chars().eq([*letter]),
+            AnswerForm::Truth(truth) => truth_word(gold) == Some(*truth),
         }
     }
 }

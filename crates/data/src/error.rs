@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use super::MAX_BYTES;
 
 const ACCEPTED: &str = "a JSON array of {question, answer}, lines of {question, answer} \
-    (also input/target, problem/answer, Body+Question/Answer, question/choices/answer), \
-    CSV with the columns of GPQA, or Parquet with such columns";
+    (also input/target, problem/answer, problem/solution, question/cot/answer, \
+    Body+Question/Answer, question/choices/answer), CSV with the columns of GPQA, or Parquet with \
+    such columns; question_field, answer_field and steps_field name other fields";
 
 /// Why a data file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -74,11 +75,19 @@ pub enum RecordFlaw {
         /// All names that are accepted for it.
         accepted: &'static str,
     },
+    /// A field that the caller named is missing.
+    #[error("no {field:?} field, which {role} names; name another field of the file")]
+    MissingNamed {
+        /// The field's name.
+        field: String,
+        /// The setting that names it.
+        role: &'static str,
+    },
     /// A field has a type or value that cannot be used.
     #[error("the field {field:?} {problem}")]
     Field {
         /// The field's name in the file.
-        field: &'static str,
+        field: String,
         /// The problem, and what is accepted.
         problem: String,
     },

@@ -11,17 +11,19 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::worked_step::is_worked_step;
-use crate::{DatasetError, DatasetProblem, FilePosition, MAX_BYTES, Question, RecordFlaw};
+use crate::worked_step::steps_of_text;
+use crate::{
+    DatasetError, DatasetProblem, FieldNames, FilePosition, MAX_BYTES, Question, RecordFlaw,
+};
 
 /// A question with its solution.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub struct TrainExample {
     /// The question's text.
     pub question: String,
-    /// Worked steps such as `<<16-3-4=9>>`; may be empty.
+    /// Worked steps such as `<<16-3-4=9>>`, or sentences; may be empty.
     pub steps: Vec<String>,
-    /// The answer, a number without thousands separators.
+    /// The answer: a number without thousands separators, or the words of the file.
     pub answer: String,
 }
 
@@ -32,13 +34,26 @@ pub struct TrainExample {
 /// When the file cannot be read, is too large, holds no example, or has an invalid one within the
 /// limit.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<TrainExample>, DatasetError> {
+    read_fields(path, &FieldNames::default(), limit)
+}
+
+/// Like [`read`], from fields that the caller may name. iCoT's text has no names.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn read_fields(
+    path: &Path,
+    fields: &FieldNames,
+    limit: Option<usize>,
+) -> Result<Vec<TrainExample>, DatasetError> {
     let located = |problem| DatasetError { path: path.to_owned(), problem };
     let mut file = BufReader::new(File::open(path).map_err(|error| located(error.into()))?);
     if is_icot(&mut file).map_err(|error| located(error.into()))? {
         return read_icot(file, limit.unwrap_or(usize::MAX)).map_err(located);
     }
-    let questions = crate::parse(path, file, limit)?;
-    questions.into_iter().map(|question| from_question(question).map_err(located)).collect()
+    let questions = crate::parse_fields(path, file, fields, limit)?;
+    Ok(questions.into_iter().map(from_question).collect())
 }
 
 /// Whether the file is iCoT's text: the first line in its buffer is not JSON and has the separator.
@@ -91,30 +106,15 @@ fn parse_icot_line(bytes: &[u8]) -> Result<TrainExample, RecordFlaw> {
     if answer.is_empty() {
         return Err(field_error("answer", "is empty; give it a number"));
     }
-    let steps = steps.split_whitespace().map(str::to_owned).collect();
-    TrainExample { question: question.trim().to_owned(), steps, answer }.checked()
+    let steps = steps_of_text(steps);
+    Ok(TrainExample { question: question.trim().to_owned(), steps, answer })
 }
 
-fn from_question(question: Question) -> Result<TrainExample, DatasetProblem> {
-    let place = FilePosition::Element(question.id as usize + 1);
+fn from_question(question: Question) -> TrainExample {
     let Question { text, steps, gold, .. } = question;
-    let example = TrainExample { question: text, steps, answer: gold };
-    example.checked().map_err(|flaw| DatasetProblem::Record { place, flaw })
+    TrainExample { question: text, steps, answer: gold }
 }
 
-impl TrainExample {
-    /// The example, if its steps are calculations.
-    fn checked(self) -> Result<Self, RecordFlaw> {
-        match self.steps.iter().find(|step| !is_worked_step(step)) {
-            Some(step) => {
-                let problem = format!("holds {step:?}; write each as <<12*3=36>>");
-                Err(field_error("steps", &problem))
-            }
-            None => Ok(self),
-        }
-    }
-}
-
-fn field_error(field: &'static str, problem: &str) -> RecordFlaw {
-    RecordFlaw::Field { field, problem: problem.to_owned() }
+fn field_error(field: &str, problem: &str) -> RecordFlaw {
+    RecordFlaw::Field { field: field.to_owned(), problem: problem.to_owned() }
 }

@@ -2,9 +2,10 @@
 //!
 //! The format is detected from the content, not from the file name: a JSON array (the paper's
 //! files), one JSON object per line (GSM8K, GSM-Hard, SVAMP, MATH-500, AIME), CSV with a header
-//! (GPQA), or (feature `parquet`) Parquet, as datasets of the Hub are. `record` parses the known
-//! fields, `shape` maps each benchmark's field names to a question, `csv` parses quoted CSV,
-//! `parquet` rows of columns, `error` holds the errors.
+//! (GPQA), or (feature `parquet`) Parquet, as datasets of the Hub are. `record` parses the fields
+//! that are read, `fields` holds the names that a caller gives, `shape` maps each benchmark's field
+//! names to a question, `csv` parses quoted CSV, `parquet` rows of columns, `error` holds the
+//! errors.
 //!
 //! Invariants: a question's `id` is its index in the file, whatever the limit, because random
 //! numbers are keyed by it; the text is unchanged, leading spaces included, because prompts depend
@@ -14,6 +15,7 @@ pub mod answer;
 mod csv;
 mod error;
 pub mod examples;
+mod fields;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod record;
@@ -30,6 +32,7 @@ use std::path::Path;
 pub use answer::AnswerKind;
 pub use error::{DatasetError, DatasetProblem, FilePosition, RecordFlaw};
 pub use examples::TrainExample;
+pub use fields::FieldNames;
 use record::DataRecord;
 
 /// Largest file in bytes; known benchmarks have a few megabytes.
@@ -45,12 +48,13 @@ pub struct Question {
     pub id: u32,
     /// The text as in the file; for multiple choice, followed by the options as `A) ...` lines.
     pub text: String,
-    /// The gold answer: a number without thousands separators, a formula, or the letter of an
-    /// option.
+    /// The gold answer: a number without thousands separators, a formula, the letter of an option,
+    /// or a yes or no in the file's own words.
     pub gold: String,
     /// The kind of `gold`; determines how answers are extracted and compared.
     pub kind: AnswerKind,
-    /// Steps of the solution such as `<<48/2=24>>`, if the file has them.
+    /// Steps of the solution, calculations such as `<<48/2=24>>` or sentences, if the file has
+    /// them.
     pub steps: Vec<String>,
 }
 
@@ -61,13 +65,26 @@ pub struct Question {
 /// The file cannot be read, is too large, contains no question, or contains an invalid record
 /// before the limit; the error names the file, the position and what is accepted.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, DatasetError> {
+    read_fields(path, &FieldNames::default(), limit)
+}
+
+/// Like [`read`], from fields that the caller may name.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn read_fields(
+    path: &Path,
+    fields: &FieldNames,
+    limit: Option<usize>,
+) -> Result<Vec<Question>, DatasetError> {
     let named = |problem| DatasetError { path: path.to_owned(), problem };
     let file = File::open(path).map_err(|error| named(error.into()))?;
     let size = file.metadata().map_err(|error| named(error.into()))?.len();
     if size > MAX_BYTES {
         return Err(named(DatasetProblem::TooLarge));
     }
-    parse(path, BufReader::new(file), limit)
+    parse_fields(path, BufReader::new(file), fields, limit)
 }
 
 /// Like [`read`], from `input`; errors name the file `name`.
@@ -80,29 +97,50 @@ pub fn parse(
     input: impl BufRead,
     limit: Option<usize>,
 ) -> Result<Vec<Question>, DatasetError> {
+    parse_fields(name, input, &FieldNames::default(), limit)
+}
+
+/// Like [`parse`], from fields that the caller may name.
+///
+/// # Errors
+///
+/// As [`read`].
+pub fn parse_fields(
+    name: &Path,
+    input: impl BufRead,
+    fields: &FieldNames,
+    limit: Option<usize>,
+) -> Result<Vec<Question>, DatasetError> {
     let mut input = input.take(MAX_BYTES + 1);
-    let questions = questions(&mut input, limit.unwrap_or(usize::MAX));
+    let questions = questions(&mut input, fields, limit.unwrap_or(usize::MAX));
     // The size of a pipe is not known in advance, so the limit is checked after reading.
     let result = if input.limit() == 0 { Err(DatasetProblem::TooLarge) } else { questions };
     result.map_err(|problem| DatasetError { path: name.to_owned(), problem })
 }
 
-fn questions(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, DatasetProblem> {
+fn questions(
+    input: &mut impl BufRead,
+    fields: &FieldNames,
+    limit: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
     if limit == 0 {
         return Ok(Vec::new());
     }
     let (first, skipped) = first_byte(input)?;
     let questions = match first {
         None => Vec::new(),
-        Some(b'P') if input.fill_buf()?.starts_with(PARQUET_MAGIC) => parquet_rows(input, limit)?,
+        Some(b'P') if input.fill_buf()?.starts_with(PARQUET_MAGIC) => {
+            parquet_rows(input, fields, limit)?
+        }
         Some(b'[') => {
             let walk = |each: &mut dyn FnMut(DataRecord) -> ControlFlow<()>| {
-                record::array(input, each).map_err(|error| DatasetProblem::json(&error, skipped))
+                record::array(input, fields, each)
+                    .map_err(|error| DatasetProblem::json(&error, skipped))
             };
-            listed(limit, FilePosition::Element, walk)?
+            listed((fields, limit), FilePosition::Element, walk)?
         }
-        Some(b'{') => lines(input, limit, skipped)?,
-        Some(_) => table(input, limit, skipped)?,
+        Some(b'{') => lines(input, fields, limit, skipped)?,
+        Some(_) => table(input, fields, limit, skipped)?,
     };
     if questions.is_empty() { Err(DatasetProblem::Empty) } else { Ok(questions) }
 }
@@ -128,13 +166,13 @@ fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetPr
 /// The questions of records that are passed on one at a time, so that one is in memory; `place`
 /// tells where a record is by its number from 1.
 fn listed(
-    limit: usize,
+    (fields, limit): (&FieldNames, usize),
     place: fn(usize) -> FilePosition,
     walk: impl FnOnce(&mut dyn FnMut(DataRecord) -> ControlFlow<()>) -> Result<(), DatasetProblem>,
 ) -> Result<Vec<Question>, DatasetProblem> {
     let (mut questions, mut flaw) = (Vec::new(), None);
     walk(&mut |record| {
-        match shape::question(&record, questions.len()) {
+        match shape::question(&record, fields, questions.len()) {
             Ok(question) => questions.push(question),
             Err(found) => flaw = Some(found),
         }
@@ -149,14 +187,22 @@ fn listed(
 
 /// Parses Parquet, whose directory of columns is at its end.
 #[cfg(feature = "parquet")]
-fn parquet_rows(input: &mut impl BufRead, limit: usize) -> Result<Vec<Question>, DatasetProblem> {
+fn parquet_rows(
+    input: &mut impl BufRead,
+    fields: &FieldNames,
+    limit: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
     let mut content = Vec::new();
     input.read_to_end(&mut content)?;
-    listed(limit, FilePosition::Row, |each| parquet::rows(content, each))
+    listed((fields, limit), FilePosition::Row, |each| parquet::rows(content, fields, each))
 }
 
 #[cfg(not(feature = "parquet"))]
-fn parquet_rows(_: &mut impl BufRead, _: usize) -> Result<Vec<Question>, DatasetProblem> {
+fn parquet_rows(
+    _: &mut impl BufRead,
+    _: &FieldNames,
+    _: usize,
+) -> Result<Vec<Question>, DatasetProblem> {
     let what = "Parquet, which this program was built without, the feature `parquet`";
     Err(DatasetProblem::Unrecognised(what.to_owned()))
 }
@@ -164,15 +210,16 @@ fn parquet_rows(_: &mut impl BufRead, _: usize) -> Result<Vec<Question>, Dataset
 /// Parses JSON lines; one line is in memory at a time. Empty lines are skipped.
 fn lines(
     input: &mut impl BufRead,
+    fields: &FieldNames,
     limit: usize,
     skipped: usize,
 ) -> Result<Vec<Question>, DatasetProblem> {
     let (mut questions, mut bytes, mut line) = (Vec::new(), Vec::new(), skipped);
     while questions.len() < limit && input.read_until(b'\n', &mut bytes)? > 0 {
         if !bytes.trim_ascii().is_empty() {
-            let record = serde_json::from_slice(&bytes)
-                .map_err(|error| DatasetProblem::json(&error, line))?;
-            questions.push(numbered(&record, questions.len(), line + 1)?);
+            let record =
+                record::line(&bytes, fields).map_err(|error| DatasetProblem::json(&error, line))?;
+            questions.push(numbered(&record, fields, questions.len(), line + 1)?);
         }
         bytes.clear();
         line += 1;
@@ -183,6 +230,7 @@ fn lines(
 /// Parses CSV whose header has a known question field.
 fn table(
     input: &mut impl BufRead,
+    fields: &FieldNames,
     limit: usize,
     skipped: usize,
 ) -> Result<Vec<Question>, DatasetProblem> {
@@ -193,22 +241,27 @@ fn table(
     })?;
     let mut rows = csv::CsvRows::new(text, skipped);
     let header = rows.next().transpose()?.map(|row| row.cells).unwrap_or_default();
-    if !shape::is_header(&header) {
+    if !shape::is_header(fields, &header) {
         let start: String = text.chars().take(40).collect();
         return Err(DatasetProblem::Unrecognised(format!("it starts with {start:?}")));
     }
     let mut questions = Vec::new();
     for row in rows.take(limit) {
         let row = row?;
-        let record = DataRecord::from_row(&header, row.cells).map_err(|reason| {
+        let record = DataRecord::from_row(fields, &header, row.cells).map_err(|reason| {
             DatasetProblem::Syntax { place: FilePosition::Line(row.line), reason }
         })?;
-        questions.push(numbered(&record, questions.len(), row.line)?);
+        questions.push(numbered(&record, fields, questions.len(), row.line)?);
     }
     Ok(questions)
 }
 
-fn numbered(record: &DataRecord, index: usize, line: usize) -> Result<Question, DatasetProblem> {
-    shape::question(record, index)
+fn numbered(
+    record: &DataRecord,
+    fields: &FieldNames,
+    index: usize,
+    line: usize,
+) -> Result<Question, DatasetProblem> {
+    shape::question(record, fields, index)
         .map_err(|flaw| DatasetProblem::Record { place: FilePosition::Line(line), flaw })
 }

@@ -15,27 +15,30 @@ use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 
+use super::fields::FieldNames;
 use super::record::{DataRecord, FieldValue, ListBuilder};
-use super::shape::{FIELDS, is_header};
+use super::shape::is_header;
 use super::{DatasetProblem, MAX_BYTES, Question};
 
 /// Passes the records of a file to `each`, one at a time, until it breaks.
 pub(super) fn rows(
     content: Vec<u8>,
+    fields: &FieldNames,
     each: impl FnMut(DataRecord) -> ControlFlow<()>,
 ) -> Result<(), DatasetProblem> {
     // The crate panics on some damaged files, such as one whose dictionary is missing. Nothing of
     // what it was doing is used afterwards.
-    let outcome = catch_unwind(AssertUnwindSafe(|| checked_rows(content, each)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| checked_rows(content, fields, each)));
     outcome.unwrap_or_else(|_| Err(DatasetProblem::Parquet("its pages are damaged".to_owned())))
 }
 
 fn checked_rows(
     content: Vec<u8>,
+    fields: &FieldNames,
     mut each: impl FnMut(DataRecord) -> ControlFlow<()>,
 ) -> Result<(), DatasetProblem> {
     let reader = SerializedFileReader::new(Bytes::from(content))?;
-    let projection = known_columns(&reader)?;
+    let projection = known_columns(&reader, fields)?;
     check_compression(&reader)?;
     let mut bytes = 0;
     for row in RowIter::from_file_into(Box::new(reader)).project(Some(projection))? {
@@ -52,15 +55,15 @@ fn checked_rows(
 }
 
 /// The file's schema with the known columns alone.
-fn known_columns(reader: &impl FileReader) -> Result<Type, DatasetProblem> {
+fn known_columns(reader: &impl FileReader, fields: &FieldNames) -> Result<Type, DatasetProblem> {
     let schema = reader.metadata().file_metadata().schema();
-    let (fields, names) = (schema.get_fields(), schema.get_fields().iter().map(|f| f.name()));
-    let names: Vec<String> = names.map(str::to_owned).collect();
-    if !is_header(&names) {
+    let columns = schema.get_fields();
+    let names: Vec<String> = columns.iter().map(|column| column.name().to_owned()).collect();
+    if !is_header(fields, &names) {
         let start: String = names.join(", ").chars().take(80).collect();
         return Err(DatasetProblem::Unrecognised(format!("Parquet with the columns {start}")));
     }
-    let known = fields.iter().filter(|field| FIELDS.contains(&field.name())).map(Arc::clone);
+    let known = columns.iter().filter(|column| fields.reads(column.name())).map(Arc::clone);
     Ok(Type::group_type_builder(schema.name()).with_fields(known.collect()).build()?)
 }
 
@@ -81,7 +84,7 @@ fn record(row: Row) -> Result<DataRecord, String> {
     let mut record = DataRecord::default();
     for (name, field) in row.into_columns() {
         if let Some(value) = value(field) {
-            record.insert_known(&name, value)?;
+            record.insert(&name, value)?;
         }
     }
     Ok(record)
@@ -115,9 +118,19 @@ fn value(field: Field) -> Option<FieldValue> {
             }
             Some(built.finish())
         }
-        Field::Bool(_) => Some(FieldValue::Other("true or false")),
-        Field::Group(_) | Field::MapInternal(_) => Some(FieldValue::Other("an object")),
+        Field::Bool(truth) => Some(FieldValue::Truth(truth)),
+        Field::Group(group) => Some(choice_texts(group)),
+        Field::MapInternal(_) => Some(FieldValue::Other("an object")),
         _ => Some(FieldValue::Other("a date, a time or a decimal")),
+    }
+}
+
+/// CommonsenseQA's and ARC's choices are a group of labels and texts.
+fn choice_texts(group: Row) -> FieldValue {
+    let texts = group.into_columns().into_iter().find(|(name, _)| name == "text");
+    match texts.and_then(|(_, field)| value(field)) {
+        Some(list @ FieldValue::List(_)) => list,
+        _ => FieldValue::Other("an object"),
     }
 }
 

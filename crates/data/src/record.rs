@@ -12,7 +12,7 @@ use serde::de::{
     Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-use super::shape::FIELDS;
+use super::fields::FieldNames;
 
 /// Largest number of steps or choices in a list. A string takes many times the memory of the two
 /// bytes in which it can be written, so that longer lists are not stored.
@@ -42,9 +42,9 @@ impl ListBuilder {
     }
 }
 
-/// The known fields of one record, in the order of the file.
+/// The fields of one record that are read, in the order of the file.
 #[derive(Debug, Default)]
-pub(super) struct DataRecord(Vec<(&'static str, FieldValue)>);
+pub(super) struct DataRecord(Vec<(String, FieldValue)>);
 
 /// The value of a field.
 #[derive(Debug, PartialEq)]
@@ -55,6 +55,8 @@ pub(super) enum FieldValue {
     Number(String),
     /// A list of strings or numbers.
     List(Vec<String>),
+    /// True or false.
+    Truth(bool),
     /// An unsupported value, described for the error message.
     Other(&'static str),
 }
@@ -62,29 +64,26 @@ pub(super) enum FieldValue {
 impl DataRecord {
     /// The field called `name`. A JSON `null` counts as absent.
     pub(super) fn get(&self, name: &str) -> Option<&FieldValue> {
-        self.0.iter().find(|(key, _)| *key == name).map(|(_, field)| field)
+        self.0.iter().find(|(key, _)| key == name).map(|(_, field)| field)
     }
 
     /// The record of a CSV row. Empty cells count as absent.
-    pub(super) fn from_row(header: &[String], row: Vec<String>) -> Result<Self, String> {
+    pub(super) fn from_row(
+        fields: &FieldNames,
+        header: &[String],
+        row: Vec<String>,
+    ) -> Result<Self, String> {
         if row.len() != header.len() {
             let (found, wanted) = (row.len(), header.len());
             return Err(format!("the row has {found} cells where the header has {wanted}"));
         }
         let mut record = DataRecord::default();
         for (name, cell) in header.iter().zip(row) {
-            match known(name) {
-                Some(name) if !cell.is_empty() => record.insert(name, FieldValue::Text(cell))?,
-                _ => {}
+            if fields.reads(name) && !cell.is_empty() {
+                record.insert(name, FieldValue::Text(cell))?;
             }
         }
         Ok(record)
-    }
-
-    /// Sets a field unless nothing reads it.
-    #[cfg(feature = "parquet")]
-    pub(super) fn insert_known(&mut self, name: &str, field: FieldValue) -> Result<(), String> {
-        known(name).map_or(Ok(()), |name| self.insert(name, field))
     }
 
     /// Bytes of its texts.
@@ -95,33 +94,31 @@ impl DataRecord {
             FieldValue::List(list) => {
                 list.iter().map(|text| text.len() + size_of::<String>()).sum()
             }
-            FieldValue::Other(_) => 0,
+            FieldValue::Truth(_) | FieldValue::Other(_) => 0,
         };
         self.0.iter().map(len).sum()
     }
 
-    fn insert(&mut self, name: &'static str, field: FieldValue) -> Result<(), String> {
+    /// Adds a field that is read.
+    pub(super) fn insert(&mut self, name: &str, field: FieldValue) -> Result<(), String> {
         if self.get(name).is_some() {
             return Err(format!("the field {name:?} is given twice"));
         }
-        self.0.push((name, field));
+        self.0.push((name.to_owned(), field));
         Ok(())
     }
-}
-
-fn known(name: &str) -> Option<&'static str> {
-    FIELDS.into_iter().find(|field| *field == name)
 }
 
 /// Passes the records of a JSON array to `each`, one at a time, until it breaks. The rest of the
 /// array is not parsed.
 pub(super) fn array(
     input: impl Read,
+    fields: &FieldNames,
     each: impl FnMut(DataRecord) -> ControlFlow<()>,
 ) -> Result<(), serde_json::Error> {
     let mut stopped = false;
     let mut json = serde_json::Deserializer::from_reader(input);
-    let elements = ArrayVisitor { each, stopped: &mut stopped };
+    let elements = ArrayVisitor { fields, each, stopped: &mut stopped };
     let outcome = elements.deserialize(&mut json);
     // After a break the array is incomplete, which the deserializer reports as an error.
     if stopped {
@@ -131,7 +128,16 @@ pub(super) fn array(
     json.end()
 }
 
+/// The record of one line of JSON.
+pub(super) fn line(bytes: &[u8], fields: &FieldNames) -> Result<DataRecord, serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let record = RecordSeed(fields).deserialize(&mut json)?;
+    json.end()?;
+    Ok(record)
+}
+
 struct ArrayVisitor<'a, F> {
+    fields: &'a FieldNames,
     each: F,
     stopped: &'a mut bool,
 }
@@ -152,7 +158,7 @@ impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> Visitor<'de> for ArrayVisitor
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut elements: A) -> Result<(), A::Error> {
-        while let Some(record) = elements.next_element()? {
+        while let Some(record) = elements.next_element_seed(RecordSeed(self.fields))? {
             if (self.each)(record).is_break() {
                 *self.stopped = true;
                 break;
@@ -162,15 +168,18 @@ impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> Visitor<'de> for ArrayVisitor
     }
 }
 
-impl<'de> Deserialize<'de> for DataRecord {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        json.deserialize_map(RecordVisitor)
+/// Deserializes a record, of which some fields are read.
+struct RecordSeed<'a>(&'a FieldNames);
+
+impl<'de> DeserializeSeed<'de> for RecordSeed<'_> {
+    type Value = DataRecord;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<DataRecord, D::Error> {
+        json.deserialize_map(self)
     }
 }
 
-struct RecordVisitor;
-
-impl<'de> Visitor<'de> for RecordVisitor {
+impl<'de> Visitor<'de> for RecordSeed<'_> {
     type Value = DataRecord;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -180,15 +189,10 @@ impl<'de> Visitor<'de> for RecordVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<DataRecord, A::Error> {
         let mut record = DataRecord::default();
         while let Some(name) = fields.next_key::<String>()? {
-            match known(&name) {
-                None => {
-                    fields.next_value::<IgnoredAny>()?;
-                }
-                Some(name) => {
-                    if let Some(field) = fields.next_value::<Option<FieldValue>>()? {
-                        record.insert(name, field).map_err(A::Error::custom)?;
-                    }
-                }
+            if !self.0.reads(&name) {
+                fields.next_value::<IgnoredAny>()?;
+            } else if let Some(field) = fields.next_value::<Option<FieldValue>>()? {
+                record.insert(&name, field).map_err(A::Error::custom)?;
             }
         }
         Ok(record)
@@ -227,8 +231,8 @@ impl<'de> Visitor<'de> for FieldVisitor {
         Ok(FieldValue::Number((number + 0.0).to_string()))
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<FieldValue, E> {
-        Ok(FieldValue::Other("true or false"))
+    fn visit_bool<E>(self, truth: bool) -> Result<FieldValue, E> {
+        Ok(FieldValue::Truth(truth))
     }
 
     fn visit_unit<E>(self) -> Result<FieldValue, E> {
@@ -243,8 +247,15 @@ impl<'de> Visitor<'de> for FieldVisitor {
         Ok(list.finish())
     }
 
+    /// CommonsenseQA's and ARC's choices are an object of labels and texts.
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<FieldValue, A::Error> {
-        while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(FieldValue::Other("an object"))
+        let mut texts = None;
+        while let Some(name) = fields.next_key::<String>()? {
+            match fields.next_value::<FieldValue>()? {
+                list @ FieldValue::List(_) if name == "text" => texts = Some(list),
+                _ => {}
+            }
+        }
+        Ok(texts.unwrap_or(FieldValue::Other("an object")))
     }
 }

@@ -4,18 +4,27 @@
 //! |---|---|---|
 //! | the paper's files, MultiArith | `question` | `answer` or `final_ans` |
 //! | GSM8K | `question` | after `####` in `answer`, steps between `<<` and `>>` |
+//! | GSM8k-Aug (zen-E, whynlp) | `question` | `answer`; steps in `cot` (a text) or `steps` (a list) |
+//! | Latent-SFT | `problem` | the box in `cot_answer`; steps in `cot` |
 //! | GSM-Hard | `input` | `target` |
 //! | SVAMP | `Body` and `Question` | `Answer` |
-//! | MATH-500 | `problem` | `answer`, with a `level` or `subject` |
+//! | MATH, MATH-500 | `problem` | `answer`, else the box in `solution`; with a `level` or `subject` |
 //! | AIME | `problem` or `Problem` | `answer` or `Answer` |
 //! | GPQA | `Question` | `Correct Answer`, `Incorrect Answer 1` to `3` |
-//! | MMLU and similar | `question`, `choices` | `answer`, a letter or an index from 0 |
+//! | MMLU, CommonsenseQA | `question`, `choices` | `answer` or `answerKey`, a letter or an index |
+//! | StrategyQA, ProntoQA | `question` | `answer`: true or false, yes or no; steps in `facts` |
+//! | ProsQA | `question` | `answer`, a sentence; steps are sentences |
+//!
+//! [`FieldNames`] may name the fields of other files.
 
+use super::answer::{boxed, truth_word};
+use super::fields::FieldNames;
 use super::record::{DataRecord, FieldValue};
+use super::worked_step::steps_of_text;
 use super::{AnswerKind, Question, RecordFlaw};
 
 /// Every known field; all others are skipped.
-pub(super) const FIELDS: [&str; 18] = [
+pub(super) const FIELDS: [&str; 24] = [
     "question",
     "Question",
     "problem",
@@ -26,7 +35,13 @@ pub(super) const FIELDS: [&str; 18] = [
     "Answer",
     "target",
     "final_ans",
+    "final_answer",
+    "answerKey",
+    "cot_answer",
+    "solution",
     "steps",
+    "cot",
+    "facts",
     "choices",
     "Correct Answer",
     "Incorrect Answer 1",
@@ -36,48 +51,84 @@ pub(super) const FIELDS: [&str; 18] = [
     "subject",
 ];
 
-const QUESTIONS: [&str; 5] = ["question", "Question", "problem", "Problem", "input"];
-const ANSWERS: [&str; 4] = ["answer", "Answer", "target", "final_ans"];
+pub(super) const QUESTIONS: [&str; 5] = ["question", "Question", "problem", "Problem", "input"];
+/// In order of precedence: those that hold a whole solution are last.
+pub(super) const ANSWERS: [&str; 8] = [
+    "answer",
+    "Answer",
+    "target",
+    "final_ans",
+    "final_answer",
+    "answerKey",
+    "cot_answer",
+    "solution",
+];
+/// Answers that are solutions with the answer in a box.
+const SOLUTIONS: [&str; 2] = ["cot_answer", "solution"];
+pub(super) const STEPS: [&str; 3] = ["steps", "cot", "facts"];
 const INCORRECT: [&str; 3] = ["Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"];
 const LETTERS: &str = "ABCDEFGHIJ";
 
 /// Whether a CSV header has a question field.
-pub(super) fn is_header(cells: &[String]) -> bool {
-    cells.iter().any(|cell| QUESTIONS.contains(&cell.as_str()))
+pub(super) fn is_header(fields: &FieldNames, cells: &[String]) -> bool {
+    let questions = fields.questions();
+    cells.iter().any(|cell| questions.contains(&cell.as_str()))
 }
 
 /// The question of a record; its fields determine the benchmark.
-pub(super) fn question(record: &DataRecord, index: usize) -> Result<Question, RecordFlaw> {
+pub(super) fn question(
+    record: &DataRecord,
+    fields: &FieldNames,
+    index: usize,
+) -> Result<Question, RecordFlaw> {
     // `MAX_BYTES` keeps the number of records far below 2^32.
     let id = index as u32;
-    let text = question_text(record)?;
-    if let Some(correct) = text_of(record, "Correct Answer")? {
+    let text = question_text(record, fields)?;
+    if let (Some(correct), None) = (text_of(record, "Correct Answer")?, &fields.answer_field) {
         return four_options(record, id, &text, correct);
     }
     if record.get("choices").is_some() {
-        return listed_options(record, id, &text);
+        return listed_options(record, fields, id, &text);
     }
-    let (field, answer) = gold(record)?;
+    let (field, answer) = gold(record, fields)?;
     let (gold, worked) = match answer.rsplit_once("####") {
         Some((work, gold)) => (gold.trim(), annotations(work)),
-        None => (answer, Vec::new()),
+        None => (boxed_answer(field, answer)?, Vec::new()),
     };
     if gold.is_empty() {
         return Err(empty(field));
     }
     let (gold, kind) = classified(record, gold);
-    let steps = if worked.is_empty() { steps(record)? } else { worked };
+    let own = steps(record, fields)?;
+    let steps = if worked.is_empty() || fields.steps_field.is_some() { own } else { worked };
     Ok(Question { id, text, gold, kind, steps })
 }
 
+/// The content of the last box of an answer with work before it; another answer as it is.
+fn boxed_answer<'a>(field: &str, answer: &'a str) -> Result<&'a str, RecordFlaw> {
+    match boxed(answer) {
+        Some(inside) => Ok(inside.trim()),
+        None if SOLUTIONS.contains(&field) => {
+            let problem = "has no \\boxed{} and no ####; name the field of the answer";
+            Err(RecordFlaw::Field { field: field.to_owned(), problem: problem.to_owned() })
+        }
+        None => Ok(answer),
+    }
+}
+
 /// The question text, after the body if there is one (SVAMP).
-fn question_text(record: &DataRecord) -> Result<String, RecordFlaw> {
-    let (field, question) = first_text(record, &QUESTIONS)?.ok_or(RecordFlaw::Missing {
+fn question_text(record: &DataRecord, fields: &FieldNames) -> Result<String, RecordFlaw> {
+    let missing = RecordFlaw::Missing {
         field: "question",
         accepted: "question, problem, input, Body with Question",
-    })?;
+    };
+    let (field, question) = first_text(record, &fields.questions())?
+        .ok_or_else(|| missing_named(fields.question_field.as_ref(), "question_field", missing))?;
     if question.trim().is_empty() {
         return Err(empty(field));
+    }
+    if fields.question_field.is_some() {
+        return Ok(question.to_owned());
     }
     match text_of(record, "Body")? {
         Some(body) => Ok(format!("{} {}", body.trim_end(), question.trim_start())),
@@ -85,22 +136,37 @@ fn question_text(record: &DataRecord) -> Result<String, RecordFlaw> {
     }
 }
 
-fn gold(record: &DataRecord) -> Result<(&'static str, &str), RecordFlaw> {
-    let found = first_text(record, &ANSWERS)?;
-    let (field, gold) = found
-        .ok_or(RecordFlaw::Missing { field: "answer", accepted: "answer, target, final_ans" })?;
+fn gold<'a>(
+    record: &'a DataRecord,
+    fields: &'a FieldNames,
+) -> Result<(&'a str, &'a str), RecordFlaw> {
+    let missing = RecordFlaw::Missing {
+        field: "answer",
+        accepted: "answer, target, final_ans, final_answer, answerKey, cot_answer, solution",
+    };
+    let (field, gold) = first_text(record, &fields.answers())?
+        .ok_or_else(|| missing_named(fields.answer_field.as_ref(), "answer_field", missing))?;
     let gold = gold.trim();
     if gold.is_empty() { Err(empty(field)) } else { Ok((field, gold)) }
 }
 
-/// The gold answer and its kind. A number loses its commas; anything else, and every answer of
-/// MATH, is a formula.
+/// The flaw of a record without a required field, whose name may have been given.
+fn missing_named(given: Option<&String>, role: &'static str, known: RecordFlaw) -> RecordFlaw {
+    match given {
+        Some(field) => RecordFlaw::MissingNamed { field: field.clone(), role },
+        None => known,
+    }
+}
+
+/// The gold answer and its kind. A number loses its commas; a yes or no keeps its words; anything
+/// else, and every answer of MATH, is a formula.
 fn classified(record: &DataRecord, gold: &str) -> (String, AnswerKind) {
     let in_math = record.get("level").or(record.get("subject")).is_some();
     let is_number = crate::answer::parse_number(gold).is_some();
-    match is_number && !in_math {
-        true => (gold.replace(',', ""), AnswerKind::Number),
-        false => (gold.to_owned(), AnswerKind::Math),
+    match (in_math, is_number, truth_word(gold)) {
+        (false, true, _) => (gold.replace(',', ""), AnswerKind::Number),
+        (false, false, Some(_)) => (gold.to_owned(), AnswerKind::YesNo),
+        _ => (gold.to_owned(), AnswerKind::Math),
     }
 }
 
@@ -111,14 +177,21 @@ fn annotations(work: &str) -> Vec<String> {
     inside.map(|(step, _)| format!("<<{step}>>")).collect()
 }
 
-fn steps(record: &DataRecord) -> Result<Vec<String>, RecordFlaw> {
-    match record.get("steps") {
-        None => Ok(Vec::new()),
-        // The paper's files write the lack of steps as one empty step.
-        Some(FieldValue::List(steps)) => {
-            Ok(steps.iter().filter(|step| !step.trim().is_empty()).cloned().collect())
+fn steps(record: &DataRecord, fields: &FieldNames) -> Result<Vec<String>, RecordFlaw> {
+    for name in fields.steps() {
+        match record.get(name) {
+            None => {}
+            // The paper's files write the lack of steps as one empty step.
+            Some(FieldValue::List(steps)) => {
+                return Ok(steps.iter().filter(|step| !step.trim().is_empty()).cloned().collect());
+            }
+            Some(FieldValue::Text(text)) => return Ok(steps_of_text(text)),
+            Some(other) => return Err(wrong(name, other, "a list of strings or a text")),
         }
-        Some(other) => Err(wrong("steps", other, "a list of strings")),
+    }
+    match &fields.steps_field {
+        Some(field) => Err(RecordFlaw::MissingNamed { field: field.clone(), role: "steps_field" }),
+        None => Ok(Vec::new()),
     }
 }
 
@@ -141,28 +214,34 @@ fn four_options(
 }
 
 /// Options in a list keep their order, to which the answer, and sometimes an option, refers.
-fn listed_options(record: &DataRecord, id: u32, text: &str) -> Result<Question, RecordFlaw> {
+fn listed_options(
+    record: &DataRecord,
+    fields: &FieldNames,
+    id: u32,
+    text: &str,
+) -> Result<Question, RecordFlaw> {
     let options = match record.get("choices") {
         Some(FieldValue::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
         Some(FieldValue::List(options)) => {
             let problem = format!("has {} options; give it 2 to 10", options.len());
-            return Err(RecordFlaw::Field { field: "choices", problem });
+            return Err(RecordFlaw::Field { field: "choices".to_owned(), problem });
         }
         Some(other) => return Err(wrong("choices", other, "a list of strings")),
         None => {
             return Err(RecordFlaw::Missing { field: "choices", accepted: "choices" });
         }
     };
-    let (field, gold) = gold(record)?;
+    let (field, gold) = gold(record, fields)?;
     let letter = LETTERS.find(gold).filter(|_| gold.len() == 1);
     let right = letter.or_else(|| gold.parse().ok()).filter(|right| *right < options.len());
     let right = right.ok_or_else(|| {
         let last = options.len() - 1;
         let problem = format!("is {gold:?}; give it a letter from A or an index from 0 to {last}");
-        RecordFlaw::Field { field, problem }
+        RecordFlaw::Field { field: field.to_owned(), problem }
     })?;
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    Ok(multiple_choice(id, text, &options, right))
+    let steps = steps(record, fields)?;
+    Ok(Question { steps, ..multiple_choice(id, text, &options, right) })
 }
 
 fn multiple_choice(id: u32, text: &str, options: &[&str], right: usize) -> Question {
@@ -191,8 +270,8 @@ fn shuffled(n: usize, id: u32) -> Vec<usize> {
 /// The first of `names` that the record has, and its text.
 fn first_text<'a>(
     record: &'a DataRecord,
-    names: &[&'static str],
-) -> Result<Option<(&'static str, &'a str)>, RecordFlaw> {
+    names: &[&'a str],
+) -> Result<Option<(&'a str, &'a str)>, RecordFlaw> {
     for &name in names {
         if let Some(text) = text_of(record, name)? {
             return Ok(Some((name, text)));
@@ -201,24 +280,27 @@ fn first_text<'a>(
     Ok(None)
 }
 
-fn text_of<'a>(record: &'a DataRecord, name: &'static str) -> Result<Option<&'a str>, RecordFlaw> {
+fn text_of<'a>(record: &'a DataRecord, name: &str) -> Result<Option<&'a str>, RecordFlaw> {
     match record.get(name) {
         None => Ok(None),
         Some(FieldValue::Text(text) | FieldValue::Number(text)) => Ok(Some(text)),
+        // StrategyQA asks for a yes or no.
+        Some(FieldValue::Truth(truth)) => Ok(Some(if *truth { "yes" } else { "no" })),
         Some(other) => Err(wrong(name, other, "a string or a number")),
     }
 }
 
-fn empty(field: &'static str) -> RecordFlaw {
-    RecordFlaw::Field { field, problem: "is empty; give it a text".to_owned() }
+fn empty(field: &str) -> RecordFlaw {
+    RecordFlaw::Field { field: field.to_owned(), problem: "is empty; give it a text".to_owned() }
 }
 
-fn wrong(field: &'static str, found: &FieldValue, wanted: &str) -> RecordFlaw {
+fn wrong(field: &str, found: &FieldValue, wanted: &str) -> RecordFlaw {
     let found = match found {
         FieldValue::Text(_) => "a string",
         FieldValue::Number(_) => "a number",
         FieldValue::List(_) => "a list",
+        FieldValue::Truth(_) => "true or false",
         FieldValue::Other(what) => what,
     };
-    RecordFlaw::Field { field, problem: format!("is {found}; give it {wanted}") }
+    RecordFlaw::Field { field: field.to_owned(), problem: format!("is {found}; give it {wanted}") }
 }

@@ -93,6 +93,95 @@ fn aime_keeps_leading_zeros() {
     assert_eq!(one(r#"{"problem": "P", "answer": 73}"#).gold, "73");
 }
 
+#[test]
+fn gsm8k_aug_in_both_publishers_forms() {
+    let steps = ["<<600*30/100=180>>", "<<600*10/100=60>>"];
+    let zen_e = one(r#"{"question": "Q", "cot": "<<600*30/100=180>> <<600*10/100=60>>",
+        "answer": "360"}"#
+        .replace('\n', " ")
+        .as_str());
+    let whynlp = one(r#"{"question": "Q", "steps": ["<<600*30/100=180>>", "<<600*10/100=60>>"],
+        "answer": "360"}"#
+        .replace('\n', " ")
+        .as_str());
+    assert_eq!(zen_e.steps, steps);
+    assert_eq!((&zen_e.steps, &zen_e.gold), (&whynlp.steps, &whynlp.gold));
+    let sentences = one(r#"{"question": "Q", "cot": "Half is 3.5. Then 7.", "answer": "7"}"#);
+    assert_eq!(sentences.steps, ["Half is 3.5.", "Then 7."]);
+}
+
+#[test]
+fn solutions_hold_the_answer_in_a_box() {
+    let latent_sft =
+        one(r#"{"problem": "P", "cot": "<<6*7=42>>", "cot_answer": "So \\boxed{42}."}"#);
+    assert_eq!((latent_sft.gold.as_str(), latent_sft.kind), ("42", AnswerKind::Number));
+    assert_eq!(latent_sft.steps, ["<<6*7=42>>"]);
+    let math = one(r#"{"problem": "P", "level": "Level 2", "type": "Algebra",
+        "solution": "Thus $x=\\boxed{\\frac{1}{2}}$."}"#
+        .replace('\n', " ")
+        .as_str());
+    assert_eq!((math.gold.as_str(), math.kind), ("\\frac{1}{2}", AnswerKind::Math));
+    let without = error(br#"{"problem": "P", "solution": "none"}"#);
+    assert!(without.contains("the field \"solution\" has no \\boxed{} and no ####"), "{without}");
+}
+
+#[test]
+fn yes_and_no_in_every_spelling() {
+    for (answer, gold) in
+        [("true", "yes"), ("false", "no"), ("\"Yes\"", "Yes"), ("\"False\"", "False")]
+    {
+        let question = one(&format!(r#"{{"question": "Q", "answer": {answer}, "facts": ["a."]}}"#));
+        assert_eq!((question.gold.as_str(), question.kind), (gold, AnswerKind::YesNo));
+        assert_eq!(question.steps, ["a."]);
+    }
+    let prosqa = one(r#"{"question": "Q", "steps": ["Tom is a zhorpus."],
+        "answer": "Tom is a lempus."}"#
+        .replace('\n', " ")
+        .as_str());
+    assert_eq!((prosqa.gold.as_str(), prosqa.kind), ("Tom is a lempus.", AnswerKind::Math));
+    assert_eq!(prosqa.steps, ["Tom is a zhorpus."]);
+}
+
+#[test]
+fn commonsense_choices_are_an_object_with_texts() {
+    let question = one(r#"{"question": "Q", "answerKey": "B",
+        "choices": {"label": ["A", "B"], "text": ["bank", "mall"]}}"#
+        .replace('\n', " ")
+        .as_str());
+    assert_eq!((question.gold.as_str(), question.text.as_str()), ("B", "Q\n\nA) bank\nB) mall"));
+}
+
+#[test]
+fn given_names_take_the_place_of_known_ones() {
+    let fields = FieldNames {
+        question_field: Some("prompt".to_owned()),
+        answer_field: Some("solution".to_owned()),
+        steps_field: Some("solution".to_owned()),
+    };
+    let read = |text: &str| parse_fields(Path::new("data.json"), text.as_bytes(), &fields, None);
+    let json = r#"{"prompt": "P", "question": "not this", "answer": "9", "steps": ["no"],
+        "solution": "Six.\\nThen \\boxed{8}."}"#
+        .replace('\n', " ")
+        .replace("\\\\n", "\\n");
+    let json = &json[..];
+    let csv = "prompt,question,answer,steps,solution\nP,not this,9,no,\"Six.\nThen \\boxed{8}.\"\n";
+    for text in [json, &format!("[{json}]"), csv] {
+        let question = &read(text).expect(text)[0];
+        assert_eq!((question.text.as_str(), question.gold.as_str()), ("P", "8"), "{text}");
+        assert_eq!(question.steps.len(), 2, "{text}");
+    }
+    for (text, expected) in [
+        (
+            r#"{"question": "Q", "solution": "1"}"#,
+            "no \"prompt\" field, which question_field names",
+        ),
+        (r#"{"prompt": "Q", "answer": "1"}"#, "no \"solution\" field, which answer_field names"),
+    ] {
+        let message = read(text).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
 const GPQA: &str = r#"{"Question": "Which?\n", "Correct Answer": " right\n",
     "Incorrect Answer 1": "one", "Incorrect Answer 2": "two", "Incorrect Answer 3": "three"}"#;
 
@@ -165,7 +254,7 @@ fn errors_name_file_position_field_and_accepted_names() {
     assert_eq!(
         error(lines),
         "data file data.json: line 3: no \"answer\" field; accepted names are answer, target, \
-         final_ans"
+         final_ans, final_answer, answerKey, cot_answer, solution"
     );
     let array = br#"[{"question": "a", "answer": "1"}, {"text": "b"}]"#;
     assert!(

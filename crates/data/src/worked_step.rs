@@ -1,9 +1,41 @@
-//! Parsing of one worked step such as `<<48/2=24>>`.
+//! Parsing of worked steps such as `<<48/2=24>>`, and of texts that hold several.
 
 /// Whether a text is a calculation in double angle brackets.
 pub fn is_worked_step(text: &str) -> bool {
     let inside = text.strip_prefix("<<").and_then(|rest| rest.strip_suffix(">>"));
     inside.is_some_and(|calculation| calculation.contains('='))
+}
+
+/// The steps of a chain of thought that is one text: its calculations in double angle brackets,
+/// else its lines, else its sentences.
+pub fn steps_of_text(text: &str) -> Vec<String> {
+    let inside = text.split("<<").skip(1).filter_map(|piece| piece.split_once(">>"));
+    let calculations: Vec<String> =
+        inside.map(|(calculation, _)| format!("<<{calculation}>>")).collect();
+    if !calculations.is_empty() {
+        return calculations;
+    }
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    match lines.as_slice() {
+        [line] => sentences(line),
+        lines => lines.iter().map(|line| (*line).to_owned()).collect(),
+    }
+}
+
+/// The sentences of a line: they end with `.`, `!` or `?` before white space.
+fn sentences(line: &str) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let mut start = 0;
+    for (at, mark) in line.match_indices(['.', '!', '?']) {
+        let end = at + mark.len();
+        if line[end..].starts_with(char::is_whitespace) {
+            sentences.push(line[start..end].trim().to_owned());
+            start = end;
+        }
+    }
+    sentences.push(line[start..].trim().to_owned());
+    sentences.retain(|sentence| !sentence.is_empty());
+    sentences
 }
 
 /// The whole number after a step's last equals sign, with or without brackets. Thousands separators
@@ -71,6 +103,24 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(step_operands(step), operands, "{step}");
+        }
+    }
+
+    #[test]
+    fn a_text_has_calculations_lines_or_sentences() {
+        for (text, steps) in [
+            (
+                "<<600*30/100=180>> <<600*10/100=60>>",
+                &["<<600*30/100=180>>", "<<600*10/100=60>>"][..],
+            ),
+            ("Half of 48 is <<48/2=24>>24.\nDone.", &["<<48/2=24>>"]),
+            ("First this.\n\n Then that. \n", &["First this.", "Then that."]),
+            ("It costs 3.50 each. Two cost 7! So?", &["It costs 3.50 each.", "Two cost 7!", "So?"]),
+            ("48/2=24", &["48/2=24"]),
+            (" \n ", &[]),
+            ("<<48/2", &["<<48/2"]),
+        ] {
+            assert_eq!(steps_of_text(text), steps, "{text}");
         }
     }
 

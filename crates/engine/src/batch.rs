@@ -1,5 +1,6 @@
 //! What one batch runs on: the models, and the questions with their own parameters.
 
+use model::Cache;
 use tensor::Tensor;
 
 use crate::perturb::private_tokens;
@@ -54,6 +55,12 @@ impl<'a> BatchItem<'a> {
     /// Prompt tokens that are passed once for all rows.
     pub(crate) fn shared_tokens(&self) -> usize {
         self.prompt_len() - self.private_tokens()
+    }
+
+    /// Prompt tokens that rows with looped latent positions share: whole chunks of slots, and not
+    /// the last token.
+    pub(crate) fn continued_tokens(&self) -> usize {
+        Cache::shareable(self.prompt_len() - 1)
     }
 
     /// Prompt tokens that every row passes by itself, because dropout makes them differ.

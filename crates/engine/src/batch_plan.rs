@@ -11,8 +11,8 @@ use tensor::Tensor;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::error::EngineError;
-use crate::method::LatentLength;
-use crate::perturb::{Perturbation, PromptSharing};
+use crate::method::{ColdStop, LatentLength};
+use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::sampling_params::{self, AdaptiveSampling};
@@ -199,7 +199,12 @@ impl<'a> BatchPlan<'a> {
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
         }
-        if matches!(params.perturbation, Perturbation::Gumbel { .. }) && !model.head.is_mixture() {
+        if params.beam.is_some() && model.method.looped.is_some() {
+            return Err(EngineError::ParallelThoughts { family: model.method.family });
+        }
+        let needs_mixtures = params.perturbation.needs_mixtures()
+            || params.cold_stop.is_some_and(ColdStop::is_on) && params.length.limit() > 0;
+        if needs_mixtures && !model.head.is_mixture() {
             return Err(EngineError::NothingToMix { family: model.method.family });
         }
         check_forced(model, item)?;
@@ -453,7 +458,9 @@ fn round_up(slots: CacheSlots) -> CacheSlots {
 /// makes them longer.
 pub(crate) fn row_positions(model: &LatentModel, thoughts: usize, max_new_tokens: usize) -> usize {
     let context = model.decoder.config().context;
-    1 + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
+    // Looped latent positions begin in a chunk of the prompt.
+    let repeated = if model.method.looped.is_some() { Cache::slots_for(1) } else { 1 };
+    repeated + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
 }
 
 /// Refuses forced thoughts that are not of the model's width, or more than the request allows.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::batch::{BatchContext, BatchItem};
-use crate::method::LatentLength;
+use crate::method::{LatentLength, LatentLoop};
 use crate::reply::ComputeCost;
 
 /// Counts the work of one question's stages.
@@ -34,11 +34,16 @@ impl CostModel<'_> {
     pub(crate) fn row(&self, thoughts: usize, answer: usize) -> ComputeCost {
         let BatchContext { model, reward_model, .. } = self.context;
         let (prompt, end) = (self.item.prompt_len(), model.method.end_latent.len());
-        let steps = thoughts + end + answer;
+        let positions = thoughts + end + answer;
         // The last answer token is decoded, not fed.
-        let fed = prompt - self.item.private_tokens()..prompt + steps - 1;
-        let mut flops = 0.0;
-        flops += model.decoder.flops_for(fed);
+        let fed = prompt - self.item.private_tokens()..prompt + positions - 1;
+        let mut flops = model.decoder.flops_for(fed);
+        let mut steps = positions;
+        if let (Some(LatentLoop { loops, .. }), 1..) = (model.method.looped, thoughts) {
+            flops += loops as f64 * model.decoder.flops_for(prompt..prompt + thoughts);
+            // All positions of a loop are one step.
+            steps = loops + 1 + end + answer;
+        }
         flops += self.heads(thoughts, answer);
         if let Some(reward) = reward_model {
             let start = prompt + reward.reference_thoughts();

@@ -35,6 +35,20 @@ pub(crate) mod tests;
 
 /// A reasoner, perhaps a reward model, and the memory they may use. Cheap to clone; clones share
 /// the models.
+///
+/// ```no_run
+/// use latent_tts_engine::{Engine, Reasoner, Request};
+/// use tensor::Device;
+///
+/// let reasoner = Reasoner::load(&Device::cpu(None)?, "./coconut-gpt2", None)?;
+/// let engine = Engine::new(reasoner).with_memory(2 << 30);
+/// let params = engine.default_params();
+/// let requests: Vec<Request> = ["1 + 1?", "2 + 3?"].map(|text| Request::new(text, params)).into();
+/// for reply in engine.stream(requests) {
+///     println!("{:?}", reply?.answer());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Engine {
     reasoner: Arc<Reasoner>,

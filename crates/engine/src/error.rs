@@ -49,6 +49,15 @@ pub enum EngineError {
         family: Family,
     },
 
+    /// Hidden states of a layer that the model does not have.
+    #[error("there is no layer {layer}; use 0 for the inputs to {layers} for the last block")]
+    UnknownLayer {
+        /// The requested layer.
+        layer: usize,
+        /// The number of blocks.
+        layers: usize,
+    },
+
     /// A perturbation of thoughts where there are none.
     #[error(
         "there are no thoughts to perturb: without thoughts, which is the default of {family}, \
@@ -61,10 +70,20 @@ pub enum EngineError {
 
     /// Gumbel noise on thoughts that are not mixtures.
     #[error(
-        "gumbel noise is for thoughts that are mixtures of token embeddings, and those of {family} \
-         are not; perturb them by dropout or noise"
+        "gumbel noise, sampled mixtures and Cold Stop are for thoughts that are mixtures of token \
+         embeddings, and those of {family} are not; perturb them by dropout or noise"
     )]
     NothingToMix {
+        /// The family.
+        family: Family,
+    },
+
+    /// A beam search or rollouts over thoughts that are computed together.
+    #[error(
+        "the thoughts of {family} are computed in parallel, so that none of them can be extended; \
+         sample trajectories without beam search and rollouts"
+    )]
+    ParallelThoughts {
         /// The family.
         family: Family,
     },

@@ -18,6 +18,7 @@
 mod answers;
 mod forward;
 mod inputs;
+mod loops;
 mod sequence;
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,7 @@ use answers::PendingAnswers;
 pub(crate) use inputs::Gather;
 pub use sequence::AnswerTokens;
 pub(crate) use sequence::{
-    HiddenRef, MadeThoughts, NextInput, SequenceSpec, SequenceState, ThoughtRef,
+    HiddenRef, MadeThoughts, NextInput, SequenceSpec, SequenceState, ThoughtRef, ThoughtRow,
 };
 
 /// Which sequences a pass holds.

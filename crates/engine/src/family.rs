@@ -5,22 +5,26 @@
 //! asks which family a model belongs to. To add one, write its file and add it to [`FAMILIES`]; a
 //! user of the library passes [`Family::new`] to [`Reasoner::load`](crate::Reasoner::load) instead.
 
+mod adaptive;
 mod coconut;
 mod codi;
 mod colar;
 mod cot;
 mod latent_sft;
+mod lotus;
 mod rot;
+mod soft_thinking;
 
 pub use codi::CODI_PROJECTOR;
 pub use colar::COLAR_HEAD;
 pub use latent_sft::{LATENT_SFT_MARKERS, LATENT_SFT_MIXTURE, LATENT_SFT_PROMPT};
+pub use lotus::{LOTUS_BLOCKS, LOTUS_LOOPS};
 pub use rot::{ROT_HEAD, ROT_MARKERS, ROT_PROMPT};
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use model::{Checkpoint, LatentHead, Tokenizer};
+use model::{Checkpoint, LatentHead, StopGate, Tokenizer};
 use tensor::Device;
 
 use crate::error::EngineError;
@@ -50,6 +54,15 @@ pub trait FamilySpec: Send + Sync {
         Ok(LatentHead::Identity)
     }
 
+    /// The gate that decides when thoughts of open length end, if the checkpoint has one.
+    fn stop_gate(
+        &self,
+        _device: &Device,
+        _checkpoint: &Checkpoint,
+    ) -> Result<Option<StopGate>, EngineError> {
+        Ok(None)
+    }
+
     /// Embeddings of marker tokens that the checkpoint keeps beside its embedding table, each
     /// (width).
     fn marker_embeddings(
@@ -62,15 +75,27 @@ pub trait FamilySpec: Send + Sync {
 }
 
 /// Every family, in the order in which they are detected: those with tensors of their own first.
-pub static FAMILIES: [Family; 6] =
-    [Family::CODI, Family::COLAR, Family::ROT, Family::COCONUT, Family::LATENT_SFT, Family::COT];
+pub static FAMILIES: [Family; 9] = [
+    Family::ADAPTIVE,
+    Family::CODI,
+    Family::COLAR,
+    Family::ROT,
+    Family::COCONUT,
+    Family::LATENT_SFT,
+    Family::LOTUS,
+    Family::COT,
+    Family::SOFT_THINKING,
+];
 
 /// A family of latent reasoners. Two are equal if their names are.
 #[derive(Clone, Copy)]
 pub struct Family(&'static dyn FamilySpec);
 
 impl Family {
-    /// COCONUT: hidden states are fed back as they are.
+    /// Adaptive latent reasoning: hidden states are filtered, and two rows of the LM head say when
+    /// to stop.
+    pub const ADAPTIVE: Self = Self(&adaptive::Adaptive);
+    /// COCONUT: hidden states are fed back as they are; with a stop gate SLPO.
     pub const COCONUT: Self = Self(&coconut::Coconut);
     /// CODI: hidden states go through a projector.
     pub const CODI: Self = Self(&codi::Codi);
@@ -78,10 +103,15 @@ impl Family {
     pub const COLAR: Self = Self(&colar::Colar);
     /// Latent-SFT: thoughts are mixtures of token embeddings.
     pub const LATENT_SFT: Self = Self(&latent_sft::LatentSft);
+    /// LOTUS: blocks of latent positions, computed in parallel in several loops.
+    pub const LOTUS: Self = Self(&lotus::Lotus);
     /// Render-of-Thought: a head predicts the vision encoder's embedding of a rendered thought.
     pub const ROT: Self = Self(&rot::Rot);
     /// Explicit chains of thought, or answers without any: the baseline without latent thoughts.
     pub const COT: Self = Self(&cot::Cot);
+
+    /// Soft Thinking: a plain language model whose thoughts are mixtures of token embeddings.
+    pub const SOFT_THINKING: Self = Self(&soft_thinking::SoftThinking);
 
     /// A family that is not one of [`FAMILIES`].
     pub const fn new(spec: &'static dyn FamilySpec) -> Self {

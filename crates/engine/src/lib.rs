@@ -12,6 +12,7 @@
 //! thoughts for a reward model; [`mod@reference`] opens the steps for comparison with other
 //! implementations. The engine knows no gold answers and no files of results.
 
+mod answer_text;
 mod batch;
 mod batch_plan;
 mod beam_search;
@@ -22,6 +23,7 @@ mod error;
 mod executor;
 pub mod family;
 mod first_expansion;
+mod hidden_states;
 mod logprobs;
 mod method;
 mod perturb;
@@ -42,12 +44,14 @@ mod stage_timer;
 mod streams;
 mod wave;
 
+pub use answer_text::AnswerText;
 pub use engine::{Engine, Replies};
 pub use error::EngineError;
 pub use executor::AnswerTokens;
 pub use family::{Family, FamilySpec};
+pub use hidden_states::{GivenTrajectory, HiddenStates};
 pub use logprobs::TokenScore;
-pub use method::{Method, TokenLookup};
+pub use method::{LatentLoop, Method, TokenLookup};
 pub use perturbation_keys::{PassStage, PerturbationKeys};
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
@@ -57,7 +61,8 @@ pub use request::{AnswerSampling, CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use scheduler::Scheduler;
 pub use schema::{
-    AdaptiveSampling, BeamSize, DropoutScope, DropoutSites, LatentLength, LengthRange,
-    MaskLifetime, Perturbation, Probability, SamplingParams, Temperature, TopP,
+    AdaptiveSampling, BeamSize, ColdStop, DropoutScope, DropoutSites, LatentLength, LengthRange,
+    MaskLifetime, OneSidedNoise, Perturbation, Probability, PromptSharing, SamplingParams,
+    Temperature, TopP,
 };
 pub use score::{AnswerBatch, Rewards};

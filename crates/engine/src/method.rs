@@ -5,17 +5,19 @@ use std::num::NonZeroUsize;
 
 use data::answer::AnswerRule;
 use model::config::{Architecture, GenerationDefaults};
-use model::{Checkpoint, Tokenizer};
+use model::{Checkpoint, Config, Tokenizer};
 
 use crate::error::EngineError;
 use crate::family::Family;
 use crate::perturb::DropoutSites;
 
-pub use schema::{LatentLength, LengthRange};
+pub use schema::{ColdStop, LatentLength, LengthRange};
 
 /// The text of COCONUT's and CODI's marker tokens.
 pub(crate) const START_LATENT: &str = "<|start-latent|>";
 const END_LATENT: &str = "<|end-latent|>";
+/// The text of the token at latent positions.
+pub(crate) const LATENT: &str = "<|latent|>";
 
 /// Everything that differs between models, beside weights and latent head.
 #[derive(Clone, Debug)]
@@ -30,12 +32,17 @@ pub struct Method {
     pub begin_latent: Vec<u32>,
     /// Tokens fed after the last thought; perhaps none. The first one ends thoughts of open length.
     pub end_latent: Vec<u32>,
+    /// Tokens of which the most probable one ends thoughts of open length; the first of
+    /// `end_latent` alone where there are none.
+    pub latent_stops: Vec<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
     /// Thoughts of a trajectory by default.
     pub length: LatentLength,
     /// Answer tokens at most, by default.
     pub max_new_tokens: usize,
+    /// Latent positions that are computed together, several times, if the family has such.
+    pub looped: Option<LatentLoop>,
     /// Where the answer is in the decoded text.
     pub answer_rule: AnswerRule,
     /// The default dropout rate: the checkpoint's own, else the paper's for this backbone.
@@ -44,6 +51,23 @@ pub struct Method {
     pub sigma: f32,
     /// The block outputs that dropout falls on by default.
     pub sites: DropoutSites,
+    /// When low entropy ends the thoughts by default.
+    pub cold_stop: Option<ColdStop>,
+    /// Whether thoughts are mixtures of a plain language model, which differ by Gumbel noise.
+    pub soft_thoughts: bool,
+}
+
+/// Latent positions that are computed in parallel and again in each loop (LOTUS): first from the
+/// embedding of the latent token, then from its sum with the latent head's output at the same
+/// position in the pass before. The answer attends to the keys and values of the last pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentLoop {
+    /// The token that the first pass reads at every latent position.
+    pub token: u32,
+    /// Latent positions that are trained to hold one step of the solution.
+    pub block_width: usize,
+    /// Passes whose hidden states are fed back: with the last one there are `loops + 1`.
+    pub loops: usize,
 }
 
 impl Method {
@@ -57,6 +81,14 @@ impl Method {
         let tokens = TokenLookup { checkpoint, tokenizer, family };
         let method = family.spec().method(&tokens)?;
         Ok(method.with_defaults(&checkpoint.config().defaults))
+    }
+
+    /// Whether the most probable token at a thought's position ends the thoughts.
+    pub fn ends_thoughts(&self, token: u32) -> bool {
+        match self.latent_stops.is_empty() {
+            true => self.end_latent.first() == Some(&token),
+            false => self.latent_stops.contains(&token),
+        }
     }
 
     fn with_defaults(self, defaults: &GenerationDefaults) -> Self {
@@ -99,19 +131,43 @@ impl TokenLookup<'_> {
             prompt_suffix: String::new(),
             begin_latent: Vec::new(),
             end_latent: Vec::new(),
+            latent_stops: Vec::new(),
             eos: self.eos()?,
             length: LatentLength::Exactly(non_zero(6)),
             max_new_tokens: 64,
+            looped: None,
             answer_rule: AnswerRule::Hash,
             p: if gpt2 { 0.2 } else { 0.02 },
             sigma: if gpt2 { 0.6 } else { 0.02 },
             sites: if gpt2 { DropoutSites::BOTH } else { DropoutSites::MLP },
+            cold_stop: None,
+            soft_thoughts: false,
         })
+    }
+
+    /// The configuration of the checkpoint.
+    pub fn config(&self) -> &Config {
+        self.checkpoint.config()
+    }
+
+    /// The checkpoint, for what depends on its tensors.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
+    /// The id of an added token, if the tokenizer has it and the vocabulary does.
+    pub fn optional(&self, token: &str) -> Option<u32> {
+        self.named(token).ok()
     }
 
     /// Whether the backbone is GPT-2.
     pub fn is_gpt2(&self) -> bool {
         self.checkpoint.config().architecture == Architecture::Gpt2
+    }
+
+    /// The generation defaults of config.json's `latent_tts`.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.checkpoint.config().defaults
     }
 
     /// Rows of the embedding table.
@@ -134,15 +190,32 @@ impl TokenLookup<'_> {
         }
     }
 
+    /// Whether the tokenizer has an added token.
+    pub fn has(&self, token: &str) -> bool {
+        self.tokenizer.token_to_id(token).is_some()
+    }
+
     /// The id of an added token.
     pub fn named(&self, token: &str) -> Result<u32, EngineError> {
         let id = self.tokenizer.token_to_id(token);
         self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
     }
 
+    /// An id that config.json gives, if the vocabulary has it.
+    pub fn in_vocabulary(&self, token: &str, id: u32) -> Result<u32, EngineError> {
+        self.checked(token, id)
+    }
+
     /// The tokens of a text.
     pub fn encoded(&self, text: &str) -> Result<Vec<u32>, EngineError> {
         self.tokenizer.encode(text)?.into_iter().map(|id| self.checked(text, id)).collect()
+    }
+
+    /// The token at latent positions: from the tokenizer, else from config.json.
+    pub fn latent_token(&self) -> Result<u32, EngineError> {
+        let known = self.tokenizer.token_to_id(LATENT);
+        let id = known.or(self.checkpoint.config().latent.latent_id);
+        self.checked(LATENT, id.ok_or_else(|| self.absent(LATENT, "as an added token"))?)
     }
 
     /// The tokens that begin and end latent thoughts: from the tokenizer, else from config.json,

@@ -197,13 +197,15 @@ impl QuestionState {
     /// rather than kept.
     fn add_thoughts(&mut self, of: QuestionContext<'_>, id: RowId, latents: &Tensor) {
         let BatchItem { prompt, params, forced_thoughts, .. } = of.item;
+        let loops = of.engine.reasoner().method.looped.map_or(0, |looped| looped.loops);
+        let first = prompt.tokens.len() + loops * latents.rows();
         for t in 0..latents.rows() {
             let fed = latents.row(t);
             match params.perturbation {
                 Perturbation::Gaussian { std } if forced_thoughts.is_empty() => {
                     let mut stored = fed.to_vec();
                     let id = of.item.keys().thoughts_of(id);
-                    let key = id.rng_key(params.seed, prompt.tokens.len() + t);
+                    let key = id.rng_key(params.seed, first + t);
                     key.add_noise(-std, &mut stored);
                     self.diversity.add(t, &stored);
                     self.fed_diversity.add(t, fed);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use data::answer::{Answer, AnswerKind};
 use model::{
     Checkpoint, Decoder, LatentHead, LmHead, ModelError, ModelFiles, ModelWarning, RewardHead,
-    Tokenizer,
+    StopGate, Tokenizer,
 };
 use tensor::ops::{self, PendingTokens};
 use tensor::{Device, DeviceError, Tensor};
@@ -29,6 +29,8 @@ pub struct LatentModel {
     pub head: Arc<LatentHead>,
     /// Embeddings that the checkpoint keeps beside its table, by token, each (width).
     pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
+    /// Decides when thoughts of open length end, in models that have such a gate.
+    pub gate: Option<Arc<StopGate>>,
 }
 
 impl LatentModel {
@@ -103,7 +105,7 @@ impl Reasoner {
             return Err(EngineError::RewardModelAsReasoner { dir: dir() });
         }
         let tokenizer = Tokenizer::read(checkpoint.model_files())?;
-        let FamilyParts { method, head, marker_embeddings } =
+        let FamilyParts { method, head, marker_embeddings, gate } =
             FamilyParts::read(device, &checkpoint, &tokenizer, family)?;
         let decoder =
             device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
@@ -115,7 +117,13 @@ impl Reasoner {
         let (decoder, head) = (Arc::new(decoder), Arc::new(head));
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
-            model: LatentModel { decoder, method, head, marker_embeddings },
+            model: LatentModel {
+                decoder,
+                method,
+                head,
+                marker_embeddings,
+                gate: gate.map(Arc::new),
+            },
             files: checkpoint.model_files().clone(),
             warnings: checkpoint.warnings().to_vec(),
         })
@@ -146,6 +154,8 @@ pub struct FamilyParts {
     pub head: LatentHead,
     /// Embeddings beside the table, by token, each (width).
     pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
+    /// Decides when thoughts of open length end.
+    pub gate: Option<StopGate>,
 }
 
 impl FamilyParts {
@@ -160,7 +170,8 @@ impl FamilyParts {
         let method = Method::resolve(family, checkpoint, tokenizer)?;
         let head = family.spec().latent_head(device, checkpoint)?;
         let marker_embeddings = family.spec().marker_embeddings(&method, checkpoint)?;
-        Ok(Self { method, head, marker_embeddings })
+        let gate = family.spec().stop_gate(device, checkpoint)?;
+        Ok(Self { method, head, marker_embeddings, gate })
     }
 }
 

@@ -17,7 +17,7 @@ use crate::perturb::Perturbation;
 use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::reference_trace::ReferenceTracer;
-use crate::request::CancelToken;
+use crate::request::{CancelToken, Lens};
 use crate::sampler::{RecordedNoise, RowId, Sampler};
 use crate::sampling_params::SamplingParams;
 use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScoredSequence, score};
@@ -53,8 +53,8 @@ pub struct ReferenceRun<'a> {
 /// The results of a row.
 #[derive(Clone, Debug)]
 pub struct ReferenceRow {
-    /// The thoughts that were computed, perturbation included: (thoughts, width). They were fed,
-    /// unless others were forced.
+    /// The thoughts that were computed, perturbation included: (thoughts, width), those of each
+    /// loop in turn. They were fed, unless others were forced.
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: AnswerTokens,
@@ -62,6 +62,8 @@ pub struct ReferenceRow {
     pub logprob: f32,
     /// Logits at the last position before the answer: (vocabulary).
     pub first_logits: Vec<f32>,
+    /// The token that the LM head predicts at each looped latent position, in the last pass.
+    pub reading: Vec<u32>,
 }
 
 /// Hidden states of all tokens after the final norm: (tokens, width).
@@ -96,7 +98,8 @@ pub fn run_rows(
         ..SamplingParams::defaults_for(&model.method)
     };
     let cancel = CancelToken::default();
-    let items = [BatchItem::new(prompt, &params, &cancel)];
+    let lens = model.method.looped.map(|_| Lens { tokens: NonZeroUsize::MIN, sampled: true });
+    let items = [BatchItem { lens, ..BatchItem::new(prompt, &params, &cancel) }];
     let sampler = Sampler { items: &items, recorded };
     let specs: Vec<SequenceSpec> = (0..run.rows).map(|r| row_spec(prompt, r)).collect();
     let mut observed = Observed {
@@ -112,6 +115,7 @@ pub fn run_rows(
     let logits = model.decoder.device().run(logits)?;
     let row = |(r, (sequence, thoughts)): (usize, (SequenceState, Tensor))| ReferenceRow {
         thoughts,
+        reading: sequence.lens.iter().filter_map(|tokens| Some(tokens.first()?.token)).collect(),
         tokens: sequence.tokens,
         logprob: sequence.logprob,
         first_logits: logits.row(r).to_vec(),
@@ -132,7 +136,7 @@ impl StepObserver for Observed<'_> {
         let r = sequence.spec.id.trajectory as usize;
         self.computed[r].push(thought);
         let forced = self.forced.map(|rows| &rows[r]);
-        let t = sequence.thoughts.len();
+        let t = self.computed[r].rows() - 1;
         if let Some(forced) = forced.filter(|forced| t < forced.rows()) {
             thought.copy_from_slice(forced.row(t));
         }

@@ -96,6 +96,21 @@ pub struct BeamReply {
 }
 
 /// A finished request.
+///
+/// ```
+/// use aggregate::{Rule, VoteParams};
+/// use latent_tts_engine::Reply;
+///
+/// /// What every rule answers.
+/// fn answers(reply: &Reply) -> Vec<(&'static str, Option<&str>)> {
+///     let by = |&rule: &Rule| {
+///         let chosen = reply.choose(rule, &VoteParams::default());
+///         (rule.name(), chosen.and_then(|chosen| chosen.answer.as_ref()).map(|a| a.as_str()))
+///     };
+///     Rule::DEFAULT.iter().map(by).collect()
+/// }
+/// assert_eq!(answers(&Reply::default())[0], ("majority", None));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reply {
     /// The request's id.

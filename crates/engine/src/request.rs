@@ -19,6 +19,22 @@ use crate::sampling_params::SamplingParams;
 /// One question and everything that decides its trajectories.
 ///
 /// Requests with unlike parameters share passes; what a request gets does not depend on the others.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use latent_tts_engine::{CancelToken, Engine, EngineError, Request, SamplingParams};
+///
+/// # fn example(engine: &Engine) -> Result<(), Box<dyn std::error::Error>> {
+/// let params = SamplingParams { samples: 64.try_into()?, ..engine.default_params() };
+/// let cancel = CancelToken::with_timeout(Duration::from_secs(10));
+/// let request = Request { cancel, ..Request::new("2 + 3?", params) };
+/// match engine.solve(&request) {
+///     Err(EngineError::Cancelled { .. }) => println!("not within ten seconds"),
+///     reply => println!("{:?}", reply?.answer()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Names the request's random numbers together with the seed: the question's index in its

@@ -5,16 +5,17 @@
 //! does not depend on which rows share a pass. Masks that a trajectory keeps have position 0. Each
 //! row carries the strength of its own request.
 
-use model::{Decoder, Dropout};
-use schema::{CustomSampler, ThoughtKey};
+use model::{Decoder, Dropout, LatentHead};
+use schema::{ColdStop, CustomSampler, OneSidedNoise, ThoughtKey};
 use tensor::ops::{
-    self, PendingTokens, PerturbedRows, RowPerturbation, SiteSet, TokenDraw, TokenSampling,
+    self, MixtureDraw, MixtureRule, PendingTokens, PerturbedRows, RowPerturbation, SiteSet,
+    TokenDraw, TokenSampling,
 };
 use tensor::rng::{RngKey, Site};
 use tensor::{Device, DeviceError, Tensor};
 
 use crate::batch::BatchItem;
-use crate::executor::SequenceState;
+use crate::executor::{SequenceState, ThoughtRow};
 use crate::method::{LatentLength, LengthRange};
 use crate::perturb::{Perturbation, PromptSharing, site_set};
 pub(crate) use crate::perturbation_keys::PassStage;
@@ -50,31 +51,35 @@ impl RowId {
 /// Dropout masks and noise that another implementation used, for the rows of one question.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedNoise {
-    /// Thoughts, layers, rows and width of what follows.
-    pub shape: [usize; 4],
-    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, width).
+    /// Thoughts or loops, layers, rows, positions and width of what follows. Each thought has one
+    /// position, each loop those of all thoughts.
+    pub shape: [usize; 5],
+    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, positions, width).
     pub keep_masks: Vec<u8>,
-    /// (thoughts, rows, width)
+    /// (thoughts, rows, positions, width)
     pub noise: Vec<f32>,
 }
 
 impl RecordedNoise {
     /// The masks of pass `t` for some rows: attention and MLP site of each layer in turn, each
-    /// (rows, width).
+    /// (rows, width). A row is there once for each of its positions.
     fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
-        let [_, layers, n, width] = self.shape;
+        let [_, layers, n, positions, width] = self.shape;
         let site = |s: usize| {
-            let start = (t * layers * 2 + s) * n * width;
-            rows.iter()
-                .flat_map(|&r| self.keep_masks[start + r as usize * width..][..width].to_vec())
-                .collect()
+            let start = (t * layers * 2 + s) * n * positions;
+            let mask = |(at, &r): (usize, &u32)| {
+                let first = (start + r as usize * positions + at % positions) * width;
+                self.keep_masks[first..first + width].to_vec()
+            };
+            rows.iter().enumerate().flat_map(mask).collect()
         };
         (0..2 * layers).map(site).collect()
     }
 
-    fn noise(&self, t: usize, row: u32) -> &[f32] {
-        let [_, _, n, width] = self.shape;
-        &self.noise[(t * n + row as usize) * width..][..width]
+    fn noise(&self, t: usize, thought: &ThoughtRow<'_>) -> &[f32] {
+        let [_, _, n, positions, width] = self.shape;
+        let row = t * n + thought.sequence.spec.id.trajectory as usize;
+        &self.noise[(row * positions + thought.index) * width..][..width]
     }
 }
 
@@ -131,16 +136,15 @@ impl<'a> Sampler<'a> {
         is_sampled.then(|| self.items[row.spec.item].keys())
     }
 
-    /// The key of a row's random numbers at its next position, in its thoughts; none for a clean
-    /// row.
-    fn key(&self, row: &SequenceState) -> Option<RngKey> {
+    /// The key of a row's random numbers at a position, in its thoughts; none for a clean row.
+    fn key(&self, row: &SequenceState, position: usize) -> Option<RngKey> {
         let keys = self.keys(row)?;
-        Some(keys.thoughts_of(row.spec.id).rng_key(keys.seed, row.kv.len()))
+        Some(keys.thoughts_of(row.spec.id).rng_key(keys.seed, position))
     }
 
     /// The key of the random number of a row's next answer token.
     fn token_key(&self, row: &SequenceState) -> Option<RngKey> {
-        Some(row.spec.id.rng_key(self.keys(row)?.seed, row.kv.len()))
+        Some(row.spec.id.rng_key(self.keys(row)?.seed, row.random_position()))
     }
 
     /// The distribution that a row's answer tokens are sampled from; `None` for the argmax.
@@ -205,7 +209,17 @@ impl<'a> Sampler<'a> {
         row: &SequenceState,
         stage: PassStage,
     ) -> Option<RowPerturbation> {
-        self.keys(row)?.dropout(row.spec.id, row.kv.len(), stage)
+        self.dropout_at(row, row.random_position(), stage)
+    }
+
+    /// The same at a position in the random function.
+    pub(crate) fn dropout_at(
+        &self,
+        row: &SequenceState,
+        position: usize,
+        stage: PassStage,
+    ) -> Option<RowPerturbation> {
+        self.keys(row)?.dropout(row.spec.id, position, stage)
     }
 
     /// The masks that another implementation used for some sequences at a stage.
@@ -223,12 +237,12 @@ impl<'a> Sampler<'a> {
         Some(RecordedMasks { p: p.get(), sites: site_set(sites), masks })
     }
 
-    /// Adds noise to thought `t` (counted from 0) of the rows whose requests have noise; x is
-    /// (rows, width), and each row is at the position where its thought is fed.
+    /// Adds noise to thoughts (thoughts, width) of the rows whose requests have noise. `t` counts
+    /// the thoughts or loops of a row from 0.
     pub(crate) fn add_noise<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r SequenceState>,
+        thoughts: impl Iterator<Item = ThoughtRow<'r>>,
         t: usize,
         x: &mut Tensor,
     ) -> Result<(), DeviceError> {
@@ -237,32 +251,37 @@ impl<'a> Sampler<'a> {
         }
         if let Some(recorded) = self.recorded {
             let noise: Vec<f32> =
-                rows.flat_map(|row| recorded.noise(t, row.spec.id.trajectory).to_vec()).collect();
+                thoughts.flat_map(|thought| recorded.noise(t, &thought).to_vec()).collect();
             let noise = Tensor::from_vec(x.rows(), x.cols(), noise).to_device(device)?;
             return ops::add(device, x, &noise);
         }
-        let perturbed = |row: &SequenceState| self.keys(row)?.noise(row.spec.id, row.kv.len());
-        ops::add_noise(device, x, &PerturbedRows::new(device, rows.map(perturbed).collect())?)
+        let perturbed = |ThoughtRow { sequence, position, .. }: ThoughtRow<'_>| {
+            self.keys(sequence)?.noise(sequence.spec.id, position)
+        };
+        ops::add_noise(device, x, &PerturbedRows::new(device, thoughts.map(perturbed).collect())?)
     }
 
-    /// Hands thoughts (rows, width) of requests with a sampler of the calling program to it; each
-    /// row is at the position where its thought is fed.
+    /// Hands thoughts (thoughts, width) of requests with a sampler of the calling program to it.
     pub(crate) fn perturb_thoughts<'r>(
         &self,
         device: &Device,
-        rows: impl Iterator<Item = &'r SequenceState>,
+        rows: impl Iterator<Item = ThoughtRow<'r>>,
         thoughts: Tensor,
     ) -> Result<Tensor, DeviceError> {
         if !self.any_perturbation(|p| matches!(p, Perturbation::Custom(_))) {
             return Ok(thoughts);
         }
         let mut batches: Vec<(CustomSampler, Vec<ThoughtKey>, Vec<usize>)> = Vec::new();
-        for (index, row) in rows.enumerate() {
-            let Perturbation::Custom(sampler) = self.params(row).perturbation else { continue };
-            let Some(RngKey { seed, question, trajectory, position }) = self.key(row) else {
+        for (index, ThoughtRow { sequence, position, .. }) in rows.enumerate() {
+            let Perturbation::Custom(sampler) = self.params(sequence).perturbation else {
                 continue;
             };
-            let step = position - self.items[row.spec.item].prompt.tokens.len() as u32;
+            let Some(RngKey { seed, question, trajectory, position }) =
+                self.key(sequence, position)
+            else {
+                continue;
+            };
+            let step = position - self.items[sequence.spec.item].prompt.tokens.len() as u32;
             let key = ThoughtKey { seed, question, trajectory, step };
             match batches.iter_mut().find(|(other, ..)| *other == sampler) {
                 Some((_, keys, indices)) => {
@@ -292,15 +311,56 @@ impl<'a> Sampler<'a> {
         device: &Device,
         rows: impl Iterator<Item = &'r SequenceState>,
     ) -> Result<Option<PerturbedRows>, DeviceError> {
-        if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { .. })) {
+        if !self.any_perturbation(|p| matches!(p, Perturbation::Gumbel { one_sided: None, .. })) {
             return Ok(None);
         }
         let perturbed = |row: &SequenceState| {
-            let Perturbation::Gumbel { tau } = self.params(row).perturbation else { return None };
-            let key = self.key(row)?;
+            let Perturbation::Gumbel { tau, one_sided: None } = self.params(row).perturbation
+            else {
+                return None;
+            };
+            let key = self.key(row, row.random_position())?;
             Some(RowPerturbation { key, strength: tau.get(), sites: SiteSet::GUMBEL })
         };
         PerturbedRows::new(device, rows.map(perturbed).collect()).map(Some)
+    }
+
+    /// Whether a row's mixtures need a rule of their own: those of a sharpened distribution, of
+    /// sampled tokens and of one-sided noise, and where entropy ends the thoughts.
+    pub(crate) fn needs_rule(&self, head: &LatentHead, row: &SequenceState) -> bool {
+        let SamplingParams { perturbation, cold_stop, .. } = self.params(row);
+        let is_drawn = matches!(
+            perturbation,
+            Perturbation::Multiplex { .. } | Perturbation::Gumbel { one_sided: Some(_), .. }
+        );
+        let is_plain = matches!(head, LatentHead::TopKMixture { .. });
+        head.is_mixture() && (!is_plain || is_drawn || cold_stop.is_some_and(ColdStop::is_on))
+    }
+
+    /// The rule of a row's mixture at the position where its thought is fed.
+    pub(crate) fn mixture_rule(&self, rule: MixtureRule, row: &SequenceState) -> MixtureRule {
+        let Some(key) = self.key(row, row.random_position()) else { return rule };
+        let draw = match self.params(row).perturbation {
+            Perturbation::Gumbel { tau, one_sided: None } => {
+                MixtureDraw::Gumbel { key, tau: tau.get() }
+            }
+            Perturbation::Gumbel { tau, one_sided: Some(OneSidedNoise { scale, top_p }) } => {
+                let (tau, scale, top_p) = (tau.get(), scale.get(), top_p.get());
+                MixtureDraw::OneSidedGumbel { key, tau, scale, top_p }
+            }
+            Perturbation::Multiplex { width, temperature, top_p } => {
+                let sampling = TokenSampling::new(temperature.get(), top_p.get());
+                let sampling = sampling.unwrap_or(TokenSampling::FULL_SOFTMAX);
+                MixtureDraw::Sampled { key, count: width.get() as usize, sampling }
+            }
+            _ => MixtureDraw::None,
+        };
+        MixtureRule { draw, ..rule }
+    }
+
+    /// When low entropy ends the thoughts of a row.
+    pub(crate) fn cold_stop(&self, row: &SequenceState) -> Option<ColdStop> {
+        self.params(row).cold_stop.filter(|stop| stop.is_on())
     }
 
     /// The next token of each of some rows, from their hidden states (rows, width): the argmax, or

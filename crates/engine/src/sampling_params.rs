@@ -16,6 +16,8 @@ impl From<&Method> for ModelDefaults {
             dropout_p: method.p,
             noise_std: method.sigma,
             sites: method.sites,
+            cold_stop: method.cold_stop,
+            soft_thoughts: method.soft_thoughts,
         }
     }
 }

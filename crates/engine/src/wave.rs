@@ -59,6 +59,7 @@ impl BatchContext<'_> {
         let rows: usize = wave.iter().map(|range| range.rows.len()).sum();
         match done {
             Err(e) if e.is_out_of_memory() && rows > 1 => {
+                tracing::warn!(sequences = rows, "the device lacks memory; running in halves");
                 *caches = WaveCaches::default();
                 let (first, second) = split_wave(wave);
                 let mut done = self.run_wave(plan, &first, caches, seconds)?;
@@ -196,6 +197,8 @@ impl BatchContext<'_> {
         (seconds.beam, seconds.total) = (seconds.beam + elapsed, seconds.total + elapsed);
         match found {
             Err(e) if e.is_out_of_memory() && questions.len() > 1 => {
+                let searches = questions.len();
+                tracing::warn!(searches, "the device lacks memory; searching in halves");
                 *caches = WaveCaches::default();
                 let (first, second) = questions.split_at(questions.len() / 2);
                 let mut found = self.search(plan, first, caches, seconds)?;

@@ -8,8 +8,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use latent_tts::{
-    CancelToken, DataSource, DeviceOptions, EMBEDDED, EngineError, Evaluation, ModelSelection,
-    OnExisting, Request, RewardModelChoice, SamplingOptions, SamplingParams,
+    CancelToken, DataSource, DeviceOptions, EMBEDDED, EngineError, Evaluation, FieldNames,
+    ModelSelection, Request, RewardModelChoice, SamplingOptions, SamplingParams,
 };
 
 /// Problems in the words that the embedded reasoner knows.
@@ -42,25 +42,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             file
         }
     };
-    let data = DataSource::File(file);
+    let data = DataSource::File(file, FieldNames::default());
     let questions = data.read(None, 0)?;
     let options = SamplingOptions::new(8.try_into()?);
-    let evaluation = Evaluation {
-        models: &selection,
-        data: &data,
-        params: options.resolve(&model.reasoner().method)?,
-        seeds: vec![0],
-        ks: Vec::new(),
-        rules: None,
-        out: Some(scratch.path().join("run")),
-        on_existing: OnExisting::Refuse,
-        keep_latents: false,
-        lens: None,
-        scorer: None,
-        ablations: Vec::new(),
-        cancel: CancelToken::default(),
-        write_lock: Default::default(),
-    };
+    let eval_params = options.resolve(&model.reasoner().method)?;
+    let evaluation =
+        Evaluation::new(&selection, &data, eval_params).out(scratch.path().join("run"));
     let output = evaluation.run(&engine, &questions, &mut ())?;
     for metric in output.results.metrics.iter().filter(|metric| metric.k == 8) {
         println!("{:?}@{} = {:.2}", metric.name, metric.k, metric.value);

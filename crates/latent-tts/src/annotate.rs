@@ -4,11 +4,10 @@
 //! what was done before it or on which machine did the others.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use data::Question;
 use engine::rollout::{AnnotatedQuestion, Grade, RolloutRunner, ThoughtLabels};
-use engine::{CancelToken, Prompt, Reasoner, SamplingParams};
+use engine::{CancelToken, Engine, Prompt, Reasoner, SamplingParams};
 use model::ModelFiles;
 use record::Manifest;
 use schema::SamplingOptions;
@@ -22,7 +21,24 @@ use crate::evaluate::OnExisting;
 use crate::{Error, fingerprint, manifest};
 
 /// Labels the thoughts of a reasoner's trajectories on questions with known answers.
+///
+/// ```no_run
+/// use latent_tts::{Annotator, Model, SamplingParams};
+/// use latent_tts::engine::rollout::ThoughtLabels;
+///
+/// let model = Model::load("./coconut-gpt2")?;
+/// let engine = model.engine()?;
+/// let params = SamplingParams { samples: 16.try_into()?, ..engine.default_params() };
+/// let annotator = Annotator::new(model.reasoner(), params, ThoughtLabels::Rollouts(8));
+/// let questions = latent_tts::DataSource::parse("embedded:train:0..100")?.read(None, 100)?;
+/// annotator.run(&questions, |annotated| -> Result<(), latent_tts::Error> {
+///     println!("question {}: {} rollouts", annotated.id, annotated.rollouts);
+///     Ok(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub struct Annotator<'a> {
     /// The reasoner.
     pub reasoner: &'a Reasoner,
@@ -37,7 +53,24 @@ pub struct Annotator<'a> {
     pub cancel: Option<&'a CancelToken>,
 }
 
-impl Annotator<'_> {
+impl<'a> Annotator<'a> {
+    /// An annotator in the engine's default memory.
+    pub fn new(reasoner: &'a Reasoner, params: SamplingParams, labels: ThoughtLabels) -> Self {
+        Self { reasoner, params, labels, memory: Engine::DEFAULT_MEMORY, cancel: None }
+    }
+
+    /// Within so many bytes of keys and values.
+    #[must_use]
+    pub fn with_memory(self, memory: usize) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// Ends with this token.
+    #[must_use]
+    pub fn with_cancel(self, cancel: &'a CancelToken) -> Self {
+        Self { cancel: Some(cancel), ..self }
+    }
+
     /// Annotates all questions and hands each one over as soon as it is labelled, in their order.
     pub fn run<E: From<Error>>(
         &self,
@@ -129,9 +162,6 @@ pub struct AnnotationJob<'a> {
     pub index: &'a AnnotationIndex,
     /// The shards that this process makes.
     pub part: ShardPart,
-    /// Held while a shard is written; see
-    /// [`Evaluation::write_lock`](crate::Evaluation::write_lock).
-    pub write_lock: Arc<Mutex<()>>,
 }
 
 impl AnnotationJob<'_> {
@@ -167,8 +197,7 @@ impl AnnotationJob<'_> {
             let questions = &questions[self.index.questions_of(number)];
             let shard = self.annotator.shard(self.index, questions, observer)?;
             {
-                let lock = self.write_lock.lock();
-                let _held = lock.unwrap_or_else(PoisonError::into_inner);
+                let _guard = record::files::write_guard();
                 store.write(number, &shard)?;
             }
             observer.shard_done(&shard);

@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use corpus::{Split, problem};
-use data::TrainExample;
-use data::{AnswerKind, Question};
+use data::{AnswerKind, FieldNames, Question, TrainExample};
 
 use crate::{Error, source};
 
@@ -24,8 +23,8 @@ const CORPUS_SEED: u64 = 0;
 /// A source of questions. Its [`fmt::Display`] is the name that [`DataSource::parse`] takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataSource {
-    /// A benchmark's own file.
-    File(PathBuf),
+    /// A benchmark's own file, whose fields may have names of their own.
+    File(PathBuf, FieldNames),
     /// Problems of the corpus: those of a range, or as many as are asked for.
     Corpus(Split, Option<Range<u32>>),
 }
@@ -35,9 +34,23 @@ impl DataSource {
     /// `embedded:SPLIT`, or `embedded:SPLIT:FIRST..END`.
     pub fn parse(name: &str) -> Result<Self, Error> {
         match name.strip_prefix(EMBEDDED_PREFIX) {
-            None => source::data_file(name).map(Self::File),
+            None => Ok(Self::File(source::data_file(name)?, FieldNames::default())),
             Some(part) => parse_corpus_part(part)
                 .map_err(|problem| Error::Corpus { name: name.to_owned(), problem }),
+        }
+    }
+
+    /// The same source, whose records hold question, answer and steps in these fields. The corpus
+    /// has no names to choose from.
+    pub fn with_fields(self, fields: FieldNames) -> Result<Self, Error> {
+        match self {
+            Self::File(path, _) => Ok(Self::File(path, fields)),
+            Self::Corpus(..) if fields.is_empty() => Ok(self),
+            Self::Corpus(..) => {
+                let problem = "the built-in corpus has no fields to name; leave question_field, \
+                               answer_field and steps_field out, or give a file";
+                Err(Error::Corpus { name: self.to_string(), problem: problem.to_owned() })
+            }
         }
     }
 
@@ -50,7 +63,7 @@ impl DataSource {
     ) -> Result<Vec<Question>, Error> {
         let limit = limit.map(NonZeroUsize::get);
         let (split, range) = match self {
-            Self::File(path) => return Ok(data::read(path, limit)?),
+            Self::File(path, fields) => return Ok(data::read_fields(path, fields, limit)?),
             Self::Corpus(split, range) => (*split, range),
         };
         let (first, count) = match range {
@@ -70,7 +83,9 @@ impl DataSource {
     /// The part of its name that is worth repeating in the name of a directory.
     pub fn stem(&self) -> String {
         match self {
-            Self::File(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            Self::File(path, _) => {
+                path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+            }
             Self::Corpus(..) => self.to_string().split_off(EMBEDDED_PREFIX.len()),
         }
     }
@@ -79,7 +94,7 @@ impl DataSource {
 impl fmt::Display for DataSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::File(path) => path.display().fmt(f),
+            Self::File(path, _) => path.display().fmt(f),
             Self::Corpus(split, None) => write!(f, "{EMBEDDED_PREFIX}{}", split.name()),
             Self::Corpus(split, Some(Range { start, end })) => {
                 write!(f, "{EMBEDDED_PREFIX}{}:{start}..{end}", split.name())
@@ -135,6 +150,16 @@ mod tests {
         }
         assert_eq!(parse("embedded:train:5..90").unwrap().stem(), "train:5..90");
         assert_eq!(parse("a/b.c.json").unwrap().stem(), "b.c");
+    }
+
+    #[test]
+    fn only_files_have_fields_to_name() {
+        let fields = FieldNames { answer_field: Some("gold".into()), ..FieldNames::default() };
+        let named = |name| parse(name).unwrap().with_fields(fields.clone());
+        let error = named("embedded:test").unwrap_err().to_string();
+        assert!(error.contains("embedded:test") && error.contains("answer_field"), "{error}");
+        assert_eq!(named("a.json").unwrap(), DataSource::File("a.json".into(), fields.clone()));
+        assert!(parse("embedded:test").unwrap().with_fields(FieldNames::default()).is_ok());
     }
 
     #[test]

@@ -87,6 +87,15 @@ pub enum Error {
     #[error(transparent)]
     Report(#[from] ReportError),
 
+    /// A checkpoint could not be converted.
+    #[error("{}: {reason}", path.display())]
+    Conversion {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+
     /// A file that a fingerprint covers could not be read.
     #[error("cannot read {}: {error}", path.display())]
     Unreadable {

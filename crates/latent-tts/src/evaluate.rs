@@ -6,7 +6,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use aggregate::Rule;
@@ -40,8 +40,24 @@ pub enum OnExisting {
     Overwrite,
 }
 
-/// An evaluation to run.
+/// An evaluation to run: [`Evaluation::new`], and the methods that set what is not to be as it is
+/// by default.
+///
+/// ```no_run
+/// use latent_tts::{DataSource, DeviceOptions, Evaluation, ModelSelection, RewardModelChoice};
+/// use latent_tts::{SamplingOptions, evaluation_params};
+///
+/// let models = ModelSelection::new("embedded", RewardModelChoice::Default)?;
+/// let engine = models.load(&DeviceOptions::default().open()?)?.engine()?;
+/// let data = DataSource::parse("embedded:test")?;
+/// let params = evaluation_params(&SamplingOptions::new(64.try_into()?), &engine)?;
+/// let evaluation = Evaluation::new(&models, &data, params).seeds([0, 1]).out("runs/two-seeds");
+/// let output = evaluation.run(&engine, &data.read(Some(300), 300)?, &mut ())?;
+/// println!("{} metrics in {}", output.results.metrics.len(), output.out.display());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Evaluation<'a> {
     /// The models' files, for the manifest.
     pub models: &'a ModelSelection,
@@ -49,7 +65,7 @@ pub struct Evaluation<'a> {
     pub data: &'a DataSource,
     /// The parameters of every question; their seed is replaced by each of `seeds`.
     pub params: SamplingParams,
-    /// Everything is repeated under each seed.
+    /// Everything is repeated under each seed; by default that of the parameters.
     pub seeds: Vec<u64>,
     /// Numbers of trajectories to report; powers of two up to N if empty.
     pub ks: Vec<usize>,
@@ -71,9 +87,6 @@ pub struct Evaluation<'a> {
     /// Ends the evaluation with [`EngineError::Cancelled`](engine::EngineError::Cancelled); what is
     /// recorded stays.
     pub cancel: CancelToken,
-    /// Held while a record is written: a process that ends only while it holds the lock never cuts
-    /// a record in two.
-    pub write_lock: Arc<Mutex<()>>,
 }
 
 /// A finished evaluation.
@@ -111,7 +124,86 @@ impl EvalObserver for () {}
 /// and to lose little.
 const BATCH_SECONDS: f64 = 10.0;
 
-impl Evaluation<'_> {
+impl<'a> Evaluation<'a> {
+    /// An evaluation under the seed of the parameters, into a new directory.
+    pub fn new(models: &'a ModelSelection, data: &'a DataSource, params: SamplingParams) -> Self {
+        Self {
+            models,
+            data,
+            params,
+            seeds: vec![params.seed],
+            ks: Vec::new(),
+            rules: None,
+            out: None,
+            on_existing: OnExisting::default(),
+            keep_latents: false,
+            lens: None,
+            scorer: None,
+            ablations: Vec::new(),
+            cancel: CancelToken::default(),
+        }
+    }
+
+    /// With these seeds.
+    #[must_use]
+    pub fn seeds(self, seeds: impl Into<Vec<u64>>) -> Self {
+        Self { seeds: seeds.into(), ..self }
+    }
+
+    /// Reports these numbers of trajectories.
+    #[must_use]
+    pub fn ks(self, ks: impl Into<Vec<usize>>) -> Self {
+        Self { ks: ks.into(), ..self }
+    }
+
+    /// Reports these voting rules.
+    #[must_use]
+    pub fn rules(self, rules: impl Into<Option<Vec<Rule>>>) -> Self {
+        Self { rules: rules.into(), ..self }
+    }
+
+    /// Records into this directory.
+    #[must_use]
+    pub fn out(self, out: impl Into<PathBuf>) -> Self {
+        Self { out: Some(out.into()), ..self }
+    }
+
+    /// What to do with a run that is there already.
+    #[must_use]
+    pub fn on_existing(self, on_existing: OnExisting) -> Self {
+        Self { on_existing, ..self }
+    }
+
+    /// Whether to keep all thoughts.
+    #[must_use]
+    pub fn keep_latents(self, keep_latents: bool) -> Self {
+        Self { keep_latents, ..self }
+    }
+
+    /// Records this many tokens of each of the greedy run's thoughts.
+    #[must_use]
+    pub fn lens(self, tokens: impl Into<Option<NonZeroUsize>>) -> Self {
+        Self { lens: tokens.into(), ..self }
+    }
+
+    /// Takes the rewards from a scorer.
+    #[must_use]
+    pub fn scorer(self, scorer: impl Into<Option<Arc<dyn Scorer>>>) -> Self {
+        Self { scorer: scorer.into(), ..self }
+    }
+
+    /// Measures these replacements of the greedy run's thoughts.
+    #[must_use]
+    pub fn ablations(self, kinds: impl Into<Vec<AblationKind>>) -> Self {
+        Self { ablations: kinds.into(), ..self }
+    }
+
+    /// Ends with this token.
+    #[must_use]
+    pub fn cancel(self, cancel: CancelToken) -> Self {
+        Self { cancel, ..self }
+    }
+
     /// Samples and measures all questions; what is recorded already is not sampled again.
     pub fn run(
         &self,
@@ -298,9 +390,7 @@ impl Evaluation<'_> {
                 (batch, rest) = rest.split_at(pace.batch_size().min(rest.len()));
                 self.sample(engine, batch, seed, |record| {
                     {
-                        // A poisoned lock says that another holder panicked; records are whole.
-                        let lock = self.write_lock.lock();
-                        let _held = lock.unwrap_or_else(PoisonError::into_inner);
+                        let _guard = record::files::write_guard();
                         recorder.add(&record)?;
                     }
                     pace.questions += 1;

@@ -7,7 +7,7 @@
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use data::Question;
+use data::{FieldNames, Question};
 use engine::REFERENCE_DIR;
 use model::{EmbeddedFiles, ModelFiles};
 use record::Fingerprint;
@@ -37,12 +37,22 @@ pub fn compute<'a>(
         }
     }
     let digest = match source {
-        DataSource::File(path) => hash_file(digest, path)?,
+        DataSource::File(path, fields) => with_fields(hash_file(digest, path)?, fields),
         DataSource::Corpus(..) => {
             questions.iter().fold(digest, |digest, q| digest.with(&q.text, q.gold.as_bytes()))
         }
     };
     Ok(digest.finish())
+}
+
+/// The digest with the names of the fields that are read, where any are given.
+fn with_fields(digest: Fingerprint, fields: &FieldNames) -> Fingerprint {
+    let given = [&fields.question_field, &fields.answer_field, &fields.steps_field];
+    let roles = ["question_field", "answer_field", "steps_field"].into_iter().zip(given);
+    roles.fold(digest, |digest, (role, name)| match name {
+        Some(name) => digest.with(role, name.as_bytes()),
+        None => digest,
+    })
 }
 
 /// The digest of the files of a training: of models, and of files and directories of data.
@@ -73,6 +83,9 @@ fn hash_model(digest: Fingerprint, files: &ModelFiles) -> Result<Fingerprint, Er
             .iter()
             .fold(digest, |digest, (name, content)| digest.with(name, content))),
         ModelFiles::Adapter(adapter) => hash_model(digest, &adapter.files),
+        ModelFiles::Described(described) => {
+            hash_model(hash_model(digest, &described.files)?, &described.base)
+        }
     }
 }
 

@@ -36,6 +36,8 @@
 
 pub mod ablation;
 pub mod annotate;
+pub mod bench;
+pub mod convert;
 mod data_source;
 mod device;
 #[cfg(feature = "embedded")]
@@ -62,14 +64,15 @@ pub use ablation::Ablator;
 pub use aggregate::{self, RewardReduction, Rule, VoteParams};
 pub use annotate::Annotator;
 pub use data::answer::{self, Answer, AnswerKind, AnswerRule};
-pub use data::{self, Question};
+pub use data::{self, FieldNames, Question};
 pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
     self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
-    DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange, Lens, LensToken,
-    MaskLifetime, Perturbation, Probability, Reasoner, Replies, Reply, Request, RewardModel,
-    SamplingParams, Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
+    DropoutSites, Engine, EngineError, Family, GivenTrajectory, HiddenStates, LatentLength,
+    LengthRange, Lens, LensToken, MaskLifetime, Perturbation, Probability, Reasoner, Replies,
+    Replies as OutputStream, Reply, Reply as Output, Request, RewardModel, SamplingParams,
+    Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};

@@ -133,6 +133,8 @@ fn rfc3339(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use data::FieldNames;
+
     use super::*;
 
     #[test]
@@ -150,7 +152,11 @@ mod tests {
     #[test]
     fn default_run_names_start_with_model_and_data() {
         let name = |model, data: &str| {
-            default_run_name(Path::new(model), &DataSource::File(data.into()), &Manifest::default())
+            default_run_name(
+                Path::new(model),
+                &DataSource::File(data.into(), FieldNames::default()),
+                &Manifest::default(),
+            )
         };
         assert!(name("/x/coconut", "test 1.json").starts_with("coconut-test-1-"));
         assert!(name("/c/models--org--codi/snapshots/ab12", "d").starts_with("org--codi-d-"));

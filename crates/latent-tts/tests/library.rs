@@ -9,9 +9,9 @@ use latent_tts::engine::EngineError;
 use latent_tts::engine::rollout::ThoughtLabels;
 use latent_tts::{
     AblationKind, Annotator, AnswerKind, AnswerRule, CancelToken, DataSource, DeviceKind,
-    DeviceOptions, Error, Evaluation, LatentLength, MaskLifetime, Model, ModelSelection,
-    OnExisting, Perturbation, Probability, Question, Request, RewardModelChoice, SamplingOptions,
-    SamplingParams, grade, loglikelihood, record,
+    DeviceOptions, Error, Evaluation, FieldNames, LatentLength, MaskLifetime, Model,
+    ModelSelection, OnExisting, Perturbation, Probability, Question, Request, RewardModelChoice,
+    SamplingOptions, SamplingParams, grade, loglikelihood, record,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
@@ -106,7 +106,7 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
 {"question": "Half of 50?", "answer": "25"}
 "#;
     std::fs::write(&file, lines).unwrap();
-    let data = DataSource::File(file);
+    let data = DataSource::File(file, FieldNames::default());
     let questions = data.read(None, 0).unwrap();
     let engine = model.engine().unwrap();
     let options = SamplingOptions {
@@ -114,21 +114,14 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
         greedy: Some(true),
         ..SamplingOptions::new(NonZeroU32::new(4).unwrap())
     };
-    let evaluation = |out: &str, on_existing| Evaluation {
-        models: &models,
-        data: &data,
-        params: options.resolve(&model.reasoner().method).unwrap(),
-        seeds: vec![0, 1],
-        ks: Vec::new(),
-        rules: None,
-        scorer: None,
-        out: Some(dir.path().join(out)),
-        on_existing,
-        keep_latents: false,
-        lens: Some(count(2)),
-        ablations: AblationKind::ALL.to_vec(),
-        cancel: CancelToken::default(),
-        write_lock: Default::default(),
+    let params = options.resolve(&model.reasoner().method).unwrap();
+    let evaluation = |out: &str, on_existing| {
+        Evaluation::new(&models, &data, params)
+            .seeds([0, 1])
+            .out(dir.path().join(out))
+            .on_existing(on_existing)
+            .lens(count(2))
+            .ablations(AblationKind::ALL)
     };
     let samples = |out: &str| std::fs::read(dir.path().join(out).join("samples.jsonl")).unwrap();
     let output = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
@@ -165,24 +158,15 @@ fn records_of_other_processes_make_the_same_run() {
     let file = dir.path().join("data.jsonl");
     let line = |n: usize| format!(r#"{{"question": "{n}+2?", "answer": "{}"}}"#, n + 2);
     std::fs::write(&file, (0..5).map(|n| line(n) + "\n").collect::<String>()).unwrap();
-    let data = DataSource::File(file);
+    let data = DataSource::File(file, FieldNames::default());
     let questions = data.read(None, 0).unwrap();
     let engine = model.engine().unwrap();
-    let evaluation = |out: &str, on_existing| Evaluation {
-        models: &models,
-        data: &data,
-        params: params(&model),
-        seeds: vec![0, 7],
-        ks: Vec::new(),
-        rules: None,
-        scorer: None,
-        out: Some(dir.path().join(out)),
-        on_existing,
-        keep_latents: true,
-        lens: None,
-        ablations: Vec::new(),
-        cancel: CancelToken::default(),
-        write_lock: Default::default(),
+    let evaluation = |out: &str, on_existing| {
+        Evaluation::new(&models, &data, params(&model))
+            .seeds([0, 7])
+            .out(dir.path().join(out))
+            .on_existing(on_existing)
+            .keep_latents(true)
     };
     evaluation("alone", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
 
@@ -228,31 +212,14 @@ fn cancelled_evaluations_and_annotations_end_with_an_error() {
     let questions = data.read(None, 0).unwrap();
     let (engine, cancel) = (model.engine().unwrap(), CancelToken::default());
     cancel.cancel();
-    let evaluation = Evaluation {
-        models: &models,
-        data: &data,
-        params: params(&model),
-        seeds: vec![0],
-        ks: Vec::new(),
-        rules: None,
-        out: Some(dir.path().join("run")),
-        on_existing: OnExisting::Refuse,
-        keep_latents: false,
-        lens: None,
-        scorer: None,
-        ablations: Vec::new(),
-        cancel: cancel.clone(),
-        write_lock: Default::default(),
-    };
+    let evaluation = Evaluation::new(&models, &data, params(&model))
+        .out(dir.path().join("run"))
+        .cancel(cancel.clone());
     let ended = evaluation.run(&engine, &questions, &mut ());
     assert!(matches!(ended, Err(Error::Engine(EngineError::Cancelled { .. }))));
-    let annotator = Annotator {
-        reasoner: model.reasoner(),
-        params: SamplingParams { greedy: false, ..params(&model) },
-        labels: ThoughtLabels::Final,
-        memory: engine.memory(),
-        cancel: Some(&cancel),
-    };
+    let params = SamplingParams { greedy: false, ..params(&model) };
+    let annotator =
+        Annotator::new(model.reasoner(), params, ThoughtLabels::Final).with_cancel(&cancel);
     let ended = annotator.run(&questions, |_| Ok::<(), Error>(()));
     assert!(matches!(ended, Err(Error::Engine(EngineError::Cancelled { .. }))));
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use latent_tts::aggregate::{Candidate, Signals, VoteParams, VotingRule};
 use latent_tts::record::{MetricName, RunDir};
 use latent_tts::{
-    CancelToken, DataSource, Error, Evaluation, Model, ModelSelection, OnExisting, Question,
-    RewardModelChoice, Rule, SamplingParams, Scorer, Trajectory, rescore,
+    DataSource, Error, Evaluation, Model, ModelSelection, Question, RewardModelChoice, Rule,
+    SamplingParams, Scorer, Trajectory, rescore,
 };
 
 /// Rewards by the first thought's first element; fails for a question without text.
@@ -63,22 +63,7 @@ fn run(out: &Path, scorer: Option<Arc<dyn Scorer>>) -> Result<RunDir, Error> {
     let data = DataSource::parse("embedded:test:0..3")?;
     let params =
         SamplingParams { samples: 4.try_into().unwrap(), greedy: true, ..engine.default_params() };
-    let evaluation = Evaluation {
-        models: &models,
-        data: &data,
-        params,
-        seeds: vec![0],
-        ks: Vec::new(),
-        rules: None,
-        out: Some(out.to_owned()),
-        on_existing: OnExisting::Refuse,
-        keep_latents: false,
-        lens: None,
-        scorer,
-        ablations: Vec::new(),
-        cancel: CancelToken::default(),
-        write_lock: Default::default(),
-    };
+    let evaluation = Evaluation::new(&models, &data, params).out(out).scorer(scorer);
     Ok(evaluation.run(&engine, &data.read(None, 0)?, &mut ())?.run)
 }
 

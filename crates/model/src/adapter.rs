@@ -146,7 +146,7 @@ impl ModelFiles {
     pub fn is_adapter(&self) -> Result<bool, ModelError> {
         match self {
             Self::Adapter(_) => Ok(true),
-            Self::Gguf(_) => Ok(false),
+            Self::Gguf(_) | Self::Described(_) => Ok(false),
             _ if !self.contains(&self.file_path(ADAPTER_CONFIG)) => Ok(false),
             _ => Ok(!files::has_whole_weights(&self.file_names()?)),
         }
@@ -175,14 +175,19 @@ impl ModelFiles {
         Ok(chain)
     }
 
-    /// An adapter over this base; a whole model is left as it is.
+    /// An adapter over this base. A whole model is left as it is, unless it has no configuration:
+    /// then it has the base's, and its tokenizer.
     ///
     /// A whole base stands for the one at the bottom of the chain: where the adapter's recorded
     /// base is an adapter, it goes below that. A base that is an adapter itself is the next one.
     pub fn with_base(self, base: Self) -> Result<Self, ModelError> {
         base.check_exists()?;
         if !self.is_adapter()? {
-            return Ok(self);
+            let is_described = self.contains(&self.file_path("config.json"));
+            return Ok(match is_described {
+                true => self,
+                false => Self::Described(Box::new(AdapterFiles { files: self, base })),
+            });
         }
         let over_adapter = BaseRecord::read(&self)?.is_some_and(|record| record.adapter);
         let base = match (base.is_adapter()?, over_adapter) {
@@ -203,6 +208,9 @@ impl ModelFiles {
         // An adapter with files of its own needs no base here.
         if has(self) {
             return Ok(Some(self.clone()));
+        }
+        if let Self::Described(described) = self {
+            return described.base.first_with(names);
         }
         Ok(self.chain()?.into_iter().find(has))
     }

@@ -137,6 +137,11 @@ impl Cache {
         own.next_multiple_of(CHUNK_SLOTS as usize)
     }
 
+    /// Leading positions of a prompt that [`Sequence::continued`] can share: whole chunks.
+    pub fn shareable(len: usize) -> usize {
+        len - len % CHUNK_SLOTS as usize
+    }
+
     /// The capacity, in slots.
     pub fn slots(&self) -> usize {
         self.kv.slots()
@@ -304,6 +309,22 @@ impl Pass {
         self.attention.push_with_prefix(sequence.spans.iter().copied(), sequence.prefix);
     }
 
+    /// Computes a position of a sequence again, from another input: its keys and values are
+    /// replaced. It attends to itself and all before it.
+    ///
+    /// # Panics
+    /// If the sequence is shorter.
+    pub fn push_again(&mut self, sequence: &Sequence, position: usize, output: bool) {
+        let until = sequence.fork_at(position + 1);
+        let Some(last) = until.spans.last() else { unreachable!("it has a position") };
+        if output {
+            self.output_rows.push(self.slots.len());
+        }
+        self.positions.push(position as u32);
+        self.slots.push(last.start + last.len - 1);
+        self.attention.push_with_prefix(until.spans.iter().copied(), until.prefix);
+    }
+
     /// Number of positions.
     pub fn rows(&self) -> usize {
         self.slots.len()
@@ -375,6 +396,21 @@ mod tests {
         cache.release(continued, 16);
         cache.free_chunks.sort_unstable();
         assert_eq!(cache.free_chunks, [32, 48]);
+    }
+
+    #[test]
+    fn a_position_is_computed_again_in_its_slot() {
+        let (mut cache, mut first, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        (0..3).for_each(|_| first.push(&mut cache, &mut prefix, false));
+        let mut own = prefix.fork();
+        (0..20).for_each(|_| first.push(&mut cache, &mut own, true));
+        let mut again = Pass::default();
+        (3..23).for_each(|position| again.push_again(&own, position, true));
+        assert_eq!(
+            (&again.slots[..], &again.positions[..]),
+            (&first.slots[3..], &first.positions[3..])
+        );
+        assert_eq!(again.attention, first.attention.select(3..23));
     }
 
     #[test]

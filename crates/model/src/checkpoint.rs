@@ -13,6 +13,7 @@
 
 pub(crate) mod convert;
 mod digest;
+mod expected;
 pub(crate) mod files;
 mod layer;
 mod register;
@@ -35,6 +36,7 @@ use crate::lora::{self, LoraFactors};
 use crate::model_files::ModelFiles;
 use crate::parameters::NEW_ROWS;
 use crate::weights::WeightLayout;
+pub use expected::ExpectedTensor;
 pub use files::ADAPTER_HEADS_FILE;
 use files::MappedFile;
 use layer::{LoraLayer, LoraPair};
@@ -164,8 +166,18 @@ impl Checkpoint {
             checkpoint.add_layer(adapter)?;
             checkpoint.check_adapter(adapter, base)?;
         }
+        checkpoint.adopt_vocabulary();
         checkpoint.check_vocabulary()?;
         Ok(checkpoint)
+    }
+
+    /// A configuration that is another model's does not know of the rows of new tokens.
+    fn adopt_vocabulary(&mut self) {
+        let name = format!("{}.weight", self.config.embedding_name());
+        let rows = self.weights.get(&name).and_then(|stored| stored.shape.first());
+        if let (ModelFiles::Described(_), Some(&rows)) = (&self.model_files, rows) {
+            self.config.vocab = rows;
+        }
     }
 
     /// The parsed config.json.

@@ -95,8 +95,41 @@ pub struct LatentConfig {
     pub start_id: Option<u32>,
     /// `latent_end_id`: the token after the last thought.
     pub end_id: Option<u32>,
+    /// `latent_id`: the token at the positions of thoughts.
+    pub latent_id: Option<u32>,
     /// `latent_embedding_std` (CoLaR): the factor of a predicted thought.
     pub embedding_std: Option<f32>,
+    /// `stop_threshold` (SLPO): the probability of the stop gate above which a thought is the last.
+    pub stop_threshold: Option<f32>,
+    /// Settings of adaptive latent reasoning.
+    pub adaptive: Option<AdaptiveConfig>,
+}
+
+/// What adaptive latent reasoning keeps in config.json: its tokens, and the filter before a hidden
+/// state is fed back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdaptiveConfig {
+    /// Begins the thoughts.
+    pub start: u32,
+    /// Its row of the LM head says that thinking goes on.
+    pub go_on: u32,
+    /// Its row of the LM head says that thinking stops.
+    pub stop: u32,
+    /// Fed after the last thought.
+    pub end: u32,
+    /// The filter.
+    pub filter: RecurrentFilter,
+}
+
+/// The map of a hidden state before it is fed back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecurrentFilter {
+    /// None.
+    None,
+    /// Linear, GELU, linear, LayerNorm.
+    Mlp,
+    /// Linear, LayerNorm.
+    LinearNorm,
 }
 
 /// The `latent_tts` object of config.json: the generation defaults chosen when the model was
@@ -126,6 +159,15 @@ pub struct GenerationDefaults {
     /// Text after the question, in place of the family's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_suffix: Option<String>,
+    /// Blocks of latent positions, in a looped family; at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<usize>,
+    /// Latent positions of a block; at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_width: Option<usize>,
+    /// Passes over the latent positions whose hidden states are fed back; at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loops: Option<usize>,
 }
 
 /// A decoder's configuration. The module's header lists the invariants.

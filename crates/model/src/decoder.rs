@@ -7,6 +7,7 @@
 
 mod chunk;
 mod chunk_dropout;
+mod hidden_states;
 mod trainable;
 
 use std::ops::Range;
@@ -274,8 +275,8 @@ impl Decoder {
             // A graph has input buffers of its own, and copies for its few rows take little time.
             let chunk = |x| PassChunk::new(device, pass, &rows, options.dropout)?.staged(device, x);
             let body = |chunk: PassChunk<'_>| {
-                let proceed = || Ok::<(), DeviceError>(());
-                self.concat(self.forward_chunks(cache, vec![chunk], options.output, proceed)?)
+                let observe = |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(());
+                self.concat(self.forward_chunks(cache, vec![chunk], options.output, observe)?)
             };
             let x = x()?;
             proceed()?; // a graph cannot be called off midway
@@ -290,7 +291,12 @@ impl Decoder {
             (x, [chunk]) => chunk.x = x,
             (x, chunks) => self.set_inputs(chunks, &rows, &x)?,
         }
-        let hidden = self.forward_chunks(cache, chunks, options.output, proceed)?;
+        let mut proceed = Some(proceed);
+        let observe = |layer: usize, _: &[PassChunk<'_>]| match layer {
+            1 => proceed.take().map_or(Ok(()), |proceed| proceed()),
+            _ => Ok(()),
+        };
+        let hidden = self.forward_chunks(cache, chunks, options.output, observe)?;
         Ok(self.concat(hidden)?)
     }
 
@@ -309,8 +315,8 @@ impl Decoder {
             let rows = self.chunk_rows(pass, range);
             let mut chunks = self.chunks(pass, &rows, options.dropout)?;
             self.set_inputs(&mut chunks, &rows, x)?;
-            let proceed = || Ok::<(), DeviceError>(());
-            hidden.extend(self.forward_chunks(cache, chunks, options.output, proceed)?);
+            let observe = |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(());
+            hidden.extend(self.forward_chunks(cache, chunks, options.output, observe)?);
         }
         self.concat(hidden)
     }
@@ -402,7 +408,8 @@ impl Decoder {
     }
 
     /// Runs all blocks over chunks of a pass, side by side where the device can, and returns their
-    /// hidden states in the dtype `output`; `proceed` is called once the first block is launched.
+    /// hidden states in the dtype `output`. `observe` is called with the number of blocks that are
+    /// launched, from 0 on, and the chunks, whose `x` is then the residual stream.
     ///
     /// A row attends to rows of any chunk, so that the keys and values of all are stored before
     /// attention; nothing else of a block needs another chunk.
@@ -411,23 +418,22 @@ impl Decoder {
         cache: &mut Cache,
         mut chunks: Vec<PassChunk<'_>>,
         output: OutputDtype,
-        proceed: impl FnOnce() -> Result<(), E>,
+        mut observe: impl FnMut(usize, &[PassChunk<'_>]) -> Result<(), E>,
     ) -> Result<Vec<Tensor>, E> {
-        let (device, mut proceed) = (&self.device, Some(proceed));
+        let device = &self.device;
         device.for_each(&mut chunks, |chunk| {
             let x = std::mem::take(&mut chunk.x);
             chunk.x = self.embed_norm(x, &chunk.slot_mapping, &mut chunk.work.normed)?;
             Ok(())
         })?;
+        observe(0, &chunks)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let qkv = QkvProjection { map: &block.qkv, transform: self.qkv_params(block) };
             let parts = chunks.iter_mut().map(PassChunk::qkv_rows).collect();
             ops::project_qkv(device, parts, qkv, cache.kv.layer_mut(layer))?;
             let kv = cache.kv.layer(layer);
             device.for_each(&mut chunks, |chunk| self.finish_block(layer, kv, output, chunk))?;
-            if let Some(proceed) = proceed.take() {
-                proceed()?;
-            }
+            observe(layer + 1, &chunks)?;
         }
         let hidden =
             chunks.iter_mut().map(|chunk| std::mem::take(&mut chunk.work.normed)).collect();

@@ -35,7 +35,11 @@ pub enum ModelError {
     },
 
     /// No config.json.
-    #[error("{}: no config.json; copy the one of the base model there", dir.display())]
+    #[error(
+        "{}: no config.json, or an empty one; name the base model, whose configuration it has, or \
+         copy that one's config.json there",
+        dir.display()
+    )]
     MissingConfig {
         /// The checkpoint directory.
         dir: PathBuf,
@@ -53,13 +57,37 @@ pub enum ModelError {
 
     /// Weights in Python's pickle format, which can execute code when loaded.
     #[error(
-        "{}: pickle weights are not read; convert them: {}",
-        file.display(),
-        conversion_command(file)
+        "{}: pickled weights are not loaded; convert the checkpoint to safetensors first, which \
+         reads their tensors without executing anything",
+        file.display()
     )]
     PickleWeights {
         /// The pickle file.
         file: PathBuf,
+    },
+
+    /// A file that is not what `torch.save` writes, or holds no tensors.
+    #[error("{}: cannot be read as tensors saved by PyTorch: {why}", file.display())]
+    BadPickle {
+        /// The file.
+        file: PathBuf,
+        /// The problem.
+        why: String,
+    },
+
+    /// A stop gate whose last layer does not have one output.
+    #[error(
+        "{}: the stop gate ends with `{tensor}` of shape {shape:?}, which does not give one number; \
+         it is not a gate that is known",
+        dir.display()
+    )]
+    BadGate {
+        /// The checkpoint directory.
+        dir: PathBuf,
+        /// The weight of the last layer.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
     },
 
     /// Several weight files without an index.
@@ -537,23 +565,6 @@ fn describe_io(error: &std::io::Error) -> String {
         std::io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
         _ => error.to_string(),
     }
-}
-
-/// The Python command that converts a pickle file to the safetensors file expected in its place.
-fn conversion_command(file: &Path) -> String {
-    let from = file.file_name().unwrap_or_default().to_string_lossy();
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let to = match stem.as_ref() {
-        "projection_head" | "special_tokens" => format!("{stem}.safetensors"),
-        "prj" | "projector" => "projector.safetensors".to_owned(),
-        "adapter_model" => "adapter_model.safetensors".to_owned(),
-        _ => "model.safetensors".to_owned(),
-    };
-    format!(
-        "python -c \"import torch, safetensors.torch as s; d = torch.load('{from}', map_location='cpu'); \
-         d = d.get('state_dict', d.get('module', d)); \
-         s.save_file({{k: v.clone().contiguous() for k, v in d.items() if torch.is_tensor(v)}}, '{to}')\""
-    )
 }
 
 /// Decodes the bytes of a text file.

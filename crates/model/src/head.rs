@@ -1,9 +1,11 @@
 //! Heads on the hidden state: latent heads, which compute the next thought, and reward heads.
 
+mod gate;
 mod trainable;
 
 use tensor::ops::{
-    self, Activation, Linear, Normalization, OutputDtype, PerturbedRows, TopKMixture,
+    self, Activation, Linear, MixtureDraw, MixtureRule, MixtureTables, Normalization, OutputDtype,
+    PerturbedRows, TopKMixture,
 };
 use tensor::{Device, DeviceError, Tensor};
 
@@ -14,6 +16,7 @@ use crate::error::ModelError;
 use crate::source::TensorSource;
 use crate::weights::{LinearSpec, ModuleLoader, stacked};
 
+pub use gate::StopGate;
 pub use trainable::{
     GaussianOutput, HeadActivations, MlpShape, SwiGluActivations, TrainableGaussianHead,
     TrainableHead, TrainableLinear, TrainableMlp, TrainableSwiGlu,
@@ -53,6 +56,22 @@ pub enum LatentHead {
         /// Number of tokens.
         k: usize,
     },
+    /// The same of a distribution that is sharpened and cut to a nucleus (Soft Thinking).
+    SoftMixture {
+        /// Number of tokens.
+        k: usize,
+        /// Divides the logits.
+        temperature: f32,
+        /// Of those tokens the fewest that hold this share of their probability.
+        top_p: f32,
+    },
+    /// Linear, LayerNorm (adaptive latent reasoning's linear filter).
+    Affine {
+        /// width -> width
+        map: Linear,
+        /// (width)
+        norm: Normalization,
+    },
     /// LayerNorm, linear, SwiGLU, linear (Render-of-Thought).
     SwiGlu {
         /// (width)
@@ -75,6 +94,8 @@ pub struct LatentOutput {
     pub thoughts: Tensor,
     /// The argmax token of each row, from heads that compute logits.
     pub argmax: Option<Vec<u32>>,
+    /// The entropy of each row's next token in nats, where a rule for mixtures was given.
+    pub entropies: Option<Vec<f32>>,
 }
 
 /// Module names of a [`LatentHead::Mlp`] in a checkpoint, without `.weight` and `.bias`.
@@ -179,9 +200,53 @@ impl LatentHead {
         })
     }
 
+    /// Loads a [`LatentHead::Affine`].
+    pub fn affine(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        [map, norm]: [&'static str; 2],
+    ) -> Result<Self, ModelError> {
+        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        Ok(Self::Affine {
+            map: modules.linear(map, width, width)?,
+            norm: modules.layer_norm(norm, width, 1e-5)?,
+        })
+    }
+
     /// Whether thoughts are mixtures of token embeddings.
     pub fn is_mixture(&self) -> bool {
-        matches!(self, Self::TopKMixture { .. })
+        self.mixture_rule().is_some()
+    }
+
+    /// The rule of mixtures without randomness; `None` for other heads.
+    pub fn mixture_rule(&self) -> Option<MixtureRule> {
+        let rule = |tokens, temperature, top_p| MixtureRule {
+            tokens,
+            temperature,
+            top_p,
+            draw: MixtureDraw::None,
+        };
+        match *self {
+            Self::TopKMixture { k } => Some(rule(k, 1.0, 1.0)),
+            Self::SoftMixture { k, temperature, top_p } => Some(rule(k, temperature, top_p)),
+            _ => None,
+        }
+    }
+
+    /// Mixtures by a rule for each row of `hidden` (rows, width).
+    pub fn forward_mixed(
+        &self,
+        decoder: &Decoder,
+        hidden: &Tensor,
+        rules: &[MixtureRule],
+    ) -> Result<LatentOutput, DeviceError> {
+        let tables = MixtureTables { head: decoder.lm_head(), table: decoder.embedding() };
+        let mixed = ops::mix_tokens(decoder.device(), hidden, tables, rules)?;
+        Ok(LatentOutput {
+            thoughts: mixed.mixtures,
+            argmax: Some(mixed.argmax),
+            entropies: Some(mixed.entropies),
+        })
     }
 
     /// The next thought of each row of `hidden` (rows, width).
@@ -216,7 +281,15 @@ impl LatentHead {
                 let (head, table) = (decoder.lm_head(), decoder.embedding());
                 let mixture = TopKMixture { head, table, k: *k, noise };
                 let (thoughts, argmax) = ops::top_k_mixture(device, hidden, mixture)?;
-                return Ok(LatentOutput { thoughts, argmax: Some(argmax) });
+                return Ok(LatentOutput { thoughts, argmax: Some(argmax), entropies: None });
+            }
+            Self::SoftMixture { .. } => {
+                let rules = vec![self.mixture_rule(); hidden.rows()];
+                let rules: Vec<MixtureRule> = rules.into_iter().flatten().collect();
+                return self.forward_mixed(decoder, hidden, &rules);
+            }
+            Self::Affine { map, norm } => {
+                apply_norm(device, &apply_linear(device, hidden, map, Activation::None)?, norm)?
             }
             Self::SwiGlu { norm, up, gates, down, out } => {
                 let inner = apply_norm(device, hidden, norm)?;
@@ -228,7 +301,7 @@ impl LatentHead {
                 apply_linear(device, &inner, out, Activation::None)?
             }
         };
-        Ok(LatentOutput { thoughts, argmax: None })
+        Ok(LatentOutput { thoughts, argmax: None, entropies: None })
     }
 
     /// Floating-point operations per thought.
@@ -240,7 +313,8 @@ impl LatentHead {
             Self::Identity => 0.0,
             Self::Mlp { up, down, .. } => products(&[up, down]),
             Self::GaussianMean { up, down, mean, .. } => products(&[up, down, mean]),
-            Self::TopKMixture { .. } => decoder.flops_per_logits(),
+            Self::TopKMixture { .. } | Self::SoftMixture { .. } => decoder.flops_per_logits(),
+            Self::Affine { map, .. } => products(&[map]),
             Self::SwiGlu { up, gates, down, out, .. } => products(&[up, gates, down, out]),
         }
     }

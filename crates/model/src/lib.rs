@@ -22,6 +22,7 @@ mod lora;
 pub mod model_files;
 pub mod names;
 pub mod parameters;
+pub mod pickle;
 pub mod save;
 pub mod source;
 #[cfg(any(test, feature = "testkit"))]
@@ -40,8 +41,8 @@ pub use decoder::{
 pub use error::ModelError;
 pub use head::{
     GaussianMeanNames, HeadActivations, LatentHead, MlpNames, MlpShape, RewardHead, RewardInputs,
-    SwiGluActivations, SwiGluNames, TrainableGaussianHead, TrainableHead, TrainableLinear,
-    TrainableMlp, TrainableSwiGlu,
+    StopGate, SwiGluActivations, SwiGluNames, TrainableGaussianHead, TrainableHead,
+    TrainableLinear, TrainableMlp, TrainableSwiGlu,
 };
 pub use model_files::{AdapterFiles, EmbeddedFiles, MemoryFiles, ModelFiles};
 pub use parameters::{FrozenElements, LoraConfig, LoraTargets, NamedTensor, Parameter};

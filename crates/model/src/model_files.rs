@@ -29,9 +29,12 @@ pub enum ModelFiles {
     Memory(Arc<MemoryFiles>),
     /// An adapter, and the model that it is to be added to whatever it records itself.
     Adapter(Box<AdapterFiles>),
+    /// The weights of a whole model that was published without a configuration, and the model that
+    /// has it and the tokenizer.
+    Described(Box<AdapterFiles>),
 }
 
-/// An adapter with its base.
+/// An adapter, or a model without a configuration, with its base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterFiles {
     /// The adapter's own files.
@@ -99,7 +102,7 @@ impl ModelFiles {
             Self::Directory(path) | Self::Gguf(path) => path,
             Self::Embedded(embedded) => Path::new(embedded.name),
             Self::Memory(memory) => &memory.dir,
-            Self::Adapter(adapter) => adapter.files.path(),
+            Self::Adapter(adapter) | Self::Described(adapter) => adapter.files.path(),
         }
     }
 
@@ -115,7 +118,7 @@ impl ModelFiles {
                 .iter()
                 .find(|(known, _)| *known == name)
                 .map(|(_, inner)| Self::Embedded(*inner)),
-            Self::Adapter(adapter) => adapter.files.subdir(name),
+            Self::Adapter(adapter) | Self::Described(adapter) => adapter.files.subdir(name),
         }
     }
 
@@ -130,7 +133,7 @@ impl ModelFiles {
             Self::Directory(dir) if !dir.is_dir() => {
                 Err(ModelError::MissingDirectory { dir: dir.clone() })
             }
-            Self::Adapter(adapter) => adapter.files.check_exists(),
+            Self::Adapter(adapter) | Self::Described(adapter) => adapter.files.check_exists(),
             _ => Ok(()),
         }
     }
@@ -144,7 +147,7 @@ impl ModelFiles {
                 embedded.files.iter().map(|(name, _)| (*name).to_owned()).collect()
             }
             Self::Memory(memory) => memory.files.keys().cloned().collect(),
-            Self::Adapter(adapter) => adapter.files.file_names()?,
+            Self::Adapter(adapter) | Self::Described(adapter) => adapter.files.file_names()?,
         };
         names.sort();
         Ok(names)
@@ -152,13 +155,13 @@ impl ModelFiles {
 
     pub(crate) fn contains(&self, file: &Path) -> bool {
         match self {
-            Self::Directory(_) => file.is_file(),
+            Self::Directory(_) => file.is_file() && !is_empty_json(file),
             Self::Gguf(path) => {
                 gguf::TEXT_NAMES.iter().any(|name| file.strip_prefix(path) == Ok(Path::new(name)))
             }
             Self::Embedded(embedded) => embedded.find(file).is_some(),
             Self::Memory(memory) => memory.find(file).is_some(),
-            Self::Adapter(adapter) => adapter.files.contains(file),
+            Self::Adapter(adapter) | Self::Described(adapter) => adapter.files.contains(file),
         }
     }
 
@@ -185,7 +188,7 @@ impl ModelFiles {
             }
             Self::Embedded(embedded) => embedded.get(file).map(<[u8]>::to_vec),
             Self::Memory(memory) => memory.get(file).map(|bytes| bytes.to_vec()),
-            Self::Adapter(adapter) => adapter.files.read_bytes(file),
+            Self::Adapter(adapter) | Self::Described(adapter) => adapter.files.read_bytes(file),
         }
     }
 
@@ -194,7 +197,7 @@ impl ModelFiles {
         let opened = match self {
             Self::Embedded(embedded) => return embedded.get(file).map(FileBytes::Static),
             Self::Memory(memory) => return memory.get(file).cloned().map(FileBytes::Shared),
-            Self::Adapter(adapter) => return adapter.files.map(file),
+            Self::Adapter(adapter) | Self::Described(adapter) => return adapter.files.map(file),
             Self::Directory(_) | Self::Gguf(_) => {
                 // Opening a pipe waits for its writer.
                 record::files::open_regular(file).map_err(|e| ModelError::io(file, e))?
@@ -207,6 +210,12 @@ impl ModelFiles {
         let map = unsafe { Mmap::map(&opened) }.map_err(|e| ModelError::io(file, e))?;
         Ok(FileBytes::Mapped(map))
     }
+}
+
+/// Some published models have a config.json without content: it counts as absent.
+fn is_empty_json(file: &Path) -> bool {
+    file.extension().is_some_and(|ending| ending == "json")
+        && file.metadata().is_ok_and(|metadata| metadata.len() == 0)
 }
 
 fn list_files(dir: &Path) -> Result<Vec<String>, ModelError> {

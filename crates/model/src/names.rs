@@ -8,7 +8,8 @@
 
 /// Prefixes of modules that training scripts wrap around the model, outermost first; any nesting of
 /// them is stripped.
-const WRAPPERS: [&str; 9] = [
+const WRAPPERS: [&str; 10] = [
+    "_base_model.",
     "module.",
     "_orig_mod.",
     "base_causallm.",
@@ -73,6 +74,9 @@ fn canonical_head(name: &str) -> String {
     }
 }
 
+/// The modules of SIM-CoT's step decoder, over CODI and over COCONUT.
+const STEP_DECODER: [&str; 4] = ["decoder.", "pj_in.", "pj_out.", "expainable_llm."];
+
 /// Why a tensor that published files may hold is not read; `None` if it is.
 fn ignored_reason(name: &str) -> Option<&'static str> {
     let in_block = name.starts_with("h.");
@@ -82,8 +86,12 @@ fn ignored_reason(name: &str) -> Option<&'static str> {
         Some("rotary frequencies, computed from config.json")
     } else if name.starts_with("visual.") {
         Some("the vision tower, not used by text")
+    } else if name.starts_with("vision_encoder.") {
+        Some("a second copy of the model, which encodes rendered steps in training")
     } else if name.starts_with("dynamic_cls.") {
         Some("a training-time classifier")
+    } else if STEP_DECODER.iter().any(|prefix| name.starts_with(prefix)) {
+        Some("SIM-CoT's step decoder, used in training alone")
     } else if name.contains("log_std.") {
         Some("the spread of sampled thoughts; thoughts here are the mean")
     } else if name == "embedding.weight" {
@@ -205,6 +213,10 @@ mod tests {
             "dynamic_cls.0.weight",
             "latent_policy.log_std.weight",
             "embedding.weight",
+            "decoder.base_model.model.model.layers.0.mlp.up_proj.base_layer.weight",
+            "expainable_llm.transformer.wte.weight",
+            "pj_in.weight",
+            "vision_encoder.mllm_model.model.language_model.norm.weight",
         ] {
             assert!(matches!(classify(original), TensorRole::Ignored(_)), "{original}");
         }

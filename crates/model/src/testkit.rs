@@ -8,6 +8,7 @@
 
 mod gguf;
 mod layout;
+mod pickle;
 mod vocabulary;
 mod writer;
 
@@ -21,6 +22,7 @@ use layout::CheckpointLayout;
 
 pub use crate::gguf::GgmlType;
 pub use gguf::{GgufContent, GgufValue, StoredGgufTensor};
+pub use pickle::pickle_file;
 
 /// A published model family with its backbone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -128,6 +128,11 @@ impl Tokenizer {
         Ok(CLEAN_UP_REPLACEMENTS.iter().fold(text, |text, (from, to)| text.replace(from, to)))
     }
 
+    /// Whether decoded texts lose the spaces before punctuation.
+    pub fn cleans_up_spaces(&self) -> bool {
+        self.clean_up_spaces
+    }
+
     /// The text of token ids with special tokens written out.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.inner.decode(ids, false).map_err(|e| ModelError::Tokenize { why: e.to_string() })

@@ -1,11 +1,11 @@
 //! Ablations: the accuracy of greedy runs whose thoughts are replaced.
 
-use latent_tts::{Ablator, CancelToken, DataSource};
+use latent_tts::{Ablator, CancelToken};
 use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise};
-use crate::options::{self, Sampling, positive};
+use crate::options::{self, FieldTuple, Sampling, positive};
 use crate::waiting::wait_for;
 
 /// The keyword arguments of an ablation.
@@ -13,6 +13,8 @@ use crate::waiting::wait_for;
 #[pyo3(from_item_all)]
 pub struct AblateArguments {
     data: String,
+    /// The names of the fields of question, answer and steps.
+    fields: FieldTuple,
     limit: Option<usize>,
     default_count: usize,
     kinds: Vec<String>,
@@ -28,7 +30,7 @@ pub fn ablate(
     sampling: Sampling,
 ) -> PyResult<String> {
     let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
-    let data = DataSource::parse(&arguments.data).map_err(raise)?;
+    let data = options::data_source(&arguments.data, arguments.fields.clone()).map_err(raise)?;
     let kinds = arguments.kinds.iter().map(|name| options::ablation(name));
     let kinds = kinds.collect::<PyResult<Vec<_>>>()?;
     let params = sampling.0.resolve(&engine.engine.reasoner().method).map_err(raise)?;

@@ -1,42 +1,11 @@
 //! Voting over candidates that Python has as columns.
 
-use latent_tts::Rule;
-use latent_tts::aggregate::{self as voting, AnswerVotes, Candidate};
+use latent_tts::aggregate::{self as voting, AnswerVotes};
+use latent_tts::{Rule, TrajectoryRecord};
 use pyo3::prelude::*;
 
 use crate::errors::{check_rule, invalid};
 use crate::options::{self, Sampling};
-
-/// One row of the columns.
-struct CandidateRow {
-    number: u32,
-    answer: Option<String>,
-    process_rewards: Option<Vec<f32>>,
-    outcome_reward: Option<f32>,
-    logprob: Option<f32>,
-}
-
-impl Candidate for CandidateRow {
-    fn number(&self) -> u32 {
-        self.number
-    }
-
-    fn answer(&self) -> Option<&str> {
-        self.answer.as_deref()
-    }
-
-    fn process_rewards(&self) -> Option<&[f32]> {
-        self.process_rewards.as_deref()
-    }
-
-    fn outcome_reward(&self) -> Option<f32> {
-        self.outcome_reward
-    }
-
-    fn logprob(&self) -> Option<f32> {
-        self.logprob
-    }
-}
 
 /// The candidates' columns: answers, process rewards, outcome rewards and log-probabilities.
 #[derive(FromPyObject)]
@@ -49,7 +18,7 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    fn rows(self) -> PyResult<Vec<CandidateRow>> {
+    fn rows(self) -> PyResult<Vec<TrajectoryRecord>> {
         let count = self.answers.len();
         let columns = [
             ("process_rewards", self.process_rewards.as_ref().map(Vec::len)),
@@ -64,12 +33,13 @@ impl Candidates {
         let mut process = self.process_rewards.into_iter().flatten();
         let mut outcome = self.outcome_rewards.into_iter().flatten();
         let mut logprob = self.logprobs.into_iter().flatten();
-        let row = |(number, answer): (usize, Option<String>)| CandidateRow {
-            number: number as u32,
+        let row = |(number, answer): (usize, Option<String>)| TrajectoryRecord {
+            index: number as u32,
             answer,
             process_rewards: process.next().flatten(),
             outcome_reward: outcome.next().flatten(),
             logprob: logprob.next().flatten(),
+            ..TrajectoryRecord::default()
         };
         Ok(self.answers.into_iter().enumerate().map(row).collect())
     }

@@ -15,7 +15,9 @@ use pyo3::types::PyBytes;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_annotations};
-use crate::options::{self, QuestionTuple, Sampling, positive, question, question_tuple};
+use crate::options::{
+    self, FieldTuple, QuestionTuple, Sampling, positive, question, question_tuple,
+};
 use crate::waiting::{ProgressEvent, wait_for};
 
 /// What is annotated and how; perhaps its directory, while shards are made.
@@ -40,6 +42,8 @@ pub struct PyAnnotation {
 #[pyo3(from_item_all)]
 pub struct AnnotateArguments {
     data: String,
+    /// The names of the fields of question, answer and steps.
+    fields: FieldTuple,
     /// Whether the questions are read: a worker is sent its own.
     read: bool,
     limit: Option<usize>,
@@ -64,7 +68,8 @@ impl PyAnnotation {
         sampling: Sampling,
     ) -> PyResult<Self> {
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
-        let data = DataSource::parse(&arguments.data).map_err(raise)?;
+        let data =
+            options::data_source(&arguments.data, arguments.fields.clone()).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
         let mut annotation = Self {
@@ -110,10 +115,9 @@ impl PyAnnotation {
             let _ =
                 events.send(ProgressEvent::Opened(out.display().to_string(), all - missing, all));
             let job = AnnotationJob {
-                annotator: Annotator { cancel: Some(&cancel), ..self.annotator(engine)? },
+                annotator: self.annotator(engine)?.with_cancel(&cancel),
                 index: &index,
                 part: ShardPart { part: 0, of: 1 },
-                write_lock: Default::default(),
             };
             job.run(&store, &self.questions, &mut AnnotationProgressSender(events))?;
             Ok::<_, library::Error>(out)
@@ -157,7 +161,7 @@ impl PyAnnotation {
             serde_json::from_str(index).map_err(|error| invalid(error.to_string()))?;
         let cancel = CancelToken::default();
         let shard = wait_for(py, &cancel, None, |_| {
-            let annotator = Annotator { cancel: Some(&cancel), ..self.annotator(engine)? };
+            let annotator = self.annotator(engine)?.with_cancel(&cancel);
             annotator.shard(&index, &questions, &mut ())
         })?;
         self.check_sampler(engine)?;
@@ -193,13 +197,8 @@ impl PyAnnotation {
 
     fn annotator<'a>(&self, engine: &'a PyEngine) -> Result<Annotator<'a>, library::Error> {
         let reasoner = engine.engine.reasoner();
-        Ok(Annotator {
-            reasoner,
-            params: self.sampling.resolve(&reasoner.method)?,
-            labels: self.labels,
-            memory: engine.engine.memory(),
-            cancel: None,
-        })
+        let params = self.sampling.resolve(&reasoner.method)?;
+        Ok(Annotator::new(reasoner, params, self.labels).with_memory(engine.engine.memory()))
     }
 
     fn open_store(

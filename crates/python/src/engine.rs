@@ -5,17 +5,18 @@ use std::path::Path;
 use latent_tts::record::QuestionRecord;
 use latent_tts::tensor::Tensor;
 use latent_tts::{
-    self as library, CancelToken, DataSource, Lens, Model, ModelSelection, Request,
-    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood,
+    self as library, CancelToken, GivenTrajectory, Lens, Model, ModelSelection, Request,
+    RewardModelChoice, SamplingParams, check_sampler, default_memory, loglikelihood, notes,
 };
-use numpy::PyReadonlyArray2;
+use numpy::{IntoPyArray, PyArray2, PyArrayMethods, PyReadonlyArray2};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::{check_rule, invalid, raise, raise_device, raise_loading, raise_record};
 use crate::evaluate::PyEvaluation;
 use crate::options::{
-    self, QuestionInput, QuestionTuple, Sampling, answer_kind, positive, question, question_tuple,
+    self, FieldTuple, QuestionInput, QuestionTuple, Sampling, answer_kind, data_source,
+    field_names, positive, question, question_tuple,
 };
 use crate::trajectory::PyReply;
 use crate::waiting::{ProgressEvent, wait_for};
@@ -107,6 +108,11 @@ impl PyEngine {
     }
 
     #[getter]
+    fn layers(&self) -> usize {
+        self.engine.reasoner().decoder.config().layers
+    }
+
+    #[getter]
     fn thoughts(&self) -> String {
         self.engine.reasoner().method.length.to_string()
     }
@@ -119,6 +125,21 @@ impl PyEngine {
     /// The parameters that options resolve to with this model, as complete options.
     fn resolve<'py>(&self, py: Python<'py>, sampling: Sampling) -> PyResult<Bound<'py, PyDict>> {
         options::keywords(py, &self.params(&sampling)?)
+    }
+
+    /// What to tell beside the answers of questions: words that the model does not know, and
+    /// questions unlike those that it was trained on.
+    fn notes(&self, questions: Vec<String>) -> PyResult<Vec<String>> {
+        let reasoner = self.engine.reasoner();
+        let embedded = notes::is_embedded(&self.selection.reasoner);
+        let found = if let [question] = questions.as_slice() {
+            notes::of_question(reasoner, embedded, question).map_err(raise)?
+        } else {
+            let questions: Vec<_> = questions.into_iter().map(unanswered).collect();
+            let note = notes::of_questions(reasoner, embedded, &questions).map_err(raise)?;
+            note.into_iter().collect()
+        };
+        Ok(found.iter().map(ToString::to_string).collect())
     }
 
     /// Samples questions, each under its index as id, and gives their replies. With `lens`,
@@ -158,16 +179,8 @@ impl PyEngine {
         latents: Vec<PyReadonlyArray2<'_, f32>>,
         sampling: Sampling,
     ) -> PyResult<PyReply> {
-        let width = self.width();
-        let mut forced = Vec::with_capacity(latents.len());
-        for array in &latents {
-            let array = array.as_array();
-            if array.ncols() != width {
-                let found = array.ncols();
-                return Err(invalid(format!("latents have width {found}, the model has {width}")));
-            }
-            forced.push(Tensor::from_vec(array.nrows(), width, array.iter().copied().collect()));
-        }
+        let forced: Vec<Tensor> =
+            latents.iter().map(|array| self.thoughts_of(array)).collect::<PyResult<_>>()?;
         let (text, gold, kind) = question;
         let cancel = CancelToken::default();
         let request = Request {
@@ -179,6 +192,33 @@ impl PyEngine {
         let replies = self.replies(py, &[request], &cancel, None)?;
         let reply = replies.into_iter().next().ok_or_else(|| invalid("nothing was decoded"))?;
         PyReply::new(py, reply, gold.as_deref())
+    }
+
+    /// Hidden states of layers along a trajectory whose thoughts and tokens are given, perhaps its
+    /// logits, and how many positions are the prompt's, thoughts, end tokens and the answer's.
+    fn hidden_states<'py>(
+        &self,
+        py: Python<'py>,
+        trajectory: (String, Option<PyReadonlyArray2<'_, f32>>, Vec<u32>),
+        layers: Vec<usize>,
+        logits: bool,
+    ) -> PyResult<HiddenStatesTuple<'py>> {
+        let (question, latents, answer) = trajectory;
+        let thoughts = latents.as_ref().map(|array| self.thoughts_of(array)).transpose()?;
+        let thoughts = thoughts.unwrap_or_default();
+        let given = GivenTrajectory { question, thoughts, answer };
+        let reasoner = self.engine.reasoner();
+        let found = py.detach(|| reasoner.hidden_states(&given, &layers, logits)).map_err(raise)?;
+        let array = |tensor: Tensor| {
+            let shape = [tensor.rows(), tensor.cols()];
+            tensor.into_data().into_pyarray(py).reshape(shape)
+        };
+        let counts = [&found.prompt, &found.thoughts, &found.end, &found.answer];
+        Ok((
+            found.layers.into_iter().map(array).collect::<PyResult<_>>()?,
+            found.logits.map(array).transpose()?,
+            counts.map(ExactSizeIterator::len),
+        ))
     }
 
     /// The log-likelihood of each continuation after its context, and whether it is greedy.
@@ -229,7 +269,27 @@ impl PyEngine {
     }
 }
 
+/// Arrays of layers, the array of logits, and numbers of positions.
+type HiddenStatesTuple<'py> =
+    (Vec<Bound<'py, PyArray2<f32>>>, Option<Bound<'py, PyArray2<f32>>>, [usize; 4]);
+/// A question of which only the text matters.
+fn unanswered(text: String) -> library::Question {
+    let kind = library::AnswerKind::default();
+    library::Question { id: 0, text, gold: String::new(), kind, steps: Vec::new() }
+}
+
 impl PyEngine {
+    /// Thoughts in an array of Python's.
+    fn thoughts_of(&self, array: &PyReadonlyArray2<'_, f32>) -> PyResult<Tensor> {
+        let array = array.as_array();
+        let found = array.ncols();
+        let width = self.width();
+        if found != width {
+            return Err(invalid(format!("latents have width {found}, the model has {width}")));
+        }
+        Ok(Tensor::from_vec(array.nrows(), width, array.iter().copied().collect()))
+    }
+
     fn params(&self, sampling: &Sampling) -> PyResult<SamplingParams> {
         sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)
     }
@@ -270,8 +330,9 @@ pub fn check_reward_model(py: Python<'_>, name: &str) -> PyResult<String> {
 
 /// The questions in the text of a JSON list, read as a data file is; errors call it `name`.
 #[pyfunction]
-pub fn parse_questions(name: &str, text: &str) -> PyResult<Vec<QuestionTuple>> {
-    let questions = library::data::parse(Path::new(name), text.as_bytes(), None);
+pub fn parse_questions(name: &str, text: &str, fields: FieldTuple) -> PyResult<Vec<QuestionTuple>> {
+    let fields = field_names(fields);
+    let questions = library::data::parse_fields(Path::new(name), text.as_bytes(), &fields, None);
     Ok(questions.map_err(raise)?.iter().map(question_tuple).collect())
 }
 
@@ -280,10 +341,11 @@ pub fn parse_questions(name: &str, text: &str) -> PyResult<Vec<QuestionTuple>> {
 pub fn read_questions(
     py: Python<'_>,
     data: &str,
+    fields: FieldTuple,
     limit: Option<usize>,
     default_count: usize,
 ) -> PyResult<Vec<QuestionTuple>> {
     let limit = limit.map(|limit| positive("limit", limit)).transpose()?;
-    let read = || DataSource::parse(data)?.read(limit, default_count);
+    let read = || data_source(data, fields)?.read(limit, default_count);
     Ok(py.detach(read).map_err(raise)?.iter().map(question_tuple).collect())
 }

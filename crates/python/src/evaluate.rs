@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
-use crate::options::{self, QuestionTuple, Sampling, positive, question_tuple};
+use crate::options::{self, FieldTuple, QuestionTuple, Sampling, positive, question_tuple};
 use crate::scorer::PythonScorer;
 use crate::waiting::{ProgressEvent, wait_for};
 
@@ -48,6 +48,8 @@ pub struct PyEvaluation {
 #[pyo3(from_item_all)]
 pub struct EvalArguments {
     data: String,
+    /// The names of the fields of question, answer and steps.
+    fields: FieldTuple,
     /// Whether the questions are read: a worker is sent its own.
     read: bool,
     limit: Option<usize>,
@@ -80,7 +82,8 @@ impl PyEvaluation {
         let samples = sampling.samples.unwrap_or(DEFAULT_SAMPLES);
         let sampling = SamplingOptions { samples: Some(samples), ..sampling };
         let limit = arguments.limit.map(|limit| positive("limit", limit)).transpose()?;
-        let data = DataSource::parse(&arguments.data).map_err(raise)?;
+        let data =
+            options::data_source(&arguments.data, arguments.fields.clone()).map_err(raise)?;
         let read = || data.read(limit, arguments.default_count);
         let questions = if arguments.read { py.detach(read).map_err(raise)? } else { Vec::new() };
         if let Some(k) = arguments.ks.iter().find(|k| !(1..=samples.get() as usize).contains(*k)) {
@@ -186,22 +189,19 @@ impl PyEvaluation {
         cancel: CancelToken,
         work: impl FnOnce(&library::Evaluation<'_>) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        work(&library::Evaluation {
-            models: &engine.selection,
-            data: &self.data,
-            params: evaluation_params(&self.sampling, &engine.engine)?,
-            seeds: self.seeds.clone(),
-            ks: self.ks.clone(),
-            rules: self.rules.clone(),
-            out: self.out.clone(),
-            on_existing: self.on_existing,
-            keep_latents: self.keep_latents,
-            lens: self.lens,
-            scorer: self.scorer.clone(),
-            ablations: self.ablations.clone(),
-            cancel,
-            write_lock: Default::default(),
-        })
+        let params = evaluation_params(&self.sampling, &engine.engine)?;
+        let mut evaluation = library::Evaluation::new(&engine.selection, &self.data, params)
+            .seeds(self.seeds.clone())
+            .ks(self.ks.clone())
+            .rules(self.rules.clone())
+            .on_existing(self.on_existing)
+            .keep_latents(self.keep_latents)
+            .lens(self.lens)
+            .scorer(self.scorer.clone())
+            .ablations(self.ablations.clone())
+            .cancel(cancel);
+        evaluation.out.clone_from(&self.out);
+        work(&evaluation)
     }
 
     /// The manifest of its run.

@@ -28,6 +28,7 @@ mod ablate;
 mod aggregate;
 mod annotate;
 mod command;
+mod convert;
 mod download;
 mod engine;
 mod errors;
@@ -54,6 +55,8 @@ mod _core {
     use crate::annotate::PyAnnotation;
     #[pymodule_export]
     use crate::command::run_command_line;
+    #[pymodule_export]
+    use crate::convert::convert;
     #[pymodule_export]
     use crate::download::fetch;
     #[pymodule_export]

@@ -8,8 +8,8 @@ use latent_tts::record::MetricName;
 use latent_tts::sweep::METRICS;
 use latent_tts::tensor::Precision;
 use latent_tts::{
-    AblationKind, AnswerKind, DeviceKind, DeviceOptions, DropoutScope, DropoutSites, Family,
-    MaskLifetime, OnExisting, Question, Rule, SamplingOptions,
+    AblationKind, AnswerKind, DataSource, DeviceKind, DeviceOptions, DropoutScope, DropoutSites,
+    Error, Family, FieldNames, MaskLifetime, OnExisting, Question, Rule, SamplingOptions,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -34,8 +34,12 @@ pub fn question_tuple(question: &Question) -> QuestionTuple {
     (id, text, gold, kind.to_owned(), steps)
 }
 
-const KINDS: [(&str, AnswerKind); 3] =
-    [("number", AnswerKind::Number), ("math", AnswerKind::Math), ("choice", AnswerKind::Choice)];
+const KINDS: [(&str, AnswerKind); 4] = [
+    ("number", AnswerKind::Number),
+    ("math", AnswerKind::Math),
+    ("choice", AnswerKind::Choice),
+    ("yes_no", AnswerKind::YesNo),
+];
 
 pub fn answer_kind(name: &str) -> PyResult<AnswerKind> {
     named("answer_kind", name, &KINDS)
@@ -126,6 +130,7 @@ pub fn scope(name: &str) -> PyResult<DropoutScope> {
     let known = [
         ("thoughts", DropoutScope::Thoughts),
         ("prompt", DropoutScope::Prompt),
+        ("generated", DropoutScope::Generated),
         ("all", DropoutScope::All),
     ];
     named("scope", name, &known)
@@ -191,4 +196,17 @@ pub fn device_options(
         isa: None,
         deterministic,
     })
+}
+
+/// The fields of question, answer and steps, where they are named.
+pub type FieldTuple = (Option<String>, Option<String>, Option<String>);
+
+/// The names as the library takes them.
+pub fn field_names((question, answer, steps): FieldTuple) -> FieldNames {
+    FieldNames { question_field: question, answer_field: answer, steps_field: steps }
+}
+
+/// The data source of a name, with the names of its fields.
+pub fn data_source(name: &str, fields: FieldTuple) -> Result<DataSource, Error> {
+    DataSource::parse(name)?.with_fields(field_names(fields))
 }

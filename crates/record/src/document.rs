@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RecordError;
-use crate::manifest::{FORMAT, OLDEST_FORMAT};
+use schema::{FORMAT, OLDEST_FORMAT};
 
 /// Writes `content` to `path` as indented JSON, atomically.
 ///

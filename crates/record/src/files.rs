@@ -7,6 +7,7 @@ mod inputs;
 mod lock;
 mod model_dir;
 mod replace;
+mod write_guard;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -18,6 +19,7 @@ pub use inputs::InputPaths;
 pub use lock::{DirLock, remove_strays};
 pub use model_dir::{ExistingModel, ModelDir, check_no_weights};
 pub use replace::{is_standard_output, open_append, replace, write_atomic, write_output};
+pub use write_guard::{WriteGuard, write_guard};
 
 /// Opens a file for reading; pipes and devices, on which reading may never end, are refused.
 pub fn open_regular(path: &Path) -> io::Result<File> {

@@ -259,7 +259,7 @@ struct LatentsLayout {
 
 impl LatentsLayout {
     fn of(run: &RunDir, width: usize) -> Result<Self, RecordError> {
-        let run_digest = run.manifest().digest().finish();
+        let run_digest = crate::manifest::digest(run.manifest()).finish();
         let tensors = Map::from_iter([(METADATA.to_owned(), json!({ "run": run_digest }))]);
         let mut layout = Self { tensors, spans: Vec::new(), samples: 0, length: 0 };
         for sample in run.samples()? {

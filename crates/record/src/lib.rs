@@ -61,7 +61,7 @@ pub use error::RecordError;
 pub use files::{DirLock, Fingerprint};
 pub use latents::{LATENTS_FILE, LatentsWriter, verify_latents};
 pub use lines::JsonLines;
-pub use manifest::{FORMAT, FieldDifference, Manifest, first_difference};
+pub use manifest::{FORMAT, FieldDifference, Manifest, digest, first_difference};
 pub use question_record::QuestionRecord;
 pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Unanswered};
 pub use run_dir::RunDir;

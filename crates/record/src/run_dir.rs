@@ -11,7 +11,7 @@ use crate::document;
 use crate::error::RecordError;
 use crate::latents;
 use crate::lines::JsonLines;
-use crate::manifest::Manifest;
+use crate::manifest::{self, Manifest};
 use crate::results::Results;
 use crate::sample::{Sample, Validate};
 use crate::writer::{RunLock, RunWriter};
@@ -74,7 +74,7 @@ impl RunDir {
         let stored = path.join(MANIFEST_FILE);
         if stored.exists() {
             let found: Manifest = document::read_document(&stored)?;
-            found.check_resumable(manifest, &stored)?;
+            manifest::check_resumable(&found, manifest, &stored)?;
             return lock.resume(&found);
         }
         // Samples whose settings are unknown cannot be resumed.
@@ -111,7 +111,7 @@ impl RunDir {
 
     /// Iterates over the samples recorded so far.
     pub fn samples(&self) -> Result<JsonLines<Sample>, RecordError> {
-        JsonLines::open(&self.path.join(SAMPLES_FILE), Some(self.manifest.digest()))
+        JsonLines::open(&self.path.join(SAMPLES_FILE), Some(manifest::digest(&self.manifest)))
     }
 
     /// The total seconds by stage so far, over all resumptions.

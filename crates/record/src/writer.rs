@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::document;
 use crate::error::RecordError;
 use crate::lines::{add_digest, recover_lines};
-use crate::manifest::Manifest;
+use crate::manifest::{self, Manifest};
 use crate::run_dir::{MANIFEST_FILE, RunDir, SAMPLES_FILE, TIMINGS_FILE};
 use crate::sample::{Sample, Validate};
 use schema::StageSeconds;
@@ -88,7 +88,7 @@ impl<'a> RunLock<'a> {
     pub(crate) fn resume(self, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         let (samples, timings) = (self.path.join(SAMPLES_FILE), self.path.join(TIMINGS_FILE));
         let mut done = HashSet::new();
-        let run = manifest.digest();
+        let run = manifest::digest(manifest);
         recover_lines(&samples, Some(run.clone()), |sample: Sample, line| {
             match done.insert((sample.seed, sample.id)) {
                 true => Ok(()),

@@ -103,4 +103,20 @@ function addTools(figure) {
   section.querySelector("h2").append(tools);
 }
 
+/** A caption of more than three lines is folded, with a button that unfolds it. */
+function foldCaption(figure) {
+  const caption = $(figure.name).querySelector(".caption");
+  const button = make("button", { type: "button", class: "unfold", "aria-expanded": "false" }, "more");
+  const hideUnused = () => { button.hidden = caption.classList.contains("folded") && caption.scrollHeight <= caption.clientHeight + 1; };
+  button.addEventListener("click", () => {
+    const folded = caption.classList.toggle("folded");
+    button.setAttribute("aria-expanded", String(!folded));
+    button.textContent = folded ? "more" : "less";
+  });
+  caption.classList.add("folded");
+  caption.after(button);
+  new ResizeObserver(hideUnused).observe(caption);
+}
+
 figureData.forEach(addTools);
+figureData.forEach(foldCaption);

@@ -61,7 +61,7 @@ impl LatentsReader {
         };
         let run = header.metadata().as_ref().and_then(|entries| entries.get("run"));
         let damaged = match run {
-            Some(run) if *run == RunDir::open(dir)?.manifest().digest().finish() => {
+            Some(run) if *run == record::digest(RunDir::open(dir)?.manifest()).finish() => {
                 record::verify_latents(&path).err()
             }
             _ => Some("the thoughts of another run".to_owned()),

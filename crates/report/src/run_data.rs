@@ -47,7 +47,13 @@ impl SamplerInfo {
             Some(SamplerKind::Dropout) => sampling.dropout_p.map(f64::from),
             Some(SamplerKind::Noise) => sampling.noise_std.map(f64::from),
             Some(SamplerKind::Gumbel) => sampling.gumbel_tau.map(f64::from),
-            Some(SamplerKind::Tokens | SamplerKind::None | SamplerKind::Custom(_)) | None => None,
+            Some(
+                SamplerKind::Multiplex
+                | SamplerKind::Tokens
+                | SamplerKind::None
+                | SamplerKind::Custom(_),
+            )
+            | None => None,
         };
         match (sampling.sampler, strength) {
             (Some(SamplerKind::Dropout), Some(p)) => {

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use crate::latent_length::LatentLength;
+use crate::params::ColdStop;
 use crate::perturbation::DropoutSites;
 
 /// The defaults of a model: what its checkpoint says, else its family's.
@@ -19,4 +20,8 @@ pub struct ModelDefaults {
     pub noise_std: f32,
     /// The block outputs that dropout falls on.
     pub sites: DropoutSites,
+    /// When low entropy ends the thoughts.
+    pub cold_stop: Option<ColdStop>,
+    /// Whether thoughts are mixtures of a plain language model, which differ by Gumbel noise.
+    pub soft_thoughts: bool,
 }

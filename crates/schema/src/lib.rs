@@ -1,4 +1,5 @@
-//! Sampling parameters, defined once.
+//! What all interfaces and files share, defined once: sampling parameters, results, the manifest of
+//! a run, the log of a training.
 //!
 //! ```text
 //! command line, TOML, HTTP `latent`, Python keywords -> SamplingOptions
@@ -10,11 +11,15 @@
 //! one description everywhere. [`SamplingOptions::resolve`] fills the open fields in with the
 //! model's defaults and refuses fields of another sampler. The result, [`SamplingParams`], has no
 //! options left; serialized, it is a complete set of options again. Results have one definition as
-//! well: [`TrajectoryRecord`], [`Vote`], [`ComputeCost`] and [`StageSeconds`].
+//! well ([`TrajectoryRecord`], [`Vote`], [`ComputeCost`], [`StageSeconds`]), and so have the
+//! [`Manifest`] of a run and the log of a training ([`StepRecord`], [`EvalRecord`],
+//! [`TrainTiming`]). Voting rules and early stopping are functions of trajectories, whose names
+//! come from [`aggregate`].
 
 mod defaults;
 mod latent_length;
 mod latent_sampler;
+mod manifest;
 mod number;
 mod options;
 mod output;
@@ -22,12 +27,18 @@ mod params;
 mod perturbation;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+mod training_log;
 
+pub use aggregate::{Confidence, EarlyStop, Rule, Signals, StopReason, VoteParams, VotingRule};
 pub use defaults::ModelDefaults;
 pub use latent_length::{InvalidLength, LatentLength, LengthRange};
 pub use latent_sampler::{CustomSampler, LatentSampler, SamplerNameTaken, ThoughtKey};
+pub use manifest::{FORMAT, Manifest, OLDEST_FORMAT};
 pub use number::{InvalidNumber, NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
 pub use options::{SamplerKind, SamplingError, SamplingOptions};
 pub use output::{ComputeCost, StageSeconds, TrajectoryRecord, Vote};
-pub use params::{AdaptiveSampling, BeamSize, SamplingParams};
-pub use perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation, PromptSharing};
+pub use params::{AdaptiveSampling, BeamSize, ColdStop, SamplingParams};
+pub use perturbation::{
+    DropoutScope, DropoutSites, MaskLifetime, OneSidedNoise, Perturbation, PromptSharing,
+};
+pub use training_log::{EvalRecord, Losses, StepRecord, TrainTiming};

@@ -140,6 +140,8 @@ impl Temperature {
 impl TopP {
     /// The whole distribution.
     pub const ONE: Self = Self(1.0);
+    /// The nucleus that published samplers most often have.
+    pub const PUBLISHED: Self = Self(0.95);
 }
 
 #[cfg(test)]

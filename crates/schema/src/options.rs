@@ -12,8 +12,8 @@ use crate::defaults::ModelDefaults;
 use crate::latent_length::LatentLength;
 use crate::latent_sampler::CustomSampler;
 use crate::number::{NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
-use crate::params::{AdaptiveSampling, BeamSize, SamplingParams};
-use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, Perturbation};
+use crate::params::{AdaptiveSampling, BeamSize, ColdStop, SamplingParams};
+use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, OneSidedNoise, Perturbation};
 
 /// How to sample and aggregate; what is not given is the model's default.
 ///
@@ -32,8 +32,9 @@ pub struct SamplingOptions {
     )]
     pub samples: Option<NonZeroU32>,
 
-    /// What makes trajectories differ: dropout, noise, gumbel, tokens or none [default: the sampler
-    /// that the given fields belong to, else dropout, or tokens where there are no thoughts]
+    /// What makes trajectories differ: dropout, noise, gumbel, multiplex, tokens or none [default:
+    /// the sampler that the given fields belong to, else dropout, or tokens where there are no
+    /// thoughts, or gumbel where thoughts are soft]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub sampler: Option<SamplerKind>,
@@ -53,7 +54,8 @@ pub struct SamplingOptions {
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub sites: Option<DropoutSites>,
 
-    /// Dropout: the forward passes it is applied in [default: thoughts]
+    /// Dropout: the forward passes it is applied in [default: thoughts, or generated where there
+    /// are no thoughts]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub scope: Option<DropoutScope>,
@@ -81,13 +83,32 @@ pub struct SamplingOptions {
     )]
     pub gumbel_tau: Option<Temperature>,
 
-    /// Tokens: the softmax temperature, above 0 [default: 1]
+    /// Gumbel: one-sided noise on the nucleus (top_p) and the mixture's tokens, as Latent-GRPO
+    /// samples [default: false]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(),
+    ))]
+    pub one_sided: Option<bool>,
+
+    /// Gumbel: the factor of one-sided noise, above 0 [default: 1]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FACTOR", allow_negative_numbers = true))]
+    pub gumbel_scale: Option<Temperature>,
+
+    /// Multiplex: the sampled tokens that each thought averages [default: 3]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "K"))]
+    pub multiplex_width: Option<NonZeroU32>,
+
+    /// Tokens, multiplex: the softmax temperature, above 0 [default: 1]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub temperature: Option<Temperature>,
 
-    /// Tokens: sample from the smallest set with this total probability, above 0 and at most 1
-    /// [default: 1]
+    /// Tokens, multiplex, one-sided gumbel: sample from the smallest set with this total
+    /// probability, above 0 and at most 1 [default: 1, for one-sided gumbel 0.95]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", allow_negative_numbers = true))]
     pub top_p: Option<TopP>,
@@ -98,6 +119,18 @@ pub struct SamplingOptions {
     #[serde(alias = "thoughts", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, visible_alias = "thoughts", value_name = "T"))]
     pub latent_length: Option<LatentLength>,
+
+    /// Soft thinking: end the thoughts when the entropy of the next token, in nats, stays below
+    /// this (Cold Stop); 0 never does [default: the method's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NATS", allow_negative_numbers = true))]
+    pub cold_stop_entropy: Option<Weight>,
+
+    /// Soft thinking: the number of consecutive thoughts of low entropy that end thinking [default:
+    /// the method's]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT"))]
+    pub cold_stop_steps: Option<NonZeroU32>,
 
     /// Maximum number of answer tokens [default: the value in the model's config.json, else the
     /// family's]
@@ -221,8 +254,10 @@ pub enum SamplerKind {
     Dropout,
     /// Gaussian noise on every thought (noise_std)
     Noise,
-    /// Gumbel noise on thoughts that are mixtures of token embeddings, Latent-SFT's (gumbel_tau)
+    /// Gumbel noise on thoughts that are mixtures of token embeddings (gumbel_tau, one_sided)
     Gumbel,
+    /// Thoughts that average sampled tokens' embeddings (multiplex_width, temperature, top_p)
+    Multiplex,
     /// Sampled answer tokens (temperature, top_p)
     Tokens,
     /// Nothing: all trajectories are the same
@@ -235,8 +270,8 @@ pub enum SamplerKind {
 
 impl SamplerKind {
     /// All built-in samplers.
-    pub const BUILT_IN: [Self; 5] =
-        [Self::Dropout, Self::Noise, Self::Gumbel, Self::Tokens, Self::None];
+    pub const BUILT_IN: [Self; 6] =
+        [Self::Dropout, Self::Noise, Self::Gumbel, Self::Multiplex, Self::Tokens, Self::None];
 
     /// The name in every interface.
     pub fn name(self) -> &'static str {
@@ -244,6 +279,7 @@ impl SamplerKind {
             Self::Dropout => "dropout",
             Self::Noise => "noise",
             Self::Gumbel => "gumbel",
+            Self::Multiplex => "multiplex",
             Self::Tokens => "tokens",
             Self::None => "none",
             Self::Custom(sampler) => sampler.name(),
@@ -313,7 +349,7 @@ pub enum SamplingError {
         switch: &'static str,
     },
     /// No sampler has this name.
-    #[error("unknown sampler {0:?}; use one of dropout, noise, gumbel, tokens, none")]
+    #[error("unknown sampler {0:?}; use one of dropout, noise, gumbel, multiplex, tokens, none")]
     UnknownSampler(String),
 }
 
@@ -331,6 +367,8 @@ impl SamplingError {
 
 /// The confidence at which adaptive sampling stops by default.
 const DEFAULT_CONFIDENCE: f64 = 0.95;
+/// The tokens of a multiplexed thought by default, as published.
+const DEFAULT_MULTIPLEX: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 impl SamplingOptions {
     /// The model's defaults with so many samples.
@@ -350,9 +388,14 @@ impl SamplingOptions {
             mask: self.mask.or(defaults.mask),
             noise_std: self.noise_std.or(defaults.noise_std),
             gumbel_tau: self.gumbel_tau.or(defaults.gumbel_tau),
+            one_sided: self.one_sided.or(defaults.one_sided),
+            gumbel_scale: self.gumbel_scale.or(defaults.gumbel_scale),
+            multiplex_width: self.multiplex_width.or(defaults.multiplex_width),
             temperature: self.temperature.or(defaults.temperature),
             top_p: self.top_p.or(defaults.top_p),
             latent_length: self.latent_length.or(defaults.latent_length),
+            cold_stop_entropy: self.cold_stop_entropy.or(defaults.cold_stop_entropy),
+            cold_stop_steps: self.cold_stop_steps.or(defaults.cold_stop_steps),
             max_new_tokens: self.max_new_tokens.or(defaults.max_new_tokens),
             greedy: self.greedy.or(defaults.greedy),
             seed: self.seed.or(defaults.seed),
@@ -379,44 +422,65 @@ impl SamplingOptions {
             mask: self.mask,
             noise_std: self.noise_std,
             gumbel_tau: self.gumbel_tau,
+            one_sided: self.one_sided,
+            gumbel_scale: self.gumbel_scale,
+            multiplex_width: self.multiplex_width,
             temperature: self.temperature,
             top_p: self.top_p,
             ..Self::default()
         }
     }
 
-    /// The fields that belong to one sampler and are given, with their samplers.
-    fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, SamplerKind)> {
-        let fields = [
-            ("dropout_p", SamplerKind::Dropout, self.dropout_p.is_some()),
-            ("sites", SamplerKind::Dropout, self.sites.is_some()),
-            ("scope", SamplerKind::Dropout, self.scope.is_some()),
-            ("mask", SamplerKind::Dropout, self.mask.is_some()),
-            ("noise_std", SamplerKind::Noise, self.noise_std.is_some()),
-            ("gumbel_tau", SamplerKind::Gumbel, self.gumbel_tau.is_some()),
-            ("temperature", SamplerKind::Tokens, self.temperature.is_some()),
-            ("top_p", SamplerKind::Tokens, self.top_p.is_some()),
+    /// The given fields that belong to samplers, each with the samplers that read it.
+    fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, &'static [SamplerKind])> {
+        use SamplerKind::{Dropout, Gumbel, Multiplex, Noise, Tokens};
+        let fields: [(&'static str, &'static [SamplerKind], bool); 11] = [
+            ("dropout_p", &[Dropout], self.dropout_p.is_some()),
+            ("sites", &[Dropout], self.sites.is_some()),
+            ("scope", &[Dropout], self.scope.is_some()),
+            ("mask", &[Dropout], self.mask.is_some()),
+            ("noise_std", &[Noise], self.noise_std.is_some()),
+            ("gumbel_tau", &[Gumbel], self.gumbel_tau.is_some()),
+            ("one_sided", &[Gumbel], self.one_sided.is_some()),
+            ("gumbel_scale", &[Gumbel], self.gumbel_scale.is_some()),
+            ("multiplex_width", &[Multiplex], self.multiplex_width.is_some()),
+            ("temperature", &[Tokens, Multiplex], self.temperature.is_some()),
+            ("top_p", &[Tokens, Multiplex, Gumbel], self.top_p.is_some()),
         ];
-        fields.into_iter().filter(|(_, _, given)| *given).map(|(field, kind, _)| (field, kind))
+        fields.into_iter().filter(|(.., given)| *given).map(|(field, kinds, _)| (field, kinds))
     }
 
     /// The requested sampler, or the one that the given fields belong to.
     ///
     /// # Errors
     ///
-    /// When a given field belongs to another sampler.
+    /// When a given field belongs to another sampler, or the nucleus to Gumbel noise that has none.
     pub fn sampler_kind(&self) -> Result<Option<SamplerKind>, SamplingError> {
-        let first = self.sampler_fields().next();
-        let Some(kind) = self.sampler.or(first.map(|(_, kind)| kind)) else { return Ok(None) };
-        let Some((field, other)) = self.sampler_fields().find(|(_, of)| *of != kind) else {
-            return Ok(Some(kind));
+        let Some((first, kinds)) = self.sampler_fields().next() else { return Ok(self.sampler) };
+        let admits = |kind: SamplerKind| self.sampler_fields().all(|(_, of)| of.contains(&kind));
+        let kind = match self.sampler {
+            Some(kind) => kind,
+            None => kinds.iter().copied().find(|kind| admits(*kind)).unwrap_or(kinds[0]),
         };
-        Err(match (self.sampler, first) {
-            (None, Some((first, of))) => {
-                SamplingError::Ambiguous { first, of, second: field, other }
+        let stranger = self.sampler_fields().find(|(_, of)| !of.contains(&kind));
+        match (stranger, self.sampler) {
+            (None, _) => self.check_one_sided(kind),
+            (Some((field, _)), Some(sampler)) => Err(SamplingError::Misplaced { field, sampler }),
+            (Some((second, of)), None) => {
+                Err(SamplingError::Ambiguous { first, of: kind, second, other: of[0] })
             }
-            _ => SamplingError::Misplaced { field, sampler: kind },
-        })
+        }
+    }
+
+    /// Only one-sided Gumbel noise has a nucleus and a factor.
+    fn check_one_sided(&self, kind: SamplerKind) -> Result<Option<SamplerKind>, SamplingError> {
+        let is_plain = kind == SamplerKind::Gumbel && self.one_sided != Some(true);
+        let needs =
+            [("top_p", self.top_p.is_some()), ("gumbel_scale", self.gumbel_scale.is_some())];
+        match needs.into_iter().find(|(_, given)| is_plain && *given) {
+            Some((field, _)) => Err(SamplingError::SwitchedOff { field, switch: "one_sided" }),
+            None => Ok(Some(kind)),
+        }
     }
 
     /// The perturbation for a model; its default where the options name none.
@@ -432,7 +496,7 @@ impl SamplingOptions {
         let dropout = |p| Perturbation::Dropout {
             p,
             sites: self.sites.unwrap_or(model.sites),
-            scope: self.scope.unwrap_or_default(),
+            scope: self.scope.unwrap_or_else(|| DropoutScope::default_for(model.latent_length)),
             mask: self.mask.unwrap_or_default(),
         };
         Ok(match self.sampler_kind()? {
@@ -446,9 +510,18 @@ impl SamplingOptions {
             Some(SamplerKind::Noise) => Perturbation::Gaussian {
                 std: self.noise_std.map_or(model.noise_std, NoiseStd::get),
             },
-            Some(SamplerKind::Gumbel) => {
-                Perturbation::Gumbel { tau: self.gumbel_tau.unwrap_or(Temperature::ONE) }
-            }
+            Some(SamplerKind::Gumbel) => Perturbation::Gumbel {
+                tau: self.gumbel_tau.unwrap_or(Temperature::ONE),
+                one_sided: self.one_sided.filter(|one_sided| *one_sided).map(|_| OneSidedNoise {
+                    scale: self.gumbel_scale.unwrap_or(Temperature::ONE),
+                    top_p: self.top_p.unwrap_or(OneSidedNoise::TOP_P),
+                }),
+            },
+            Some(SamplerKind::Multiplex) => Perturbation::Multiplex {
+                width: self.multiplex_width.unwrap_or(DEFAULT_MULTIPLEX),
+                temperature: self.temperature.unwrap_or(Temperature::ONE),
+                top_p: self.top_p.unwrap_or(TopP::ONE),
+            },
             Some(SamplerKind::Tokens) => Perturbation::Tokens {
                 temperature: self.temperature.unwrap_or(Temperature::ONE),
                 top_p: self.top_p.unwrap_or(TopP::ONE),
@@ -466,6 +539,15 @@ impl SamplingOptions {
                 .map_or(defaults.likelihood_weight, Weight::get),
             lcb_coefficient: self.lcb_coefficient.map_or(defaults.lcb_coefficient, Weight::get),
         }
+    }
+
+    /// When low entropy ends the thoughts: as given, else as the model does.
+    fn cold_stop(&self, model: &ModelDefaults) -> Option<ColdStop> {
+        let given = self.cold_stop_entropy.is_some() || self.cold_stop_steps.is_some();
+        let base = model.cold_stop.or(given.then_some(ColdStop::PUBLISHED))?;
+        let entropy = self.cold_stop_entropy.map_or(base.entropy, |nats| nats.get() as f32);
+        let steps = self.cold_stop_steps.unwrap_or(base.steps);
+        Some(ColdStop { entropy, steps })
     }
 
     fn beam_size(&self, samples: NonZeroUsize) -> Result<Option<BeamSize>, SamplingError> {
@@ -517,6 +599,7 @@ impl SamplingOptions {
             beam: self.beam_size(samples)?,
             perturbation: self.perturbation(&model)?,
             length: self.latent_length.unwrap_or(model.latent_length),
+            cold_stop: self.cold_stop(&model),
             max_new_tokens: self.max_new_tokens.map_or(model.max_new_tokens, to_usize),
             seed: self.seed.unwrap_or(0),
             rule: self.rule,
@@ -527,6 +610,11 @@ impl SamplingOptions {
 
 fn to_usize(n: NonZeroU32) -> NonZeroUsize {
     NonZeroUsize::try_from(n).unwrap_or(NonZeroUsize::MAX)
+}
+
+/// The shortest decimal of an f32, because widening adds digits.
+fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 fn to_u32(n: NonZeroUsize) -> NonZeroU32 {
@@ -552,9 +640,21 @@ impl From<Perturbation> for SamplingOptions {
             Perturbation::Gaussian { std } => {
                 Self { sampler: Some(SamplerKind::Noise), noise_std: NoiseStd::new(std), ..open }
             }
-            Perturbation::Gumbel { tau } => {
-                Self { sampler: Some(SamplerKind::Gumbel), gumbel_tau: Some(tau), ..open }
-            }
+            Perturbation::Gumbel { tau, one_sided } => Self {
+                sampler: Some(SamplerKind::Gumbel),
+                gumbel_tau: Some(tau),
+                one_sided: one_sided.map(|_| true),
+                gumbel_scale: one_sided.map(|noise| noise.scale),
+                top_p: one_sided.map(|noise| noise.top_p),
+                ..open
+            },
+            Perturbation::Multiplex { width, temperature, top_p } => Self {
+                sampler: Some(SamplerKind::Multiplex),
+                multiplex_width: Some(width),
+                temperature: Some(temperature),
+                top_p: Some(top_p),
+                ..open
+            },
             Perturbation::Tokens { temperature, top_p } => Self {
                 sampler: Some(SamplerKind::Tokens),
                 temperature: Some(temperature),
@@ -571,6 +671,8 @@ impl From<SamplingParams> for SamplingOptions {
         Self {
             samples: Some(to_u32(params.samples)),
             latent_length: Some(params.length),
+            cold_stop_entropy: params.cold_stop.and_then(|stop| Weight::new(decimal(stop.entropy))),
+            cold_stop_steps: params.cold_stop.map(|stop| stop.steps),
             max_new_tokens: Some(to_u32(params.max_new_tokens)),
             greedy: Some(params.greedy),
             seed: Some(params.seed),
@@ -600,6 +702,8 @@ mod tests {
         dropout_p: 0.2,
         noise_std: 0.6,
         sites: DropoutSites::BOTH,
+        cold_stop: None,
+        soft_thoughts: false,
     };
 
     fn resolve(options: Value) -> Result<SamplingParams, String> {
@@ -630,6 +734,45 @@ mod tests {
         let off = resolve(json!({ "beam": false, "beam_width": 4 })).unwrap_err();
         assert_eq!(off, "beam_width has no effect with beam off; leave one of them out");
         assert!(resolve(json!({ "adaptive": false, "target_confidence": 0.9 })).is_err());
+    }
+
+    #[test]
+    fn fields_of_several_samplers_follow_the_others() {
+        let of = |options: Value| resolve(options).unwrap().perturbation;
+        assert!(matches!(of(json!({ "top_p": 0.9 })), Perturbation::Tokens { .. }));
+        let multiplex = of(json!({ "top_p": 0.9, "multiplex_width": 2 }));
+        assert!(matches!(multiplex, Perturbation::Multiplex { .. }), "{multiplex:?}");
+        let one_sided = of(json!({ "one_sided": true }));
+        let expected = OneSidedNoise { scale: Temperature::ONE, top_p: OneSidedNoise::TOP_P };
+        let expected = Perturbation::Gumbel { tau: Temperature::ONE, one_sided: Some(expected) };
+        assert_eq!(one_sided, expected);
+        for field in ["top_p", "gumbel_scale"] {
+            let error = resolve(json!({ "sampler": "gumbel", field: 0.9 })).unwrap_err();
+            assert!(error.contains(field) && error.contains("one_sided off"), "{error}");
+        }
+        assert!(resolve(json!({ "temperature": 0.5, "gumbel_tau": 1 })).is_err());
+    }
+
+    #[test]
+    fn dropout_without_thoughts_reaches_what_is_generated() {
+        let params = resolve(json!({ "sampler": "dropout", "latent_length": 0 })).unwrap();
+        let Perturbation::Dropout { scope, .. } = params.perturbation else { panic!("{params:?}") };
+        assert_eq!(scope, DropoutScope::Generated);
+        assert!(params.perturbation.affects_answer());
+    }
+
+    #[test]
+    fn cold_stop_is_the_models_unless_given() {
+        let soft = ModelDefaults { cold_stop: Some(ColdStop::PUBLISHED), ..MODEL };
+        let of = |options: Value, model: ModelDefaults| {
+            let options: SamplingOptions = serde_json::from_value(options).unwrap();
+            options.resolve(model).unwrap().cold_stop
+        };
+        assert_eq!(of(json!({}), MODEL), None);
+        assert_eq!(of(json!({}), soft), Some(ColdStop::PUBLISHED));
+        assert!(!of(json!({ "cold_stop_entropy": 0 }), soft).unwrap().is_on());
+        let given = of(json!({ "cold_stop_steps": 3 }), MODEL).unwrap();
+        assert_eq!((given.steps.get(), given.entropy), (3, ColdStop::PUBLISHED.entropy));
     }
 
     #[test]
@@ -664,6 +807,10 @@ mod tests {
             json!({ "noise_std": 0.25, "latent_length": "<=64", "beam": true, "samples": 64 }),
             json!({ "gumbel_tau": 0.5, "rule": "lcb", "lcb_coefficient": 2.5, "adaptive": true }),
             json!({ "temperature": 0.7, "top_p": 0.95, "max_new_tokens": 9, "beam_width": 3 }),
+            json!({ "one_sided": true, "gumbel_scale": 0.5, "top_p": 0.9, "gumbel_tau": 2 }),
+            json!({ "multiplex_width": 4, "temperature": 0.6, "top_p": 0.9 }),
+            json!({ "sampler": "none", "cold_stop_entropy": 0.05, "cold_stop_steps": 12 }),
+            json!({ "scope": "generated", "latent_length": 0 }),
             json!({ "sampler": "none", "vote_temperature": 0.5, "likelihood_weight": 0 }),
         ] {
             let params = resolve(options).unwrap();

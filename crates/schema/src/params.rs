@@ -1,6 +1,6 @@
 //! Sampling parameters without open fields: what a request runs with and a manifest records.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 use aggregate::{Confidence, Rule, VoteParams};
 use serde::Serialize;
@@ -12,6 +12,23 @@ use crate::options::SamplingOptions;
 use crate::perturbation::{DropoutScope, MaskLifetime, Perturbation};
 
 /// How one request is sampled and aggregated.
+///
+/// ```
+/// use latent_tts_schema::{ModelDefaults, SamplingOptions, SamplingParams};
+///
+/// # let model = ModelDefaults {
+/// #     latent_length: "6".parse()?, max_new_tokens: 64.try_into()?, dropout_p: 0.2,
+/// #     noise_std: 0.6, sites: latent_tts_schema::DropoutSites::BOTH,
+/// # };
+/// let options: SamplingOptions =
+///     serde_json::from_str(r#"{"samples": 16, "noise_std": 0.3, "rule": "weighted"}"#)?;
+/// let params = options.resolve(model)?;
+/// assert_eq!(params.samples.get(), 16);
+/// // Recorded, they are options that resolve to the same for every model.
+/// let recorded = serde_json::to_value(params)?;
+/// assert_eq!((&recorded["sampler"], &recorded["latent_length"]), (&"noise".into(), &6.into()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(into = "SamplingOptions")]
 pub struct SamplingParams {
@@ -27,6 +44,8 @@ pub struct SamplingParams {
     pub perturbation: Perturbation,
     /// Thoughts of each trajectory.
     pub length: LatentLength,
+    /// When low entropy ends the thoughts of mixtures.
+    pub cold_stop: Option<ColdStop>,
     /// Answer tokens of each trajectory, at most.
     pub max_new_tokens: NonZeroUsize,
     /// The seed of all random numbers.
@@ -60,6 +79,25 @@ impl BeamSize {
     }
 }
 
+/// Cold Stop of Soft Thinking: thoughts end when the next token has been almost certain for long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ColdStop {
+    /// In nats: the entropy below which a thought counts.
+    pub entropy: f32,
+    /// Consecutive thoughts that count, at which thinking ends.
+    pub steps: NonZeroU32,
+}
+
+impl ColdStop {
+    /// Whether any entropy is below its threshold.
+    pub fn is_on(self) -> bool {
+        self.entropy > 0.0
+    }
+
+    /// The published values.
+    pub const PUBLISHED: Self = Self { entropy: 0.01, steps: NonZeroU32::new(256).unwrap() };
+}
+
 /// Samples are drawn in rounds; after each the vote is looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveSampling {
@@ -73,13 +111,16 @@ impl AdaptiveSampling {
 }
 
 impl SamplingParams {
-    /// The model's defaults with one sample: dropout on thoughts, or sampled tokens for a model
-    /// without thoughts.
+    /// The model's defaults with one sample: dropout on thoughts, Gumbel noise where thoughts are
+    /// soft, or sampled tokens for a model without thoughts.
     pub fn defaults_for(model: impl Into<ModelDefaults>) -> Self {
         let model = model.into();
         let perturbation = match (model.latent_length, Probability::new(model.dropout_p)) {
             (LatentLength::None, _) => {
                 Perturbation::Tokens { temperature: Temperature::ONE, top_p: TopP::ONE }
+            }
+            _ if model.soft_thoughts => {
+                Perturbation::Gumbel { tau: Temperature::ONE, one_sided: None }
             }
             (_, Some(p)) => Perturbation::Dropout {
                 p,
@@ -96,6 +137,7 @@ impl SamplingParams {
             beam: None,
             perturbation,
             length: model.latent_length,
+            cold_stop: model.cold_stop,
             max_new_tokens: model.max_new_tokens,
             seed: 0,
             rule: None,

@@ -1,8 +1,11 @@
 //! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, Gumbel noise
-//! on the mixtures they are, or sampled answer tokens.
+//! on the mixtures they are, averages of sampled tokens, or sampled answer tokens.
+
+use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
+use crate::latent_length::LatentLength;
 use crate::latent_sampler::CustomSampler;
 use crate::number::{Probability, Temperature, TopP};
 
@@ -100,16 +103,27 @@ pub enum DropoutScope {
     Thoughts,
     /// The whole prompt as well, as the published Python code does; no prefix can be shared
     Prompt,
+    /// What is generated: thoughts, end tokens and the answer
+    ///
+    /// The prompt is unperturbed and shared by all trajectories, which have its first hidden state
+    /// in common.
+    Generated,
     /// Every pass, the answer's included
     All,
 }
 
 impl DropoutScope {
-    /// `thoughts`, `prompt` or `all`.
+    /// The scope that is meant where none is given: without thoughts dropout on them does nothing.
+    pub fn default_for(length: LatentLength) -> Self {
+        if length == LatentLength::None { Self::Generated } else { Self::Thoughts }
+    }
+
+    /// `thoughts`, `prompt`, `generated` or `all`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Thoughts => "thoughts",
             Self::Prompt => "prompt",
+            Self::Generated => "generated",
             Self::All => "all",
         }
     }
@@ -165,6 +179,17 @@ pub enum Perturbation {
     Gumbel {
         /// Towards 0 a thought is one sampled token's embedding; above 1 the weights even out.
         tau: Temperature,
+        /// Latent-GRPO's noise, which never lowers a token's score.
+        one_sided: Option<OneSidedNoise>,
+    },
+    /// A thought is the average embedding of tokens that are sampled independently.
+    Multiplex {
+        /// How many.
+        width: NonZeroU32,
+        /// Divides the logits.
+        temperature: Temperature,
+        /// Tokens are drawn from the smallest set with this total probability.
+        top_p: TopP,
     },
     /// Answer tokens are sampled; thoughts, if there are any, are the same in every trajectory.
     Tokens {
@@ -175,6 +200,20 @@ pub enum Perturbation {
     },
     /// A function of the calling program changes every thought just before it is fed.
     Custom(CustomSampler),
+}
+
+/// Gumbel noise clipped to [-1.5, 3] and shifted to begin at 0, on the scores of a nucleus.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneSidedNoise {
+    /// Its factor.
+    pub scale: Temperature,
+    /// The share of the nucleus, which has at least the mixture's tokens.
+    pub top_p: TopP,
+}
+
+impl OneSidedNoise {
+    /// The published share.
+    pub const TOP_P: TopP = TopP::PUBLISHED;
 }
 
 /// How much of a prompt's keys and values the trajectories of a question share.
@@ -193,13 +232,20 @@ impl Perturbation {
     pub fn prompt_sharing(&self) -> PromptSharing {
         match self {
             Self::Dropout { scope: DropoutScope::Thoughts, .. } => PromptSharing::AllButLast,
+            Self::Dropout { scope: DropoutScope::Generated, .. } => PromptSharing::Whole,
             Self::Dropout { .. } => PromptSharing::Nothing,
             Self::None
             | Self::Gaussian { .. }
             | Self::Gumbel { .. }
+            | Self::Multiplex { .. }
             | Self::Tokens { .. }
             | Self::Custom(_) => PromptSharing::Whole,
         }
+    }
+
+    /// Whether it is made for thoughts that are mixtures of token embeddings.
+    pub fn needs_mixtures(&self) -> bool {
+        matches!(self, Self::Gumbel { .. } | Self::Multiplex { .. })
     }
 
     /// Whether it is dropout.
@@ -214,12 +260,13 @@ impl Perturbation {
             Self::Dropout { scope: DropoutScope::Thoughts, .. }
                 | Self::Gaussian { .. }
                 | Self::Gumbel { .. }
+                | Self::Multiplex { .. }
                 | Self::Custom(_)
         )
     }
 
     /// Whether dropout goes on after the last thought.
     pub fn affects_answer(&self) -> bool {
-        matches!(self, Self::Dropout { scope: DropoutScope::All, .. })
+        matches!(self, Self::Dropout { scope: DropoutScope::All | DropoutScope::Generated, .. })
     }
 }

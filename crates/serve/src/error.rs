@@ -212,11 +212,13 @@ impl From<EngineError> for ApiError {
             }
             EngineError::UnknownToken { .. } => Self::field("prompt", message),
             EngineError::Memory { .. } => Self::field("max_tokens", message),
-            EngineError::BeamMemory { .. } | EngineError::NothingToSearch => {
-                Self::field("latent.beam", message)
+            EngineError::BeamMemory { .. }
+            | EngineError::NothingToSearch
+            | EngineError::ParallelThoughts { .. } => Self::field("latent.beam", message),
+            EngineError::EndlessThoughts { .. } => Self::field("latent.latent_length", message),
+            EngineError::NothingToPerturb { .. } | EngineError::NothingToMix { .. } => {
+                Self::field("latent.sampler", message)
             }
-            EngineError::EndlessThoughts { .. } => Self::field("latent.thoughts", message),
-            EngineError::NothingToPerturb { .. } => Self::field("latent.sampler", message),
             EngineError::PassFailed { .. } => {
                 let unavailable = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
                 Self { retry_after: Some(SECOND), ..unavailable }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
 use latent_tts::SamplingOptions;
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
@@ -16,18 +17,18 @@ const MAX_SHOWN_NAME: usize = 64;
 /// Jaro-Winkler similarity from which a known field is suggested for an unknown one.
 const MIN_SIMILARITY: f64 = 0.7;
 
-/// The JSON schema of the sampling options, without references: it is a part of other schemas.
-pub(crate) fn sampling_schema() -> Value {
+/// The JSON schema of a shared type, without references: it is a part of other schemas.
+pub(crate) fn schema_of<T: JsonSchema>() -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-    settings.into_generator().into_root_schema_for::<SamplingOptions>().to_value()
+    settings.into_generator().into_root_schema_for::<T>().to_value()
 }
 
 /// The names of the sampling options, from their schema.
 pub(crate) fn sampling_fields() -> &'static [String] {
     static FIELDS: OnceLock<Vec<String>> = OnceLock::new();
     FIELDS.get_or_init(|| {
-        let schema = sampling_schema();
+        let schema = schema_of::<SamplingOptions>();
         schema["properties"]
             .as_object()
             .into_iter()

@@ -152,8 +152,17 @@ impl Generation {
             progress: (self.stream.is_some() && self.choices == Choices::Vote)
                 || self.deadline.is_some(),
             latents: self.returned.thoughts || self.inspection.map.is_some(),
-            tokens: false,
+            tokens: self.streams_tokens(),
         }
+    }
+
+    /// Whether answers are sent token by token: where one is chosen among several, or written in a
+    /// requested format, no text is known before the end.
+    fn streams_tokens(&self) -> bool {
+        let is_alone = self.choices == Choices::Each || self.params.samples.get() == 1;
+        let is_plain =
+            self.params.beam.is_none() && self.format.is_none() && self.deadline.is_none();
+        self.stream.is_some() && is_alone && is_plain
     }
 
     /// Choices of each prompt.

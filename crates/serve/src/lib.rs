@@ -42,6 +42,7 @@ mod state;
 mod stream;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+mod text_stream;
 mod traces;
 mod upstream;
 mod web_ui;

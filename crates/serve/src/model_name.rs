@@ -47,7 +47,8 @@ impl NamedBudget {
             None => (Some(suffix), None),
         };
         let rule = rule.map(|rule| Rule::from_name(rule).ok_or_else(wrong)).transpose()?;
-        let samples = samples.map(|count| count.parse().map_err(|_| wrong())).transpose()?;
+        let count = |count: &str| count.parse().ok().filter(|&count| count > 0).ok_or_else(wrong);
+        let samples = samples.map(count).transpose()?;
         Ok(Self { rule, samples })
     }
 
@@ -92,7 +93,7 @@ mod tests {
         assert_eq!(parse("majority"), budget(Some(Rule::MAJORITY), None));
         assert_eq!(parse("8"), budget(None, Some(8)));
         assert_eq!(parse("best_of-4"), budget(Rule::from_name("best_of"), Some(4)));
-        for wrong in ["", "coin", "weighted-", "weighted-x", "-3", "8x"] {
+        for wrong in ["", "coin", "weighted-", "weighted-x", "weighted-0", "0", "-3", "8x"] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }

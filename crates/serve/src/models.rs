@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use engine::scheduler::{Scheduler, SchedulerStats};
 use engine::{Engine, Reasoner};
-use latent_tts::notes;
+use latent_tts::notes::{self, Note};
 use model::ModelFiles;
 use serde_json::{Map, Value, json};
 
@@ -79,11 +79,31 @@ impl ServedModel {
         self.engine().reasoner()
     }
 
-    /// The notes about a question that `solve` prints, such as unknown words.
+    /// The notes about a question that `solve` prints, such as unknown words. The log has their
+    /// kinds and counts; the words belong to the question, which is not logged.
     pub(crate) fn notes(&self, question: &str) -> Vec<String> {
         // A text that cannot be tokenized is refused with its own error.
         let notes = notes::of_question(self.reasoner(), self.is_embedded, question);
-        notes.unwrap_or_default().iter().map(ToString::to_string).collect()
+        let notes = notes.unwrap_or_default();
+        for note in &notes {
+            match note {
+                Note::UnknownWords(words) => {
+                    tracing::info!(
+                        words = words.len(),
+                        "a question has words that the model does not know"
+                    );
+                }
+                Note::OutOfRange(reasons) => {
+                    let reasons = reasons.len();
+                    tracing::info!(
+                        reasons,
+                        "a question is unlike those that the model was trained on"
+                    );
+                }
+                _ => {}
+            }
+        }
+        notes.iter().map(ToString::to_string).collect()
     }
 }
 

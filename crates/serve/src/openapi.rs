@@ -9,12 +9,12 @@ use std::sync::LazyLock;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use latent_tts::Rule;
 use latent_tts::report::assets::STYLE;
+use latent_tts::{Rule, SamplingOptions, TrajectoryRecord, Vote};
 use serde_json::{Map, Value, json};
 
 use crate::error::json_response;
-use crate::fields::sampling_schema;
+use crate::fields::schema_of;
 use crate::generation::EFFORTS;
 use crate::web_ui;
 
@@ -102,7 +102,7 @@ pub(crate) fn latent_schema() -> Value {
         "map": { "enum": ["pca", "tsne"] },
         "return": { "type": "array", "items": { "enum": parts } },
     });
-    let mut schema = sampling_schema();
+    let mut schema = schema_of::<SamplingOptions>();
     if let (Some(properties), Value::Object(own)) = (schema["properties"].as_object_mut(), own) {
         properties.extend(own);
     }
@@ -219,11 +219,38 @@ fn schemas() -> Value {
         }),
         &["index", "answer", "votes"],
     );
+    let list = |name: &str| json!({ "type": "array", "items": reference(name) });
+    let choice = object(
+        json!({
+            "index": integer(),
+            "message": message,
+            "finish_reason": text(),
+            "latent": reference("LatentReply"),
+        }),
+        &["index", "message", "finish_reason"],
+    );
     json!({
         "Latent": latent_schema(),
         "ChatRequest": object(
             with(json!({ "messages": messages, "response_format": any() })),
             &["messages"],
+        ),
+        "Trajectory": schema_of::<TrajectoryRecord>(),
+        "Vote": schema_of::<Vote>(),
+        "LatentReply": object(
+            json!({
+                "seed": integer(),
+                "samples": integer(),
+                "rule": text(),
+                "chosen": { "type": ["integer", "null"] },
+                "answer": { "type": ["string", "null"] },
+                "stopped": { "type": ["object", "null"] },
+                "votes": list("Vote"),
+                "rewards": { "type": "array", "items": { "type": ["number", "null"] } },
+                "trajectories": list("Trajectory"),
+                "notes": { "type": "array", "items": text() },
+            }),
+            &["seed", "samples", "rule"],
         ),
         "ChatReply": object(
             json!({
@@ -231,7 +258,7 @@ fn schemas() -> Value {
                 "object": text(),
                 "created": integer(),
                 "model": text(),
-                "choices": { "type": "array", "items": any() },
+                "choices": { "type": "array", "items": choice },
                 "usage": any(),
             }),
             &["id", "choices"],

@@ -201,7 +201,7 @@ impl ReplyReader<'_> {
 
 /// A text without the marker that its family is trained to write before an answer: `### 7` and
 /// `Answer:7` become `7`. A text that does not begin with the marker is returned unchanged.
-fn without_marker(rule: AnswerRule, text: &str) -> &str {
+pub(crate) fn without_marker(rule: AnswerRule, text: &str) -> &str {
     let answer = match rule {
         AnswerRule::Hash | AnswerRule::Cascade => text.trim_start().strip_prefix('#'),
         AnswerRule::AnswerColon => {

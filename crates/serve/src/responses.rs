@@ -23,6 +23,7 @@ use crate::progress::VoteProgress;
 use crate::reply::{Choice, Usage};
 use crate::routes::{JsonBody, read_deadline, select_model, start_chat};
 use crate::state::{AppState, unix_seconds};
+use crate::text_stream::TextStream;
 use crate::work::RunningRequest;
 
 /// Fields that mean the same in a chat.
@@ -253,6 +254,9 @@ struct ResponseStream {
     work: RunningRequest,
     shape: ResponseShape,
     progress: VoteProgress,
+    texts: TextStream,
+    /// Whether the message was begun, because text of it was sent.
+    is_open: bool,
     ready: VecDeque<SseEvent>,
     /// The number of the next event.
     sequence: u64,
@@ -262,8 +266,16 @@ struct ResponseStream {
 
 impl ResponseStream {
     fn new(work: RunningRequest, shape: ResponseShape) -> Self {
-        let (progress, ready) = (VoteProgress::new(1), VecDeque::new());
-        let mut stream = Self { work, shape, progress, ready, sequence: 0, end: None };
+        let mut stream = Self {
+            work,
+            shape,
+            progress: VoteProgress::new(1),
+            texts: TextStream::new(1),
+            is_open: false,
+            ready: VecDeque::new(),
+            sequence: 0,
+            end: None,
+        };
         for kind in ["response.created", "response.in_progress"] {
             let response = stream.shape.base.clone();
             stream.push(kind, json!({ "response": response }));
@@ -294,6 +306,13 @@ impl ResponseStream {
             let response = self.shape.base.clone();
             self.push("response.in_progress", json!({ "response": response, "latent": latent }));
         }
+        if let Some((_, delta)) = self.texts.add(&self.work, prompt, &event)? {
+            if !self.is_open {
+                self.open_message(0, text_part(""));
+            }
+            let event = self.content_event(0, json!({ "delta": delta, "logprobs": [] }));
+            self.push("response.output_text.delta", event);
+        }
         if let Event::Done(done) = event {
             let (mut choices, usage) = self.work.finish(prompt, done)?;
             self.answer(&choices.swap_remove(0), usage);
@@ -312,8 +331,13 @@ impl ResponseStream {
             self.push("response.output_item.done", json!({ "output_index": index, "item": item }));
             index += 1;
         }
-        let started = self.shape.message("in_progress", json!([]));
-        self.push("response.output_item.added", json!({ "output_index": index, "item": started }));
+        if !self.is_open {
+            let empty = match &choice.refusal {
+                Some(_) => json!({ "type": "refusal", "refusal": "" }),
+                None => text_part(""),
+            };
+            self.open_message(index, empty);
+        }
         self.content(index, choice);
         let item = self.shape.message(status(choice), json!([part(choice)]));
         self.push("response.output_item.done", json!({ "output_index": index, "item": item }));
@@ -322,33 +346,43 @@ impl ResponseStream {
         self.push(&kind, json!({ "response": response }));
     }
 
-    /// The events of the message's text, or of its refusal.
+    /// Begins the message with an empty part.
+    fn open_message(&mut self, index: usize, part: Value) {
+        self.is_open = true;
+        let item = self.shape.message("in_progress", json!([]));
+        self.push("response.output_item.added", json!({ "output_index": index, "item": item }));
+        let event = self.content_event(index, json!({ "part": part }));
+        self.push("response.content_part.added", event);
+    }
+
+    /// An event about the message's only part.
+    fn content_event(&self, index: usize, more: Value) -> Value {
+        let mut event = json!({ "item_id": "", "output_index": index, "content_index": 0 });
+        event["item_id"] = json!(self.shape.message_id);
+        if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
+            event.extend(more);
+        }
+        event
+    }
+
+    /// The events of what was not sent of the message's text, or of its refusal.
     fn content(&mut self, index: usize, choice: &Choice) {
-        let place = |more: Value| {
-            let mut event = json!({ "item_id": "", "output_index": index, "content_index": 0 });
-            event["item_id"] = json!(self.shape.message_id);
-            if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
-                event.extend(more);
-            }
-            event
-        };
+        let rest = self.texts.rest(0, &choice.text);
         let events = match &choice.refusal {
             Some(refusal) => [
-                ("content_part.added", json!({ "part": { "type": "refusal", "refusal": "" } })),
                 ("refusal.delta", json!({ "delta": refusal })),
                 ("refusal.done", json!({ "refusal": refusal })),
                 ("content_part.done", json!({ "part": part(choice) })),
             ],
             None => [
-                ("content_part.added", json!({ "part": text_part("") })),
-                ("output_text.delta", json!({ "delta": choice.text, "logprobs": [] })),
+                ("output_text.delta", json!({ "delta": rest, "logprobs": [] })),
                 ("output_text.done", json!({ "text": choice.text, "logprobs": [] })),
                 ("content_part.done", json!({ "part": part(choice) })),
             ],
         };
-        let events = events.map(|(kind, more)| (format!("response.{kind}"), place(more)));
-        for (kind, event) in events {
-            self.push(&kind, event);
+        for (kind, more) in events {
+            let event = self.content_event(index, more);
+            self.push(&format!("response.{kind}"), event);
         }
     }
 

@@ -1,5 +1,5 @@
-//! Server-sent events: trajectories as they finish, with the vote so far, and the answer when it
-//! is decided.
+//! Server-sent events: trajectories as they finish, with the vote so far, and the answer: token by
+//! token where it is the only one, else when it is decided.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,6 +15,7 @@ use crate::generation::StreamOptions;
 use crate::progress::VoteProgress;
 use crate::reply::{Choice, Usage};
 use crate::response::Envelope;
+use crate::text_stream::TextStream;
 use crate::work::RunningRequest;
 
 /// Streams the events of a request.
@@ -38,6 +39,7 @@ struct Streamed {
     /// Events that are ready to be sent.
     ready: VecDeque<String>,
     progress: VoteProgress,
+    texts: TextStream,
     usage: Usage,
     /// Prompts that are not done.
     left: usize,
@@ -60,6 +62,7 @@ impl Streamed {
         Self {
             ready: ready.map(|chunk| chunk.to_string()).collect(),
             progress: VoteProgress::new(prompts),
+            texts: TextStream::new(choices),
             work,
             envelope,
             options,
@@ -94,6 +97,10 @@ impl Streamed {
             let chunk = self.envelope.chunk(prompt, "", None, latent);
             self.ready.push_back(chunk.to_string());
         }
+        if let Some((index, delta)) = self.texts.add(&self.work, prompt, &event)? {
+            let chunk = self.envelope.chunk(index, &delta, None, Value::Null);
+            self.ready.push_back(chunk.to_string());
+        }
         if let Event::Done(done) = event {
             let (choices, usage) = self.work.finish(prompt, done)?;
             let first = prompt * self.work.generation.num_choices();
@@ -117,8 +124,9 @@ impl Streamed {
         if let Some(chunk) = refusal.and_then(|text| self.envelope.refusal(index, &text)) {
             self.ready.push_back(chunk.to_string());
         }
-        if !text.is_empty() {
-            let chunk = self.envelope.chunk(index, &text, None, Value::Null);
+        let rest = self.texts.rest(index, &text);
+        if !rest.is_empty() {
+            let chunk = self.envelope.chunk(index, rest, None, Value::Null);
             self.ready.push_back(chunk.to_string());
         }
         let last = self.envelope.chunk(index, "", Some(finish_reason), latent);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use engine::scheduler::{Event, Submission};
 use engine::{CancelToken, EngineError, Prompt, Reply, Request, TokenScore};
+use model::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
@@ -251,6 +252,11 @@ impl RunningRequest {
         let metrics = &self.state.metrics;
         metrics.prompt_tokens.inc_by(usage.prompt as u64);
         metrics.generation_tokens.inc_by(usage.completion() as u64);
+    }
+
+    /// The model's tokenizer.
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        &self.model.reasoner().tokenizer
     }
 
     pub(crate) fn reader(&self, prompt: usize) -> ReplyReader<'_> {

@@ -184,7 +184,12 @@ impl RngKey {
 
     /// A number of 53 bits, uniform over `[0, 1)`.
     pub fn uniform(&self, site: Site) -> f64 {
-        let [high, low, ..] = self.bits(0, site, 0);
+        self.uniform_of(site, 0)
+    }
+
+    /// The same for the `index`th of several draws.
+    pub fn uniform_of(&self, site: Site, index: usize) -> f64 {
+        let [high, low, ..] = self.bits(0, site, index);
         ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }

@@ -222,7 +222,7 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
         self.next = index + 1;
         match self.prefetched.as_ref().map(Receiver::recv) {
             Some(Ok(batch)) => batch,
-            // The thread has ended: after the last batch, or by a panic.
+            // There is no thread, or it has ended: after the last batch, or by a panic.
             _ => self.spec.batch(index),
         }
     }
@@ -230,13 +230,15 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
     fn spawn_prefetch(&self, first: u64) -> Receiver<Batch<E>> {
         let (sender, receiver) = sync_channel(PREFETCH);
         let spec = self.spec.clone();
-        std::thread::spawn(move || {
+        let prefetch = move || {
             for index in first..spec.batches {
                 if sender.send(spec.batch(index)).is_err() {
                     return; // the receiver is dropped
                 }
             }
-        });
+        };
+        // Where the system gives no more threads, `batch` makes every batch when it is used.
+        drop(std::thread::Builder::new().spawn(prefetch));
         receiver
     }
 }

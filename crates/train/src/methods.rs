@@ -7,6 +7,7 @@
 //! | [`simcot`] | CODI's or COCONUT's | theirs, and the steps decoded from the thoughts |
 //! | [`colar`] | steps compressed into sums of embeddings | tokens, the next compressed embedding |
 //! | [`latent_sft`] | steps compressed into mixtures of embeddings | tokens, the next mixture |
+//! | [`lotus`] | blocks of latent positions, computed in loops | tokens, the steps' tokens at the blocks |
 //! | [`rot`] | steps compressed into a fixed number of slots | tokens, the next slot |
 //!
 //! A method is one file: a [`TrainingMethod`] with its settings, an [`ExampleEncoder`] that lays
@@ -20,6 +21,7 @@ pub mod colar;
 pub mod compressed;
 pub mod latent_sft;
 pub mod layout;
+pub mod lotus;
 pub mod rot;
 pub mod simcot;
 
@@ -39,8 +41,8 @@ use crate::reasoner::TaskSetup;
 use crate::trainer::TrainTask;
 
 /// Every method, in the order of help texts.
-pub const METHODS: [MethodEntry; 5] =
-    [coconut::METHOD, codi::METHOD, colar::METHOD, latent_sft::METHOD, rot::METHOD];
+pub const METHODS: [MethodEntry; 6] =
+    [coconut::METHOD, codi::METHOD, colar::METHOD, latent_sft::METHOD, lotus::METHOD, rot::METHOD];
 
 /// A method by name.
 #[derive(Clone, Copy)]
@@ -115,6 +117,18 @@ impl<'a> OptionCheck<'a> {
             self.options.step_decoder != 0.0,
             "`step_decoder` reads steps from the thoughts of coconut and codi, not of {}; leave it \
              out",
+        )?;
+        Ok(self)
+    }
+
+    /// Of a method without looped blocks.
+    pub(crate) fn no_blocks(self) -> Result<Self, TrainError> {
+        let MethodOptions { blocks, block_width, loops, step_loss_weight, .. } = self.options;
+        let counts = [blocks, block_width, loops];
+        self.refuse(
+            counts.iter().any(|count| count.is_some()) || step_loss_weight.is_some(),
+            "`blocks`, `block_width`, `loops` and `step_loss_weight` are options of lotus, not of \
+             {}; leave them out",
         )?;
         Ok(self)
     }

@@ -350,7 +350,7 @@ fn markers(tokenizer: &Tokenizer) -> Result<LatentMarkers, TrainError> {
 }
 
 /// The ids of some tokens of a vocabulary.
-pub(crate) fn token_ids<const N: usize>(
+pub fn token_ids<const N: usize>(
     tokenizer: &Tokenizer,
     tokens: [&str; N],
 ) -> Result<[u32; N], TrainError> {

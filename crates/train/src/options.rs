@@ -12,6 +12,7 @@ mod rl;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
+use data::FieldNames;
 use model::hub::{HubId, MODEL_EXTENSIONS};
 use model::save::SaveDtype;
 use model::{LoraConfig, LoraTargets};
@@ -66,6 +67,11 @@ pub struct TrainerOptions {
         default_value_t = Self::default().held_out_count
     ))]
     pub held_out_count: usize,
+
+    /// The fields of the data files that are read.
+    #[cfg_attr(feature = "clap", command(flatten))]
+    #[serde(flatten)]
+    pub fields: FieldNames,
 
     /// What the model generates before its answer, and how it learns to.
     #[cfg_attr(feature = "clap", command(flatten))]
@@ -231,6 +237,23 @@ pub struct MethodOptions {
     /// order can be recovered; CoLaR's published method weighs all alike
     #[cfg_attr(feature = "clap", arg(long, help_heading = "Methods"))]
     pub ordered: bool,
+
+    /// LOTUS: blocks of latent positions, one for each step [default: 6]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Methods"))]
+    pub blocks: Option<NonZeroUsize>,
+
+    /// LOTUS: latent positions of a block; tokens of a step beyond them are not learned
+    /// [default: 13]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", help_heading = "Methods"))]
+    pub block_width: Option<NonZeroUsize>,
+
+    /// LOTUS: passes over the latent positions before the last one [default: 6]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Methods"))]
+    pub loops: Option<NonZeroUsize>,
+
+    /// LOTUS: the weight of the loss of the steps' tokens at the blocks [default: 0.05]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT", help_heading = "Methods"))]
+    pub step_loss_weight: Option<f32>,
 
     /// CoLaR, Render-of-Thought: the inner width of the latent head
     #[cfg_attr(feature = "clap", arg(
@@ -522,6 +545,7 @@ impl Default for TrainerOptions {
             data: Vec::new(),
             held_out: None,
             held_out_count: 500,
+            fields: FieldNames::default(),
             thinking: MethodOptions::default(),
             lora: LoraOptions::default(),
             width: count(256),
@@ -554,6 +578,10 @@ impl Default for MethodOptions {
             compression: None,
             scheduled_sampling: 0.5,
             ordered: false,
+            blocks: None,
+            block_width: None,
+            loops: None,
+            step_loss_weight: None,
             latent_head: count(2048),
         }
     }

@@ -9,7 +9,7 @@ import sys
 from typing import Any, get_type_hints
 
 from .._core import LatentTTSError
-from .._options import SWEPT, Sampling
+from .._options import FIELDS, SWEPT, Sampling
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,6 +67,9 @@ def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
     group.add_argument("--base", help="the model that adapters are added to")
     group.add_argument("--family", help="its family, where its checkpoint does not tell")
     group.add_argument("--data", help="a file that the driver reads, or embedded:SPLIT[:FIRST..END]")
+    group.add_argument("--question-field", help="the field that holds the question")
+    group.add_argument("--answer-field", help="the field that holds the answer")
+    group.add_argument("--steps-field", help="the field that holds the steps")
     group.add_argument("--limit", type=int, help="take only the first questions")
     group.add_argument("--too-long", default="stop", choices=["stop", "skip"])
     group.add_argument("--out", help="the directory that is written")
@@ -93,14 +96,14 @@ def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
 
 _ARGUMENTS = {
     "eval": (
-        "limit", "too_long", "out", "resume", "overwrite", "seeds", "rules", "keep_thoughts",
+        *FIELDS, "limit", "too_long", "out", "resume", "overwrite", "seeds", "rules", "keep_thoughts",
     ),
     "annotate": (
-        "limit", "too_long", "out", "resume", "overwrite", "rollouts", "per_shard",
+        *FIELDS, "limit", "too_long", "out", "resume", "overwrite", "rollouts", "per_shard",
         "thoughts_dtype",
     ),
     "sweep": (
-        "limit", "too_long", "out", "resume", "seeds", *SWEPT, "metric", "tolerance",
+        *FIELDS, "limit", "too_long", "out", "resume", "seeds", *SWEPT, "metric", "tolerance",
         "evaluations",
     ),
 }  # fmt: skip

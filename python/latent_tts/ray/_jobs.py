@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import _core
 from .._annotations import Annotations
-from .._options import RENAMED, SWEPT, current
+from .._options import FIELDS, RENAMED, SWEPT, current
 from .._progress import Progress
 from .._questions import source
 from .._reasoner import Reasoner, _swept
@@ -177,7 +177,7 @@ def sweep(
     options = _swept(given, options)
     scorer = reward_model if _core.needs_rewards(given["metric"]) else None
     driver = _driver(model, scorer)
-    names = ("data", "limit", "seeds", "too_long", "resume")
+    names = ("data", *FIELDS, "limit", "seeds", "too_long", "resume")
 
     def run(out: Path, sampler: dict[str, Any]) -> None:
         shared = {name: given[name] for name in names if name in given}

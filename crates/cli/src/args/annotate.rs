@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use latent_tts::training::Preset;
-use latent_tts::{Family, SamplingOptions};
+use latent_tts::{Family, FieldNames, SamplingOptions};
 
 use super::{MachineArgs, OutputArgs, StoredDtypeKind, TooLongKind, values};
 
@@ -42,6 +42,9 @@ pub struct AnnotateArgs {
     /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    pub fields: FieldNames,
 
     /// What becomes of questions that do not fit the model's positions [default: stop]
     #[arg(long, value_enum, help_heading = "Data")]

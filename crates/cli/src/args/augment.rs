@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
+use latent_tts::FieldNames;
 
 use super::OutputArgs;
 
@@ -14,6 +15,9 @@ pub struct AugmentArgs {
     /// `question||<<48/2=24>> #### 24`; or templates of stories (`.stories`)
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub fields: FieldNames,
 
     /// Variants of each problem
     #[arg(long, value_name = "COUNT", default_value = "50")]

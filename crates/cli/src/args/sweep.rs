@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use latent_tts::record::MetricName;
 use latent_tts::sweep::{SweepGrid, parse_width};
-use latent_tts::{DropoutScope, DropoutSites, LatentLength, MaskLifetime};
+use latent_tts::{DropoutScope, DropoutSites, FieldNames, LatentLength, MaskLifetime};
 
 use super::{ModelArgs, OutputArgs, RunArgs};
 
@@ -24,6 +24,9 @@ pub struct SweepArgs {
     /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    pub fields: FieldNames,
 
     /// Whose strength is swept [default: the samplers whose strengths are given, else dropout]
     #[arg(long, value_enum, help_heading = "Sampling")]

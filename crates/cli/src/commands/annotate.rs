@@ -17,7 +17,7 @@ use latent_tts::{Annotator, EMBEDDED, ModelSelection, OnExisting, Question, Samp
 use serde_json::{Value, json};
 
 use crate::args::{AnnotateArgs, LabelsKind, ModelArgs, StoredDtypeKind};
-use crate::interrupt::{self, InterruptGuard, shell_quoted};
+use crate::interrupt::{self, shell_quoted};
 use crate::load::{NO_REWARD_MODEL, load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::{settings, too_long};
@@ -34,18 +34,14 @@ const DEFAULT_PER_SHARD: usize = 1024;
 pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     settings::refuse_aggregation(&args.sampling)?;
     let job = AnnotateJob::from_args(args)?;
-    let source = settings::data_source(args.data.as_deref(), Split::Train)?;
+    let source = settings::data_source(args.data.as_deref(), &args.fields, Split::Train)?;
     let questions = source.read(args.limit, DEFAULT_PER_SHARD)?;
     let device = args.machine.device.open(printer)?;
     let model = load_models(&job.models, &device, printer)?;
     let reasoner = model.reasoner();
-    let annotator = Annotator {
-        reasoner,
-        params: job.sampling.resolve(&reasoner.method).map_err(settings::flag_error)?,
-        labels: job.labels,
-        memory: args.machine.kv_cache_bytes(&device)?,
-        cancel: None,
-    };
+    let params = job.sampling.resolve(&reasoner.method).map_err(settings::flag_error)?;
+    let annotator = Annotator::new(reasoner, params, job.labels)
+        .with_memory(args.machine.kv_cache_bytes(&device)?);
     let check = |question: &Question| annotator.check(std::slice::from_ref(question));
     let (questions, _) = too_long::fitting(args.too_long, questions, check, printer)?;
     annotator.check(&questions)?;
@@ -62,10 +58,8 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let store = AnnotationJob::open(&out, &index, job.on_existing)?;
     printer.note(&format!("labels go to {}", out.display()));
     let mut progress = AnnotateProgress::new(&store, &index, job.part, printer);
-    let guard =
-        InterruptGuard::install(interrupt::message("interrupted; finished shards are kept"))?;
-    let write_lock = guard.lock();
-    let annotation = AnnotationJob { annotator, index: &index, part: job.part, write_lock };
+    interrupt::exit_on_signal(interrupt::message("interrupted; finished shards are kept"))?;
+    let annotation = AnnotationJob { annotator, index: &index, part: job.part };
     annotation.run(&store, &questions, &mut progress)?;
     progress.check_kept(&out)?;
     let next = (job.part.of == 1).then(|| next_command(args.model.as_deref(), &out));

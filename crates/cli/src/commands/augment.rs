@@ -14,6 +14,7 @@ use corpus::augment::{
     AugmentOptions, AugmentReport, AugmentSource, AugmentedExample, OverlapIndex, Refusal,
     VariantCount, augment, story,
 };
+use latent_tts::FieldNames;
 use serde_json::{Value, json};
 
 use record::RecordError;
@@ -27,7 +28,7 @@ pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
     let inputs: InputPaths = args.files.iter().chain(&args.without).collect();
     args.out.iter().try_for_each(|out| inputs.check_output(out))?;
     tensor::start_global_threads(None)?;
-    let problems = read_sources(&args.files)?;
+    let problems = read_sources(&args.files, &args.fields)?;
     let options = AugmentOptions {
         seed: args.seed,
         count: match args.total {
@@ -64,15 +65,15 @@ pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn read_sources(files: &[PathBuf]) -> Result<Vec<AugmentSource>> {
+fn read_sources(files: &[PathBuf], fields: &FieldNames) -> Result<Vec<AugmentSource>> {
     let mut sources = Vec::new();
     for file in files {
         if file.extension().is_some_and(|ending| ending == story::EXTENSION) {
             let templates = story::read(file)?.into_iter();
             sources.extend(templates.map(|template| AugmentSource::Story(Box::new(template))));
         } else {
-            sources
-                .extend(data::examples::read(file, None)?.into_iter().map(AugmentSource::Problem));
+            let examples = data::examples::read_fields(file, fields, None)?;
+            sources.extend(examples.into_iter().map(AugmentSource::Problem));
         }
     }
     Ok(sources)

@@ -3,29 +3,21 @@
 
 mod training;
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use latent_tts::bench::RandomModels;
 use latent_tts::engine::bench::{BenchResult, EngineBench};
-use latent_tts::engine::{LatentModel, Method, Prompt};
+use latent_tts::engine::{LatentModel, Prompt};
 use latent_tts::{
-    AnswerRule, DropoutScope, DropoutSites, EMBEDDED, Family, LatentLength, MaskLifetime,
-    Perturbation, Probability, Question, RewardModel, SamplingParams, data, model_files,
+    DropoutScope, LatentLength, MaskLifetime, Perturbation, Probability, Question, SamplingParams,
+    data,
 };
-use model::config::{
-    Architecture, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
-    PositionEncoding,
-};
-use model::{
-    Config, Decoder, LatentHead, LmHead, ModelError, RandomWeights, RewardHead, TensorSource,
-    Tokenizer,
-};
+use model::Tokenizer;
 use tensor::Device;
 
-use crate::args::{BenchArgs, BenchShape, StoredDtypeKind};
+use crate::args::{BenchArgs, StoredDtypeKind};
 use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
 
@@ -45,11 +37,16 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     }
     let machine = MeasuredMachine::measure(&device)?;
     device.reset_peak_memory()?;
-    let model = random_model(&device, args)?;
+    let random = RandomModels {
+        shape: args.shape,
+        seed: args.seed,
+        bf16: args.weights == StoredDtypeKind::Bf16,
+    };
+    let model = random.reasoner(&device)?;
     let params = sampling_params(args, &model)?;
     let memory = args.machine.kv_cache_bytes(&device)?;
     let prompts = prompts(args, &model)?;
-    let reward_model = if args.reward { Some(random_reward_model(&device, args)?) } else { None };
+    let reward_model = if args.reward { Some(random.reward_model(&device)?) } else { None };
     let mut bench = EngineBench::new(&model, reward_model.as_ref(), params, memory);
     let mut measure = || {
         if args.annotate { bench.annotate(&prompts, args.rollouts) } else { bench.run(&prompts) }
@@ -172,59 +169,6 @@ fn print(
     machine.print_throughput(*flops, seconds.total, printer)
 }
 
-/// Random weights as a checkpoint of some dtype has them.
-struct BenchWeights {
-    random: RandomWeights,
-    dtype: StoredDtypeKind,
-}
-
-impl TensorSource for BenchWeights {
-    fn has(&self, name: &str) -> bool {
-        self.random.has(name)
-    }
-
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let mut values = self.random.tensor(name, shape)?;
-        if self.dtype == StoredDtypeKind::Bf16 {
-            values.iter_mut().for_each(|x| *x = f32::from_bits(x.to_bits() & 0xffff_0000));
-        }
-        Ok(values)
-    }
-}
-
-/// A model with random weights and a published shape. Thoughts are unprojected hidden states, and
-/// there is no EOS token, so that every answer has its full length.
-fn random_model(device: &Device, args: &BenchArgs) -> Result<LatentModel> {
-    let config = shape_config(args.shape)?;
-    let weights = BenchWeights { random: RandomWeights { seed: args.seed }, dtype: args.weights };
-    let decoder = device.run(|| Decoder::load(device, &config, &weights, LmHead::With))?;
-    let count = LatentLength::Exactly(args.thoughts);
-    let method = Method {
-        family: Family::COCONUT,
-        prompt_prefix: String::new(),
-        prompt_suffix: String::new(),
-        begin_latent: Vec::new(),
-        end_latent: vec![1],
-        eos: Vec::new(),
-        length: count,
-        max_new_tokens: args.answer.get(),
-        answer_rule: AnswerRule::Hash,
-        p: args.p.unwrap_or(DEFAULT_P),
-        sigma: 0.0,
-        sites: if config.architecture == Architecture::Gpt2 {
-            DropoutSites::BOTH
-        } else {
-            DropoutSites::MLP
-        },
-    };
-    Ok(LatentModel {
-        decoder: Arc::new(decoder),
-        method,
-        head: Arc::new(LatentHead::Identity),
-        marker_embeddings: BTreeMap::new(),
-    })
-}
-
 fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingParams> {
     let share = args.p.unwrap_or(DEFAULT_P);
     let p =
@@ -245,20 +189,11 @@ fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingPara
             DEFAULT_SAMPLES
         }),
         perturbation,
+        length: LatentLength::Exactly(args.thoughts),
+        max_new_tokens: args.answer,
         seed: args.seed,
         ..SamplingParams::defaults_for(&model.method)
     })
-}
-
-/// A reward model of the same shape, with random weights.
-fn random_reward_model(device: &Device, args: &BenchArgs) -> Result<RewardModel> {
-    let config = shape_config(args.shape)?;
-    let random = RandomWeights { seed: args.seed + 1 };
-    let weights = BenchWeights { random, dtype: args.weights };
-    let head = RewardHead::load(device, &config, &weights)?;
-    let decoder = device.run(|| Decoder::load(device, &config, &weights, LmHead::Without))?;
-    let (outcome_head, reference, warnings) = (None, None, Vec::new());
-    Ok(RewardModel { decoder, head, outcome_head, reference, warnings })
 }
 
 /// Prompts of synthetic tokens, or those of a data set.
@@ -279,85 +214,10 @@ fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
         );
         Ok(Prompt { id: question.id, text: String::new(), tokens })
     };
-    data::read(data, None)?.into_iter().map(prompt).collect()
+    data::read_fields(data, &args.fields, None)?.into_iter().map(prompt).collect()
 }
 
 fn random_prompt(model: &LatentModel, question: u32, length: usize) -> Prompt {
     let tokens = train::bench::synthetic_tokens(model.decoder.config().vocab, question, length);
     Prompt { id: question, text: String::new(), tokens }
-}
-
-/// The configuration of a published model, or of the embedded reasoner.
-fn shape_config(shape: BenchShape) -> Result<Config> {
-    Ok(match shape {
-        BenchShape::Embedded => Config::read(model_files(EMBEDDED)?)?,
-        BenchShape::Gpt2 => Config {
-            architecture: Architecture::Gpt2,
-            class_name: None,
-            layers: 12,
-            width: 768,
-            heads: 12,
-            kv_heads: 12,
-            head_dim: 64,
-            ffn: 3072,
-            vocab: 50_257,
-            context: 1024,
-            norm: NormConfig::LayerNorm { eps: 1e-5 },
-            positions: PositionEncoding::Learned,
-            mlp: Mlp::GeluTanh,
-            qk_norm: false,
-            qkv_bias: false,
-            tied: true,
-            eos: Vec::new(),
-            latent: LatentConfig::default(),
-            defaults: GenerationDefaults::default(),
-            reference: None,
-        },
-        BenchShape::Smollm2 => Config {
-            layers: 30,
-            width: 576,
-            heads: 9,
-            kv_heads: 3,
-            ffn: 1536,
-            vocab: 49_152,
-            context: 8192,
-            positions: PositionEncoding::Rope { theta: 100_000.0, scaling: None },
-            ..self::shape_config(BenchShape::Llama1b)?
-        },
-        BenchShape::Llama1b => Config {
-            architecture: Architecture::Llama,
-            layers: 16,
-            width: 2048,
-            heads: 32,
-            kv_heads: 8,
-            ffn: 8192,
-            vocab: 128_256,
-            context: 131_072,
-            norm: NormConfig::RmsNorm { eps: 1e-5 },
-            positions: PositionEncoding::Rope {
-                theta: 500_000.0,
-                scaling: Some(Llama3Scaling {
-                    factor: 32.0,
-                    low: 1.0,
-                    high: 4.0,
-                    original_context: 8192,
-                }),
-            },
-            mlp: Mlp::SwiGlu,
-            ..self::shape_config(BenchShape::Gpt2)?
-        },
-        BenchShape::Qwen32b => Config {
-            architecture: Architecture::Qwen3,
-            layers: 28,
-            heads: 16,
-            head_dim: 128,
-            ffn: 6144,
-            vocab: 151_936,
-            norm: NormConfig::RmsNorm { eps: 1e-6 },
-            positions: PositionEncoding::Rope { theta: 5_000_000.0, scaling: None },
-            qk_norm: true,
-            qkv_bias: false,
-            ..self::shape_config(BenchShape::Llama1b)?
-        },
-    })
 }

@@ -3,7 +3,6 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -12,14 +11,14 @@ use latent_tts::record::{Manifest, Results, Sample};
 use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
-    AblationKind, CancelToken, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation,
-    ModelSelection, OnExisting, Question, Rule, SamplingOptions, SamplingParams, aggregate,
-    evaluation_params, grade, notes,
+    AblationKind, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation, ModelSelection,
+    OnExisting, Question, Rule, SamplingOptions, SamplingParams, aggregate, evaluation_params,
+    grade, notes,
 };
 use serde_json::{Value, json};
 
 use crate::args::{EvalArgs, TooLongKind};
-use crate::interrupt::{self, InterruptGuard};
+use crate::interrupt;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
 use crate::{aggregation, settings, too_long};
@@ -115,7 +114,7 @@ impl EvalJob {
             seeds: settings::seeds(sampling.seed.unwrap_or(0), args.run.seeds)?,
             ks: settings::ks(args.k.as_deref(), sampling.samples.unwrap_or(DEFAULT_SAMPLES))?,
             models,
-            data: settings::data_source(args.data.as_deref(), Split::Test)?,
+            data: settings::data_source(args.data.as_deref(), &args.fields, Split::Test)?,
             sampling,
             out: args.out.clone(),
             keep_latents: args.run.latents,
@@ -146,38 +145,27 @@ impl EvalJob {
         questions: &[Question],
         printer: &Printer,
     ) -> Result<EvalOutput> {
-        let guard =
-            InterruptGuard::install(interrupt::message("interrupted; what is done is kept"))?;
+        interrupt::exit_on_signal(interrupt::message("interrupted; what is done is kept"))?;
         let mut progress = EvalProgress::new(printer);
-        let done = self.evaluation(engine, guard.lock())?.run(engine, questions, &mut progress)?;
+        let done = self.evaluation(engine)?.run(engine, questions, &mut progress)?;
         if let Some(why) = engine.reasoner().decoder.graph_failure() {
             printer.note(&format!("note: slower than it could be, without CUDA graphs: {why}"));
         }
         Ok(done)
     }
 
-    /// The evaluation that the options describe; `write_lock` is held while a record is written.
-    pub fn evaluation(
-        &self,
-        engine: &Engine,
-        write_lock: Arc<Mutex<()>>,
-    ) -> Result<Evaluation<'_>> {
-        Ok(Evaluation {
-            models: &self.models,
-            data: &self.data,
-            params: self.params(engine)?,
-            seeds: self.seeds.clone(),
-            ks: self.ks.clone(),
-            rules: self.rules.clone(),
-            out: self.out.clone(),
-            on_existing: self.on_existing,
-            keep_latents: self.keep_latents,
-            lens: self.lens,
-            scorer: None,
-            ablations: self.ablations.clone(),
-            cancel: CancelToken::default(),
-            write_lock,
-        })
+    /// The evaluation that the options describe.
+    pub fn evaluation(&self, engine: &Engine) -> Result<Evaluation<'_>> {
+        let mut evaluation = Evaluation::new(&self.models, &self.data, self.params(engine)?)
+            .seeds(self.seeds.clone())
+            .ks(self.ks.clone())
+            .rules(self.rules.clone())
+            .on_existing(self.on_existing)
+            .keep_latents(self.keep_latents)
+            .lens(self.lens)
+            .ablations(self.ablations.clone());
+        evaluation.out.clone_from(&self.out);
+        Ok(evaluation)
     }
 
     fn params(&self, engine: &Engine) -> Result<SamplingParams> {

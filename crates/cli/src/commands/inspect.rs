@@ -4,7 +4,6 @@
 //! a run would refuse is refused. The listing is printed even for an unusable checkpoint, before
 //! the error that gives the reason.
 
-mod expected;
 mod gguf;
 mod listing;
 
@@ -34,7 +33,7 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     checkpoint.collect_missing();
     printer.warnings(checkpoint.warnings());
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
-    let expected = expected::expected_tensors(&checkpoint, kind.lm_head())?;
+    let expected = checkpoint.expected_tensors(kind.lm_head())?;
     let listing = TensorListing::new(&checkpoint, &expected);
     let gguf = GgufDetails::read(&checkpoint, &listing)?;
     let report = InspectReport {

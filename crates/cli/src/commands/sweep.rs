@@ -39,7 +39,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let engine = args.run.machine.engine(&model)?;
     let (questions, _) = base.fitting(args.run.too_long, questions, &engine, printer)?;
     let architecture = engine.reasoner().decoder.config().architecture;
-    let evaluation = base.evaluation(&engine, Default::default())?.manifest(&engine, &questions)?;
+    let evaluation = base.evaluation(&engine)?.manifest(&engine, &questions)?;
     let (evaluation, resume) = (&evaluation, args.run.resume);
     let out = Path::new("");
     let sweep = Sweep { spec: &spec, out, ks, architecture, evaluation, resume };
@@ -133,7 +133,10 @@ fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
 /// The arguments that the evals of all points share: all but the sampler and the directory.
 fn base_eval_args(args: &SweepArgs, spec: &SweepSpec) -> EvalArgs {
     let mut eval = default_eval_args();
-    (eval.model, eval.data, eval.limit) = (args.model.clone(), args.data.clone(), args.limit);
+    eval.model = args.model.clone();
+    eval.data = args.data.clone();
+    eval.limit = args.limit;
+    eval.fields = args.fields.clone();
     // Coverage and majority need no rewards: none are computed unless a reward model is named.
     if !spec.needs_rewards() {
         eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());

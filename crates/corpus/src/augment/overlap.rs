@@ -12,11 +12,8 @@ use super::number_words::{magnitude, word_value};
 /// Words in a row that count as shared text.
 pub const OVERLAP_WORDS: usize = 9;
 
-/// Fewest words of a run that are neither numbers nor names: `Ann has 3 and Bob has 4` says little.
-const OVERLAP_PLAIN_WORDS: usize = 6;
-
-/// The runs of [`OVERLAP_WORDS`] words of some texts, in lower case, without punctuation and with
-/// numbers and names masked.
+/// The runs of [`OVERLAP_WORDS`] words of some texts, in lower case and without punctuation.
+/// Numbers and names are masked and not counted.
 ///
 /// A shorter text counts as one run. Runs are kept as 64-bit hashes: a false match is possible, a
 /// missed one is not.
@@ -52,12 +49,15 @@ fn runs(text: &str) -> Vec<u64> {
         run.hash(&mut hasher);
         hasher.finish()
     };
-    let is_plain = |word: &&OverlapWord| matches!(word, OverlapWord::Plain(_));
-    let tells = |run: &&[OverlapWord]| run.iter().filter(is_plain).count() >= OVERLAP_PLAIN_WORDS;
+    let is_plain = |at: &usize| matches!(words[*at], OverlapWord::Plain(_));
+    let plain: Vec<usize> = (0..words.len()).filter(is_plain).collect();
     match words.len() {
         0 => Vec::new(),
-        1..OVERLAP_WORDS => vec![hash(&words)],
-        _ => words.windows(OVERLAP_WORDS).filter(tells).map(hash).collect(),
+        _ if plain.len() < OVERLAP_WORDS => vec![hash(&words)],
+        _ => {
+            let run = |run: &[usize]| hash(&words[run[0]..=run[OVERLAP_WORDS - 1]]);
+            plain.windows(OVERLAP_WORDS).map(run).collect()
+        }
     }
 }
 

@@ -518,3 +518,25 @@ proptest! {
         prop_assert_eq!(latex::boxed(&text), Some(inside.as_str()));
     }
 }
+
+#[test]
+fn yes_and_no_are_read_where_the_family_puts_its_answer() {
+    let read = |rule: AnswerRule, text: &str| {
+        rule.extract(AnswerKind::YesNo, text).map(|answer| answer.as_str().to_owned())
+    };
+    for (rule, text, expected) in [
+        (AnswerRule::Hash, "### True", Some("yes")),
+        (AnswerRule::Hash, "Is it? No, it is.\n### yes", Some("yes")),
+        (AnswerRule::LastNumber, "The answer is: no", Some("no")),
+        (AnswerRule::AnswerColon, "Answer:False<|eot_id|>", Some("no")),
+        (AnswerRule::Boxed, "yes, but \\boxed{No}.", Some("no")),
+        (AnswerRule::Boxed, "The answer is **yes**. That is no surprise", Some("yes")),
+        (AnswerRule::Cascade, "assistant\n### yes ", Some("yes")),
+        (AnswerRule::Hash, "nothing is known, untrue", None),
+        (AnswerRule::Hash, "", None),
+    ] {
+        assert_eq!(read(rule, text).as_deref(), expected, "{text}");
+    }
+    let answer = AnswerRule::Hash.extract(AnswerKind::YesNo, "### True").unwrap();
+    assert!(answer.matches("yes") && answer.matches(" True.") && !answer.matches("No"));
+}

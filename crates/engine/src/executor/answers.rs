@@ -9,7 +9,7 @@ use model::{Cache, DeferredInputs, ForwardOptions};
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
 use tensor::{DeviceError, Tensor};
 
-use super::forward::HiddenStates;
+use super::forward::StepOutputs;
 use super::inputs::PassInputs;
 use super::sequence::{NextInput, SequenceState};
 use super::{Alignment, Executor, Lookahead};
@@ -70,7 +70,7 @@ impl Executor<'_> {
     /// Requests the next token of every sequence that answers, after what it fed.
     pub(super) fn request_tokens(
         &mut self,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         fed: &[NextInput],
     ) -> Result<(), DeviceError> {
@@ -132,7 +132,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-    ) -> Result<Option<HiddenStates>, DeviceError> {
+    ) -> Result<Option<StepOutputs>, DeviceError> {
         let index = |(i, next): (usize, &NextInput)| match next {
             NextInput::PendingToken(index) => Some((i, *index)),
             _ => None,
@@ -174,7 +174,7 @@ impl Executor<'_> {
         add_tokens(&mut self.sequences, &pending.sequences, &tokens, eos);
         match outputs {
             Ok(outputs) => {
-                let mut hidden = HiddenStates(vec![None; fed.len()]);
+                let mut hidden = StepOutputs(vec![None; fed.len()]);
                 self.assign_outputs(&inputs.outputs, outputs, &mut hidden);
                 Ok(Some(hidden))
             }

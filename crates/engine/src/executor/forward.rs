@@ -13,6 +13,7 @@ use tensor::ops::{self, OutputDtype};
 use tensor::{DeviceError, Tensor};
 
 use super::inputs::{Gather, Input, OutputOwner, PassInputs};
+use super::loops::MAX_LOOP_ROWS;
 use super::sequence::{HiddenRef, NextInput};
 use super::{Alignment, Executor, Prefix};
 use crate::perturb::PromptSharing;
@@ -27,9 +28,9 @@ const MAX_SINGLE_PASS: usize = 2048;
 const PRIVATE_PROMPTS: usize = 16;
 
 /// The hidden states after a step, by sequence.
-pub(super) struct HiddenStates(pub(super) Vec<Option<HiddenRef>>);
+pub(super) struct StepOutputs(pub(super) Vec<Option<HiddenRef>>);
 
-impl HiddenStates {
+impl StepOutputs {
     /// Those of some sequences: (sequences, width).
     pub(super) fn select(
         &self,
@@ -54,13 +55,21 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-    ) -> Result<HiddenStates, DeviceError> {
+    ) -> Result<StepOutputs, DeviceError> {
         self.enter_stage(fed)?;
-        let mut hidden = HiddenStates(vec![None; fed.len()]);
+        let mut hidden = StepOutputs(vec![None; fed.len()]);
         let mut inputs = self.pass_prefixes(cache, sampler, fed, &mut hidden)?;
-        let (mut private, mut whole) = (Vec::new(), Vec::new());
+        let stage = self.pass_stage(fed);
+        let is_looped = self.model.method.looped.is_some();
+        let max_rows = if is_looped { MAX_LOOP_ROWS } else { usize::MAX };
+        let mut private = Vec::new();
+        let mut whole = Vec::new();
         cache.set_slot_granularity(self.granularity);
         for (i, &next) in fed.iter().enumerate() {
+            if inputs.rows() + self.sequences[i].thoughts.len() > max_rows {
+                let full = (std::mem::take(&mut inputs), stage);
+                self.run_pass(cache, sampler, full, &mut hidden)?;
+            }
             if next != NextInput::Prompt {
                 self.push_input(cache, sampler, (i, next), &mut inputs);
                 continue;
@@ -69,6 +78,7 @@ impl Executor<'_> {
             self.sequences[i].limit = Some(sampler.max_thoughts(&self.sequences[i]));
             match sampler.prompt_sharing(item) {
                 PromptSharing::Nothing => private.push(i),
+                _ if is_looped => self.continue_prompt(cache, sampler, i, &mut inputs),
                 sharing => {
                     let prefix = self.prefixes[item].as_ref();
                     self.sequences[i].kv = prefix.map(|p| p.kv.fork()).unwrap_or_default();
@@ -79,7 +89,6 @@ impl Executor<'_> {
                 }
             }
         }
-        let stage = self.pass_stage(fed);
         self.run_pass(cache, sampler, (inputs, stage), &mut hidden)?;
         cache.set_slot_granularity(SlotGranularity::Chunk);
         for some in private.chunks(PRIVATE_PROMPTS) {
@@ -107,7 +116,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         fed: &[NextInput],
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) -> Result<PassInputs, DeviceError> {
         let mut inputs = PassInputs::default();
         let mut forks = 0;
@@ -208,6 +217,15 @@ impl Executor<'_> {
         inputs: &mut PassInputs,
     ) {
         let end = &self.model.method.end_latent;
+        let is_looped = self.model.method.looped.is_some();
+        if is_looped && next == NextInput::Thought {
+            let stage = PassStage::Thought(self.sequences[i].loops);
+            return self.push_looped(cache, sampler, (i, stage), inputs);
+        }
+        if is_looped && next == NextInput::End && self.sequences[i].pending {
+            self.push_looped(cache, sampler, (i, PassStage::Answer), inputs);
+            self.sequences[i].pending = false;
+        }
         let sequence = &mut self.sequences[i];
         let owner = OutputOwner::Sequence(i);
         let single = match next {
@@ -238,8 +256,11 @@ impl Executor<'_> {
 
     /// The stage of a pass of aligned sequences: what recorded masks are looked up by.
     fn pass_stage(&self, fed: &[NextInput]) -> PassStage {
+        let is_looped = self.model.method.looped.is_some();
         let stage = |(i, next): (usize, &NextInput)| match next {
+            NextInput::Prompt if is_looped => Some(PassStage::Prompt),
             NextInput::Prompt => Some(PassStage::Thought(0)),
+            NextInput::Thought if is_looped => Some(PassStage::Thought(self.sequences[i].loops)),
             NextInput::Thought => Some(PassStage::Thought(self.sequences[i].thoughts.len())),
             _ => None,
         };
@@ -252,7 +273,7 @@ impl Executor<'_> {
         cache: &mut Cache,
         sampler: Sampler<'_>,
         (inputs, stage): (PassInputs, PassStage),
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) -> Result<(), DeviceError> {
         if inputs.is_empty() {
             return Ok(());
@@ -286,7 +307,7 @@ impl Executor<'_> {
         &mut self,
         owners: &[OutputOwner],
         outputs: Tensor,
-        hidden: &mut HiddenStates,
+        hidden: &mut StepOutputs,
     ) {
         let outputs = Arc::new(outputs);
         for (row, owner) in owners.iter().enumerate() {

@@ -52,6 +52,24 @@ impl PassInputs {
         self.outputs.extend(owner);
     }
 
+    /// Adds a position of a sequence that is its next one, or one of those that it has, whose keys
+    /// and values are then replaced.
+    pub(super) fn push_at(
+        &mut self,
+        cache: &mut Cache,
+        kv: &mut Sequence,
+        (position, (input, dropout)): (usize, (Input, Option<RowPerturbation>)),
+        owner: Option<OutputOwner>,
+    ) {
+        if position >= kv.len() {
+            return self.push(cache, kv, (input, dropout), owner);
+        }
+        self.pass.push_again(kv, position, owner.is_some());
+        self.inputs.push(input);
+        self.dropout.push(dropout);
+        self.outputs.extend(owner);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.inputs.is_empty()
     }

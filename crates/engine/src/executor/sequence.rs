@@ -53,6 +53,10 @@ pub(crate) struct SequenceState {
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
     /// The most thoughts that it may have; `None` until it has passed its prompt.
     pub(crate) limit: Option<usize>,
+    /// Passes over latent positions so far, where these are looped.
+    pub(crate) loops: usize,
+    /// Consecutive thoughts of low entropy, where Cold Stop counts them.
+    pub(crate) certain: u32,
     /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
     pub(crate) lens: Vec<Vec<TokenLogprob>>,
     /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
@@ -72,6 +76,8 @@ impl SequenceState {
             kv: Sequence::default(),
             thoughts: SmallVec::new(),
             limit: None,
+            loops: 0,
+            certain: 0,
             lens: Vec::new(),
             pending: false,
             tokens: AnswerTokens::new(),
@@ -92,21 +98,53 @@ impl SequenceState {
         }
     }
 
+    /// Has these thoughts in place of those before, to be fed together: in a pass of their own, or
+    /// with the end tokens if they are the last.
+    pub(super) fn set_thoughts(&mut self, thoughts: SmallVec<[ThoughtRef; 8]>, are_last: bool) {
+        self.thoughts = thoughts;
+        self.next = NextInput::Thought;
+        self.pending = are_last;
+        if are_last {
+            self.end_thoughts();
+        }
+    }
+
+    /// The position in the random function of what is fed next. Loops over the same positions count
+    /// on, so that no random number is used twice.
+    pub(crate) fn random_position(&self) -> usize {
+        self.kv.len() + self.loops * self.thoughts.len()
+    }
+
+    /// The thought that is fed next, if thoughts are fed one by one.
+    pub(crate) fn next_thought(&self) -> ThoughtRow<'_> {
+        ThoughtRow { sequence: self, position: self.random_position(), index: 0 }
+    }
+
     /// Goes on to the answer, if there is to be one.
     pub(super) fn end_thoughts(&mut self) {
         self.next = if self.without_answer { NextInput::Done } else { NextInput::End };
     }
 }
 
+/// A thought that is about to be fed, as the sampler sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct ThoughtRow<'s> {
+    pub(crate) sequence: &'s SequenceState,
+    /// Its position in the random function.
+    pub(crate) position: usize,
+    /// Its index among the thoughts that are fed together.
+    pub(crate) index: usize,
+}
+
 /// What a sequence feeds at the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextInput {
     Prompt,
-    /// Its last thought.
+    /// Its last thought; where latent positions are looped, the thoughts of all of them.
     Thought,
     /// Nothing: it forks the sequence of this index, which feeds their last thought.
     Fork(usize),
-    /// The last thought, if it is pending, and the end tokens.
+    /// What `Thought` would feed, if that is pending, and the end tokens.
     End,
     Token(u32),
     /// The token of this index among the pending ones, which the host has not read.

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use tensor::{DeviceError, Tensor, ops};
+use model::head::LatentOutput;
+use tensor::ops::{self, MixtureRule};
+use tensor::{DeviceError, Tensor};
 
 use super::Executor;
-use super::forward::HiddenStates;
+use super::forward::StepOutputs;
 use super::sequence::{MadeThoughts, NextInput, SequenceState, ThoughtRef};
 use crate::method::LatentLength;
 use crate::reasoner::LatentModel;
@@ -13,7 +15,7 @@ use crate::sampler::Sampler;
 use crate::stage_timer::Stage;
 
 /// Whether a sequence's request thinks at all.
-fn has_thoughts(sampler: Sampler<'_>, sequence: &SequenceState) -> bool {
+pub(super) fn has_thoughts(sampler: Sampler<'_>, sequence: &SequenceState) -> bool {
     sampler.params(sequence).length != LatentLength::None
 }
 
@@ -22,10 +24,13 @@ impl Executor<'_> {
     /// end their thoughts by themselves make none.
     pub(super) fn make_thoughts(
         &mut self,
-        hidden: &HiddenStates,
+        hidden: &StepOutputs,
         sampler: Sampler<'_>,
         fed: &[NextInput],
     ) -> Result<(), DeviceError> {
+        if let Some(looped) = self.model.method.looped {
+            return self.loop_thoughts(looped, hidden, sampler, fed);
+        }
         let thinks =
             |&i: &usize| fed[i].is_before_end() && has_thoughts(sampler, &self.sequences[i]);
         let mut live: Vec<usize> = (0..fed.len()).filter(thinks).collect();
@@ -47,9 +52,9 @@ impl Executor<'_> {
         let noiseless = self.keep_noiseless.then(|| thoughts.clone());
         let sequences = &self.sequences;
         let t = live.first().map_or(0, |&i| sequences[i].thoughts.len());
-        sampler.add_noise(device, live.iter().map(|&i| &sequences[i]), t, &mut thoughts)?;
-        let live_sequences = live.iter().map(|&i| &sequences[i]);
-        thoughts = sampler.perturb_thoughts(device, live_sequences, thoughts)?;
+        let fed = || live.iter().map(|&i| sequences[i].next_thought());
+        sampler.add_noise(device, fed(), t, &mut thoughts)?;
+        thoughts = sampler.perturb_thoughts(device, fed(), thoughts)?;
         let live_sequences = live.iter().map(|&i| &sequences[i]);
         thoughts = force_thoughts(self.model, sampler, thoughts, live_sequences)?;
         if let Some(observer) = &mut self.observer {
@@ -59,9 +64,14 @@ impl Executor<'_> {
             }
             thoughts = thoughts.to_device(device)?;
         }
+        let last = last_thoughts(self.model, sampler, &thoughts, (&self.sequences, &live))?;
         let made = Arc::new(MadeThoughts { fed: thoughts, noiseless });
         for (row, &i) in live.iter().enumerate() {
-            self.sequences[i].push_thought(ThoughtRef { made: Arc::clone(&made), row });
+            let sequence = &mut self.sequences[i];
+            if last.get(row) == Some(&true) {
+                sequence.limit = Some(sequence.thoughts.len() + 1);
+            }
+            sequence.push_thought(ThoughtRef { made: Arc::clone(&made), row });
         }
         Ok(())
     }
@@ -76,8 +86,10 @@ fn next_thoughts(
     (sequences, live): (&mut [SequenceState], &mut Vec<usize>),
 ) -> Result<Tensor, DeviceError> {
     let device = model.decoder.device();
-    let noise = sampler.mixture_noise(device, live.iter().map(|&i| &sequences[i]))?;
-    let made = model.head.forward_perturbed(&model.decoder, hidden, noise.as_ref())?;
+    let made = latent_output(model, sampler, hidden, (sequences, live))?;
+    if let Some(entropies) = &made.entropies {
+        count_certain(sampler, entropies, (sequences, live));
+    }
     let Some(stay) = undecided(model, sampler, (hidden, made.argmax), (sequences, live))? else {
         read_lens(model, sampler, hidden, (sequences, live))?;
         return Ok(made.thoughts);
@@ -89,8 +101,84 @@ fn next_thoughts(
     ops::select(device, [&made.thoughts], &stay)
 }
 
+/// The latent head's output for hidden states (live, width). Rows whose mixtures have a rule of
+/// their own go through another operation than the others, as they would alone.
+fn latent_output(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    hidden: &Tensor,
+    (sequences, live): (&[SequenceState], &[usize]),
+) -> Result<LatentOutput, DeviceError> {
+    let (device, head) = (model.decoder.device(), &model.head);
+    let plain_output = |hidden: &Tensor, rows: &[usize]| {
+        let noise = sampler.mixture_noise(device, rows.iter().map(|&i| &sequences[i]))?;
+        head.forward_perturbed(&model.decoder, hidden, noise.as_ref())
+    };
+    let Some(rule) = head.mixture_rule() else { return plain_output(hidden, live) };
+    let ruled_output = |hidden: &Tensor, rows: &[usize]| {
+        let rule = |&i: &usize| sampler.mixture_rule(rule, &sequences[i]);
+        let rules: Vec<MixtureRule> = rows.iter().map(rule).collect();
+        head.forward_mixed(&model.decoder, hidden, &rules)
+    };
+    let needs_rule = |&row: &usize| sampler.needs_rule(head, &sequences[live[row]]);
+    let (ruled, plain): (Vec<usize>, Vec<usize>) = (0..live.len()).partition(needs_rule);
+    if ruled.is_empty() {
+        return plain_output(hidden, live);
+    }
+    if plain.is_empty() {
+        return ruled_output(hidden, live);
+    }
+    let of = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|&row| live[row]).collect() };
+    let first = ruled_output(&ops::select(device, [hidden], &ruled)?, &of(&ruled))?;
+    let second = plain_output(&ops::select(device, [hidden], &plain)?, &of(&plain))?;
+    let mut places = vec![0; live.len()];
+    ruled.iter().chain(&plain).enumerate().for_each(|(place, &row)| places[row] = place);
+    let argmax = [first.argmax, second.argmax].map(Option::unwrap_or_default).concat();
+    let mut entropies = vec![f32::INFINITY; live.len()];
+    let certainties = first.entropies.unwrap_or_default();
+    ruled.iter().zip(certainties).for_each(|(&row, entropy)| entropies[row] = entropy);
+    Ok(LatentOutput {
+        thoughts: ops::select(device, [&first.thoughts, &second.thoughts], &places)?,
+        argmax: Some(places.iter().map(|&place| argmax[place]).collect()),
+        entropies: Some(entropies),
+    })
+}
+
+/// Counts the consecutive thoughts of low entropy of each `live` sequence with Cold Stop.
+fn count_certain(
+    sampler: Sampler<'_>,
+    entropies: &[f32],
+    (sequences, live): (&mut [SequenceState], &[usize]),
+) {
+    for (&i, entropy) in live.iter().zip(entropies) {
+        let Some(stop) = sampler.cold_stop(&sequences[i]) else { continue };
+        let is_certain = *entropy < stop.entropy;
+        sequences[i].certain = if is_certain { sequences[i].certain + 1 } else { 0 };
+    }
+}
+
+/// Which of the next thoughts (live, width) are the last ones of sequences of open length, by the
+/// model's gate; empty without one.
+fn last_thoughts(
+    model: &LatentModel,
+    sampler: Sampler<'_>,
+    thoughts: &Tensor,
+    (sequences, live): (&[SequenceState], &[usize]),
+) -> Result<Vec<bool>, DeviceError> {
+    let is_open = |i: usize| {
+        matches!(sampler.params(&sequences[i]).length, LatentLength::AtMost(_))
+            && sampler.forced_thoughts(&sequences[i]).is_none()
+    };
+    let Some(gate) = model.gate.as_ref().filter(|_| live.iter().any(|&i| is_open(i))) else {
+        return Ok(Vec::new());
+    };
+    let ends = gate.ends_with(model.decoder.device(), thoughts)?;
+    Ok(live.iter().zip(ends).map(|(&i, ends)| ends && is_open(i)).collect())
+}
+
 /// Lets sequences end before their limit: those of open length where the model's argmax at their
-/// position is the end token, those with forced thoughts after the last of these.
+/// position ends the thoughts, where its gate does, or where it has been certain for long; those
+/// with forced thoughts after the last of these.
 ///
 /// Removes them from `live` and returns the indices in it of the others; `None` where no sequence
 /// can end early.
@@ -110,14 +198,24 @@ fn undecided(
         return Ok(None);
     }
     let decoder = &model.decoder;
-    let argmax = match argmax {
-        None if any_open => ops::argmax(decoder.device(), hidden, decoder.lm_head())?,
-        known => known.unwrap_or_default(),
+    let ends = match (&model.gate, argmax) {
+        (Some(gate), _) if any_open => gate.ends_before(decoder, hidden)?,
+        (None, None) if any_open => {
+            let argmax = ops::argmax(decoder.device(), hidden, decoder.lm_head())?;
+            argmax.into_iter().map(|token| model.method.ends_thoughts(token)).collect()
+        }
+        (None, Some(argmax)) => {
+            argmax.into_iter().map(|token| model.method.ends_thoughts(token)).collect()
+        }
+        _ => Vec::new(),
     };
-    let end = model.method.end_latent.first();
+    let is_cold = |i: usize| {
+        let stop = sampler.cold_stop(&sequences[i]);
+        stop.is_some_and(|stop| sequences[i].certain >= stop.steps.get())
+    };
     let stays = |&(row, i): &(usize, usize)| match forced(i) {
         Some(forced) => sequences[i].thoughts.len() < forced.rows(),
-        None => !is_open(i) || end != Some(&argmax[row]),
+        None => !is_open(i) || !(ends[row] || is_cold(i)),
     };
     let (rows, stay) = live.iter().copied().enumerate().filter(stays).unzip();
     *live = stay;
@@ -126,7 +224,7 @@ fn undecided(
 
 /// Reads the hidden states (live, width) from which the next thoughts are made through the LM head,
 /// for the sequences whose requests ask for it.
-fn read_lens(
+pub(super) fn read_lens(
     model: &LatentModel,
     sampler: Sampler<'_>,
     hidden: &Tensor,

@@ -1,13 +1,20 @@
-//! COCONUT: the last hidden state is the next input embedding, between two marker tokens.
+//! COCONUT: the last hidden state is the next input embedding, between two marker tokens. A gate on
+//! the thought may say which one is the last (SLPO).
 
 use model::config::Architecture;
-use model::{Checkpoint, Tokenizer};
+use model::{Checkpoint, StopGate, Tokenizer};
+use tensor::Device;
 
 use super::FamilySpec;
 use crate::error::EngineError;
-use crate::method::{Method, START_LATENT, TokenLookup};
+use crate::method::{LatentLength, Method, START_LATENT, TokenLookup, non_zero};
 
 pub(super) struct Coconut;
+
+/// The most thoughts of a model with a stop gate, as SLPO publishes it.
+const GATED_THOUGHTS: usize = 12;
+/// The gate's probability above which a thought is the last: SLPO's.
+const STOP_THRESHOLD: f32 = 0.6;
 
 impl FamilySpec for Coconut {
     fn name(&self) -> &'static str {
@@ -24,11 +31,25 @@ impl FamilySpec for Coconut {
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
         let [start, end] = tokens.latent_markers(None)?;
         let base = tokens.base()?;
+        let length = match StopGate::has_perceptron(tokens.checkpoint()) {
+            true => LatentLength::AtMost(non_zero(GATED_THOUGHTS)),
+            false => base.length,
+        };
         Ok(Method {
             prompt_suffix: "\n".into(),
             begin_latent: vec![start],
             end_latent: vec![end],
+            length,
             ..base
         })
+    }
+
+    fn stop_gate(
+        &self,
+        device: &Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<Option<StopGate>, EngineError> {
+        let threshold = checkpoint.config().latent.stop_threshold.unwrap_or(STOP_THRESHOLD);
+        Ok(StopGate::perceptron(device, checkpoint, threshold)?)
     }
 }

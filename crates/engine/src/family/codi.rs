@@ -27,9 +27,11 @@ impl FamilySpec for Codi {
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
         // The markers of the published checkpoints have no text: they are the last two rows of a
-        // vocabulary that is three larger than the tokenizer's.
+        // vocabulary that is three larger than the tokenizer's, or two where that has the padding
+        // token.
         let vocab = tokens.vocab();
-        let is_unnamed = tokens.tokenizer_vocab() + 3 == vocab;
+        let own = usize::from(tokens.named("[PAD]").is_ok());
+        let is_unnamed = tokens.tokenizer_vocab() + 3 == vocab + own;
         let unnamed = is_unnamed.then(|| [vocab as u32 - 2, vocab as u32 - 1]);
         let [start, end] = tokens.latent_markers(unnamed)?;
         let (base, gpt2) = (tokens.base()?, tokens.is_gpt2());

@@ -1,4 +1,4 @@
-//! Latent-SFT: a thought is the mixture of the most probable tokens' embeddings.
+//! Latent-SFT and Latent-GRPO: a thought is the mixture of the most probable tokens' embeddings.
 
 use data::answer::AnswerRule;
 use model::config::Architecture;
@@ -17,6 +17,15 @@ pub const LATENT_SFT_PROMPT: [&str; 2] = [
      answer within \\boxed{}.\n",
     "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
 ];
+/// The same for Qwen, on which Latent-SFT and Latent-GRPO are trained with chains of up to 4096
+/// tokens.
+const QWEN_PROMPT: [&str; 2] = [
+    "<|im_start|>system\nPlease reason step by step, and put your final answer within \
+     \\boxed{}.<|im_end|>\n<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n",
+];
+/// The most thoughts on Llama and on Qwen.
+const MAX_THOUGHTS: [usize; 2] = [64, 4096];
 /// The texts before and after the thoughts, each tokenized by itself.
 pub const LATENT_SFT_MARKERS: [&str; 2] = ["<think>", "</think>"];
 /// Tokens of a mixture.
@@ -33,13 +42,16 @@ impl FamilySpec for LatentSft {
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
-        let ([prefix, suffix], [begin, end]) = (LATENT_SFT_PROMPT, LATENT_SFT_MARKERS);
+        let is_qwen = tokens.config().architecture != Architecture::Llama
+            && tokens.optional("<|im_start|>").is_some();
+        let [prefix, suffix] = if is_qwen { QWEN_PROMPT } else { LATENT_SFT_PROMPT };
+        let [begin, end] = LATENT_SFT_MARKERS;
         Ok(Method {
             prompt_prefix: prefix.into(),
             prompt_suffix: suffix.into(),
             begin_latent: tokens.encoded(begin)?,
             end_latent: tokens.encoded(end)?,
-            length: LatentLength::AtMost(non_zero(64)),
+            length: LatentLength::AtMost(non_zero(MAX_THOUGHTS[usize::from(is_qwen)])),
             max_new_tokens: 128,
             answer_rule: AnswerRule::Boxed,
             ..tokens.base()?

@@ -42,6 +42,9 @@ impl<'a> RolloutPlan<'a> {
     ) -> Result<Self, EngineError> {
         let RolloutRunner { model, params, labels, memory, .. } = runner;
         let config = model.decoder.config();
+        if model.method.looped.is_some() && labels.rollouts() > 0 {
+            return Err(EngineError::ParallelThoughts { family: model.method.family });
+        }
         let thoughts = params.length.limit().min(config.context);
         let (trajectories, rollouts) = (params.samples.get(), labels.rollouts());
         for (what, count, most) in [

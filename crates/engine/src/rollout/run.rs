@@ -219,6 +219,7 @@ impl WaveRun<'_> {
             // All passes are clean, so that a model that chose to end would choose so again.
             Perturbation::Gaussian { .. }
             | Perturbation::Gumbel { .. }
+            | Perturbation::Multiplex { .. }
             | Perturbation::Custom(_)
             | Perturbation::None => thought == row.thoughts.len(),
             Perturbation::Tokens { .. } => false,
@@ -265,8 +266,9 @@ impl WaveRun<'_> {
             given.push(noiseless.unwrap_or(&made.fed), *row);
         }
         let mut given = given.select(device)?;
-        sampler.add_noise(device, sequences.iter(), 0, &mut given)?;
-        given = sampler.perturb_thoughts(device, sequences.iter(), given)?;
+        let fed = || sequences.iter().map(SequenceState::next_thought);
+        sampler.add_noise(device, fed(), 0, &mut given)?;
+        given = sampler.perturb_thoughts(device, fed(), given)?;
         let given = Arc::new(MadeThoughts { fed: given, noiseless: None });
         for (row, sequence) in sequences.iter_mut().enumerate() {
             sequence.push_thought(ThoughtRef { made: Arc::clone(&given), row });

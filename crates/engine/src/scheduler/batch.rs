@@ -237,7 +237,11 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
     /// Frees the slots of a sequence that leaves.
     fn release(&mut self, sequence: &mut SequenceState) {
         let source = &self.sources[sequence.spec.item];
-        let shared = source.item().shared_tokens();
+        let item = source.item();
+        let shared = match item.shared_tokens() {
+            1.. if self.model.method.looped.is_some() => item.continued_tokens(),
+            shared => shared,
+        };
         self.reserved -= source.footprint().own_slots();
         let kv = std::mem::take(&mut sequence.kv);
         if let Some(cache) = self.cache.as_mut().filter(|_| !kv.is_empty()) {

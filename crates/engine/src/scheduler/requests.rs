@@ -150,6 +150,8 @@ impl<'a> RunningRequests<'a> {
     /// Begins all sequences anew in half of the memory. Returns the requests that do not fit it.
     pub(crate) fn begin_anew(&mut self) -> Vec<RunningJob<'a>> {
         self.reward_memory /= 2;
+        let requests = self.batch.sources.len();
+        tracing::warn!(requests, "the device lacks memory; starting again in half of it");
         self.token_scores.restart();
         self.batch.requeue()
     }

@@ -9,7 +9,7 @@ use crate::common::*;
 use crate::{beam_search, naive, rollout};
 
 fn gumbel(tau: f32) -> Perturbation {
-    Perturbation::Gumbel { tau: Temperature::new(tau).unwrap() }
+    Perturbation::Gumbel { tau: Temperature::new(tau).unwrap(), one_sided: None }
 }
 
 /// A reasoner that mixes, and parameters of fixed length: no row ends before it is perturbed.

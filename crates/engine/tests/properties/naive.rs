@@ -103,7 +103,7 @@ impl<'a> NaiveEngine<'a> {
     /// The thought that follows what was fed.
     pub fn thought(&self) -> Vec<f32> {
         let noise = match self.params.perturbation {
-            Perturbation::Gumbel { tau } => {
+            Perturbation::Gumbel { tau, .. } => {
                 let (key, strength) = (self.next_key(), tau.get());
                 let row = RowPerturbation { key, strength, sites: SiteSet::GUMBEL };
                 Some(PerturbedRows::new(self.reasoner.decoder.device(), vec![Some(row)]).unwrap())
@@ -337,7 +337,7 @@ fn every_scope_and_site_is_the_naive_one() {
 fn record_noise(reasoner: &Reasoner, params: &SamplingParams, prompt: &Prompt) -> RecordedNoise {
     let (thoughts, rows) = (params.length.limit(), params.samples.get());
     let (layers, width) = (reasoner.decoder.config().layers, reasoner.decoder.config().width);
-    let shape = [thoughts, layers, rows, width];
+    let shape = [thoughts, layers, rows, 1, width];
     let mut recorded = RecordedNoise { shape, ..RecordedNoise::default() };
     let key = |k: usize, position: usize| row_id(prompt.id, k).rng_key(params.seed, position);
     for t in 0..thoughts {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use corpus::Split;
-use data::{TrainExample, examples};
+use data::{FieldNames, TrainExample, examples};
 use model::Tokenizer;
 use report::table::count;
 use train::TrainError;
@@ -22,10 +22,14 @@ const CHECKED: usize = 10_000;
 const MAX_UNKNOWN: f64 = 0.05;
 
 /// The training data of these names.
-pub(super) fn source(names: &[WeightedData], seed: u64) -> Result<ExampleSource, Error> {
+pub(super) fn source(
+    names: &[WeightedData],
+    fields: &FieldNames,
+    seed: u64,
+) -> Result<ExampleSource, Error> {
     let mut sources = Vec::new();
     for data in names {
-        let (source, size) = open(data, seed)?;
+        let (source, size) = open(data, fields, seed)?;
         let weight = data.weight.or(size);
         let weight = match names.len() {
             1 => 1.0,
@@ -46,10 +50,14 @@ pub(super) fn source(names: &[WeightedData], seed: u64) -> Result<ExampleSource,
 }
 
 /// The examples, and their number unless it is unbounded.
-fn open(data: &WeightedData, seed: u64) -> Result<(ExampleSource, Option<f64>), Error> {
+fn open(
+    data: &WeightedData,
+    fields: &FieldNames,
+    seed: u64,
+) -> Result<(ExampleSource, Option<f64>), Error> {
     let Some(file) = data.file() else { return Ok((ExampleSource::Corpus { seed }, None)) };
     let file = data_file(&file.to_string_lossy())?;
-    let examples = examples::read(&file, None)?;
+    let examples = examples::read_fields(&file, fields, None)?;
     if examples.is_empty() {
         return Err(invalid(&format!("{}: no examples", file.display())));
     }
@@ -67,12 +75,13 @@ pub(super) fn files(data: &[WeightedData]) -> Result<Vec<PathBuf>, Error> {
 /// training data are the corpus alone.
 pub(super) fn held_out(
     data: &[WeightedData],
+    fields: &FieldNames,
     file: Option<&Path>,
     count: usize,
 ) -> Result<Vec<TrainExample>, Error> {
     let only_corpus = data.iter().all(|data| data.file().is_none());
     match file {
-        Some(file) => Ok(examples::read(file, Some(count))?),
+        Some(file) => Ok(examples::read_fields(file, fields, Some(count))?),
         None if only_corpus => {
             Ok((0..count as u64).map(|i| corpus::problem(Split::Valid, 0, i).into()).collect())
         }

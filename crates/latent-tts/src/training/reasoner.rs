@@ -25,6 +25,18 @@ use crate::model::files_over;
 use crate::{Error, fingerprint};
 
 /// Trains a latent reasoner, or a baseline with a chain of thought in text or without one.
+///
+/// ```no_run
+/// use latent_tts::{CancelToken, DeviceOptions, Trainer, TrainerOptions};
+///
+/// let mut options = TrainerOptions::preset("tiny")?;
+/// options.training.seed = 7;
+/// let trainer = Trainer::new("models/tiny", options)?;
+/// let device = DeviceOptions::default().open()?;
+/// let report = trainer.run(&device, &mut (), &CancelToken::default())?;
+/// println!("{} after {:.0} s", report.out.display(), report.seconds);
+/// # Ok::<(), latent_tts::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Trainer {
     out: PathBuf,
@@ -89,8 +101,8 @@ impl Trainer {
         let held_out = match &self.held_out {
             Some(examples) => examples.clone(),
             None => {
-                let TrainerOptions { data, held_out, held_out_count, .. } = options;
-                examples::held_out(data, held_out.as_deref(), *held_out_count)?
+                let TrainerOptions { data, fields, held_out, held_out_count, .. } = options;
+                examples::held_out(data, fields, held_out.as_deref(), *held_out_count)?
             }
         };
         examples::check(options, &tokenizer, &source, observer)?;
@@ -160,7 +172,11 @@ impl Trainer {
                 examples: Arc::clone(examples),
                 seed: self.options.training.seed,
             }),
-            None => examples::source(&self.options.data, self.options.training.seed),
+            None => examples::source(
+                &self.options.data,
+                &self.options.fields,
+                self.options.training.seed,
+            ),
         }
     }
 
@@ -198,13 +214,17 @@ impl Trainer {
     /// The settings that determine the weights and are not those of the loop.
     fn model_settings(&self, method: &dyn TrainingMethod) -> Value {
         let TrainerOptions { init, data, width, layers, heads, context, lora, .. } = &self.options;
-        json!({
+        let mut settings = json!({
             "method": method.settings(),
             "init": init,
             "data": data_setting(data),
             "shape": [width, layers, heads, context],
             "lora": lora_settings(lora),
-        })
+        });
+        if !self.options.fields.is_empty() {
+            settings["fields"] = json!(self.options.fields);
+        }
+        settings
     }
 
     /// The directory of the model.

@@ -29,6 +29,18 @@ use crate::model::files_over;
 use crate::{Error, fingerprint};
 
 /// Trains a latent reward model on the output of an [`Annotator`](crate::Annotator).
+///
+/// ```no_run
+/// use latent_tts::{CancelToken, DeviceOptions, RewardTrainer, RewardTrainerOptions};
+///
+/// let mut options = RewardTrainerOptions::default();
+/// options.annotations = vec!["annotations/mine".into()];
+/// let trainer = RewardTrainer::new("models/reward", options)?;
+/// let device = DeviceOptions::default().open()?;
+/// let report = trainer.run(&device, &mut (), &CancelToken::default())?;
+/// println!("kept: {:?}", report.kept);
+/// # Ok::<(), latent_tts::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct RewardTrainer {
     out: PathBuf,

@@ -89,8 +89,8 @@ impl RlTrainer {
         let held_out = match &self.held_out {
             Some(problems) => problems.clone(),
             None => {
-                let RlTrainerOptions { data, held_out, held_out_count, .. } = options;
-                examples::held_out(data, held_out.as_deref(), *held_out_count)?
+                let RlTrainerOptions { data, fields, held_out, held_out_count, .. } = options;
+                examples::held_out(data, fields, held_out.as_deref(), *held_out_count)?
             }
         };
         examples::check_questions(&Tokenizer::read(&files)?, &source, observer)?;
@@ -130,6 +130,9 @@ impl RlTrainer {
         if !parts.marker_embeddings.is_empty() {
             return Err(unsupported("markers beside its embedding table", &parts));
         }
+        if parts.method.looped.is_some() {
+            return Err(unsupported("thoughts that are computed together", &parts));
+        }
         let head = || match parts.head {
             LatentHead::Identity => Ok(TrainableHead::Identity),
             LatentHead::Mlp { .. } => Ok(TrainableHead::mlp(device, &checkpoint, &CODI_PROJECTOR)?),
@@ -166,7 +169,7 @@ impl RlTrainer {
                 Err(TrainError::Options { reason }.into())
             }
             Some(questions) => Ok(ExampleSource::List { examples: Arc::clone(questions), seed }),
-            None => examples::source(&self.options.data, seed),
+            None => examples::source(&self.options.data, &self.options.fields, seed),
         }
     }
 

@@ -212,11 +212,10 @@ pub(super) fn run_all(
         let parts = [&prompt.tokens[..], &reasoner.method.end_latent[..]];
         limits.check_tokens(&format!("question {i}"), parts, thoughts + meta.max_new_tokens)?;
     }
-    let mut checks = vec![
-        special_tokens(golden, reasoner),
-        prompt_ids(golden, &prompts),
-        prompt_hidden(golden, reasoner, &prompts)?,
-    ];
+    let mut checks = vec![special_tokens(golden, reasoner), prompt_ids(golden, &prompts)];
+    if golden.has("0.prompt_hidden") {
+        checks.push(prompt_hidden(golden, reasoner, &prompts)?);
+    }
     for run in ["clean", "dropout", "dropout_mlp", "noise"] {
         checks.extend(reference_run(golden, reasoner, &prompts, run)?);
     }
@@ -277,12 +276,13 @@ fn reference_run(
     reasoner: &Reasoner,
     prompts: &[Prompt],
     run: &str,
-) -> Result<[GoldenCheck; 4]> {
+) -> Result<Vec<GoldenCheck>> {
     let device = reasoner.decoder.device();
     let mut thoughts = GoldenCheck::on(device, format!("{run} thoughts"));
     let mut logits = GoldenCheck::on(device, format!("{run} first logits"));
     let mut answers = GoldenCheck::exact(format!("{run} answer ids"));
     let mut texts = GoldenCheck::exact(format!("{run} texts"));
+    let mut readings = GoldenCheck::exact(format!("{run} readings of the thoughts"));
     for (i, (prompt, question)) in prompts.iter().zip(&golden.meta.questions).enumerate() {
         let expected = question
             .runs
@@ -290,7 +290,7 @@ fn reference_run(
             .with_context(|| format!("golden.json: question {i} has no run `{run}`"))?;
         let recording = golden.recording(i)?;
         let golden_thoughts = expected.iter().enumerate().map(|(r, row)| {
-            reference_thoughts(golden, &format!("{i}.{run}.{r}.latents"), row.lengths)
+            reference_thoughts(golden, reasoner, &format!("{i}.{run}.{r}"), row.lengths)
         });
         let golden_thoughts = golden_thoughts.collect::<Result<Vec<_>>>()?;
         for thoughts in golden_thoughts.iter().filter(|thoughts| thoughts.rows() > 0) {
@@ -326,6 +326,9 @@ fn reference_run(
                 &reasoner.tokenizer.decode(&free_running[r].tokens)?,
                 &expected.text,
             );
+            if let Some(reading) = &expected.reading {
+                readings.expect_equal(&what, &free_running[r].reading, reading);
+            }
         }
     }
     if !device.is_f32() {
@@ -334,19 +337,53 @@ fn reference_run(
         let precision = device.precision();
         let why = &format!("a random model's choices do not survive {precision}");
         [answers, texts] = [answers, texts].map(|check| GoldenCheck::skipped(check.name, why));
+        readings =
+            GoldenCheck { compared: readings.compared, ..GoldenCheck::skipped(readings.name, why) };
         // The top-k tokens of a mixture are subject to the same rounding.
         if matches!(*reasoner.head, LatentHead::TopKMixture { .. }) {
             thoughts = GoldenCheck::skipped(thoughts.name, why);
         }
     }
-    Ok([thoughts, logits, answers, texts])
+    let mut checks = vec![thoughts, logits, answers, texts];
+    if readings.compared > 0 {
+        checks.push(readings);
+    }
+    Ok(checks)
 }
 
 /// The reference's thoughts of a row. The dump has no tensor for a row without thoughts.
-fn reference_thoughts(golden: &GoldenDump, name: &str, thoughts: usize) -> Result<Tensor> {
+///
+/// Of looped positions it has what was added to the latent token's embedding in each loop.
+fn reference_thoughts(
+    golden: &GoldenDump,
+    reasoner: &Reasoner,
+    row: &str,
+    thoughts: usize,
+) -> Result<Tensor> {
     if thoughts == 0 {
         return Ok(Tensor::default());
     }
+    let Some(looped) = reasoner.method.looped else {
+        return latents(golden, &format!("{row}.latents"), thoughts);
+    };
+    let name = format!("{row}.injected");
+    let GoldenTensor { shape, values } = golden.tensor(&name)?;
+    let width = shape.last().copied().unwrap_or(0);
+    ensure!(
+        shape.len() == 3 && shape[0] * shape[1] == thoughts,
+        "`{name}` has shape {shape:?}, expected {thoughts} positions in loops"
+    );
+    ModelLimits(reasoner.decoder.config()).check_width(&name, width)?;
+    let embedding = reasoner.embed(&[looped.token])?.to_host()?;
+    let mut fed = Tensor::from_vec(thoughts, width, values.clone());
+    for at in 0..thoughts {
+        let sums = fed.row_mut(at).iter_mut().zip(embedding.row(0));
+        sums.for_each(|(sum, embedded)| *sum += embedded);
+    }
+    Ok(fed)
+}
+
+fn latents(golden: &GoldenDump, name: &str, thoughts: usize) -> Result<Tensor> {
     let GoldenTensor { shape, values } = golden.tensor(name)?;
     ensure!(
         shape.len() == 2 && shape[0] == thoughts,

@@ -56,7 +56,8 @@ pub(super) fn check_reasoner(golden: &GoldenDump, config: &Config) -> Result<()>
         let parts = [&question.prompt_ids[..], &meta.end_ids[..]];
         limits.check_tokens(&format!("question {i}"), parts, answer)?;
         ensure!(!question.prompt_ids.is_empty(), "question {i} has no prompt");
-        let [recorded, layers, _, width] = golden.recording(i)?.shape;
+        let [steps, layers, _, positions, width] = golden.recording(i)?.shape;
+        let recorded = if meta.loops.is_some() { positions } else { steps };
         limits.check_width(&format!("`{i}.keep`"), width)?;
         ensure!(
             layers == config.layers && recorded >= thoughts,
@@ -64,10 +65,17 @@ pub(super) fn check_reasoner(golden: &GoldenDump, config: &Config) -> Result<()>
              layers and {thoughts} thoughts are run; make the dump again",
             config.layers
         );
+        ensure!(
+            meta.loops.is_none_or(|loops| loops == steps && config.defaults.loops == Some(loops)),
+            "`{i}.keep` has masks of {steps} loops, golden.json names {:?} and the model has {:?}",
+            meta.loops,
+            config.defaults.loops
+        );
     }
     let Some(training) = &meta.training else { return Ok(()) };
     for (i, item) in training.items.iter().enumerate() {
-        let parts = [&item.prompt_ids[..], &meta.end_ids[..], &item.target_ids[..]];
+        let steps = item.step_ids.concat();
+        let parts = [&item.prompt_ids[..], &meta.end_ids[..], &item.target_ids[..], &steps[..]];
         limits.check_tokens(&format!("training item {i}"), parts, training.latents)?;
         ensure!(
             !item.prompt_ids.is_empty() && !item.target_ids.is_empty(),

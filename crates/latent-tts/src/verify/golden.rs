@@ -16,6 +16,10 @@ pub(super) struct GoldenMeta {
     pub(super) family: String,
     pub(super) latents_exactly: Option<usize>,
     pub(super) latents_at_most: Option<usize>,
+    /// Of looped blocks of latent positions: their number, their width and the loops.
+    pub(super) blocks: Option<usize>,
+    pub(super) block_width: Option<usize>,
+    pub(super) loops: Option<usize>,
     pub(super) n: usize,
     pub(super) p: f32,
     pub(super) std: f32,
@@ -35,9 +39,14 @@ pub(super) struct GoldenMeta {
 /// One batch of latent training.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenTraining {
+    #[serde(default)]
     pub(super) latents: usize,
     pub(super) items: Vec<GoldenExample>,
     pub(super) loss: f64,
+    /// The parts of the loss of looped blocks, and the weight of the second.
+    pub(super) answer: Option<f64>,
+    pub(super) steps: Option<f64>,
+    pub(super) weight: Option<f32>,
 }
 
 /// One training example, as token ids.
@@ -45,6 +54,8 @@ pub(super) struct GoldenTraining {
 pub(super) struct GoldenExample {
     pub(super) prompt_ids: Vec<u32>,
     pub(super) target_ids: Vec<u32>,
+    #[serde(default)]
+    pub(super) step_ids: Vec<Vec<u32>>,
 }
 
 /// Hyperparameters of AdamW steps on the reward model, and the loss before each step.
@@ -68,10 +79,13 @@ pub(super) struct GoldenQuestion {
 /// The answer of one row.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenRow {
-    /// Number of thoughts.
+    /// Number of thoughts; looped ones are as many for all.
+    #[serde(default)]
     pub(super) lengths: usize,
     pub(super) answer_ids: Vec<u32>,
     pub(super) text: String,
+    /// The token that the LM head predicts at each looped position.
+    pub(super) reading: Option<Vec<u32>>,
 }
 
 /// A reference dump in memory.
@@ -99,7 +113,15 @@ pub(super) struct GoldenTensor {
 impl GoldenDump {
     pub(super) fn read(dir: &Path) -> Result<Self> {
         let path = dir.join("golden.json");
-        let meta: GoldenMeta = read_json(&path)?;
+        let mut meta: GoldenMeta = read_json(&path)?;
+        if let (Some(blocks), Some(width), Some(loops)) =
+            (meta.blocks, meta.block_width, meta.loops)
+        {
+            let positions = blocks.saturating_mul(width);
+            meta.latents_exactly = Some(positions);
+            let rows = meta.questions.iter_mut().flat_map(|question| question.runs.values_mut());
+            rows.flatten().for_each(|row| row.lengths = positions.saturating_mul(loops));
+        }
         let tensors = GoldenTensors::read(dir.join("golden.safetensors"))?;
         ensure!(
             !meta.questions.is_empty(),
@@ -107,6 +129,11 @@ impl GoldenDump {
             path.display()
         );
         Ok(Self { family: meta.family.clone(), meta, tensors })
+    }
+
+    /// Whether the dump has a tensor.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.tensors.contains_key(name)
     }
 
     pub(super) fn has_reward_model(&self) -> bool {
@@ -122,20 +149,25 @@ impl GoldenDump {
     pub(super) fn recording(&self, i: usize) -> Result<RecordedNoise> {
         let (keep, noise) =
             (self.tensor(&format!("{i}.keep"))?, self.tensor(&format!("{i}.noise"))?);
-        let &[thoughts, layers, 2, rows, width] = &keep.shape[..] else {
-            bail!(
-                "{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width)",
+        let shape = match keep.shape[..] {
+            [thoughts, layers, 2, rows, width] => [thoughts, layers, rows, 1, width],
+            [loops, layers, 2, rows, positions, width] => [loops, layers, rows, positions, width],
+            _ => bail!(
+                "{}: `{i}.keep` has shape {:?}, expected (thoughts, layers, 2, rows, width), or \
+                 (loops, layers, 2, rows, positions, width)",
                 self.tensors.file.display(),
                 keep.shape
-            )
+            ),
         };
-        ensure!(
-            noise.shape == [thoughts, rows, width],
-            "{}: `{i}.noise` does not fit `{i}.keep`",
-            self.tensors.file.display()
-        );
+        let [thoughts, _, rows, positions, width] = shape;
+        let is_looped = keep.shape.len() == 6;
+        let fits = match is_looped {
+            true => noise.shape == [thoughts, rows, positions, width],
+            false => noise.shape == [thoughts, rows, width],
+        };
+        ensure!(fits, "{}: `{i}.noise` does not fit `{i}.keep`", self.tensors.file.display());
         Ok(RecordedNoise {
-            shape: [thoughts, layers, rows, width],
+            shape,
             keep_masks: keep.values.iter().map(|&x| u8::from(x != 0.0)).collect(),
             noise: noise.values.clone(),
         })

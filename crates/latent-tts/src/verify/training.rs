@@ -3,17 +3,22 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use engine::LatentLoop;
 use engine::family::CODI_PROJECTOR;
 use model::names::{TensorRole, classify};
-use model::{Checkpoint, LmHead, ModelFiles, Parameter, TrainableDecoder, TrainableHead};
+use model::{
+    Checkpoint, LmHead, ModelFiles, Parameter, Tokenizer, TrainableDecoder, TrainableHead,
+};
 use tensor::{Device, Tensor};
 use train::latent_step::{AuxiliaryLosses, LatentTrainStep};
 use train::loss::Objective;
+use train::methods::lotus::{LotusExample, LotusShape, LotusTrainStep};
 use train::reward_step::{
     RewardExample, RewardHeadKind, RewardLossConfig, RewardTrainStep, TrainableRewardHead,
 };
 use train::schedule::{LrSchedule, Optimizer};
 use train::tokenized_example::TokenizedExample;
+use train::vocabulary::LATENT;
 
 use super::checks::GoldenCheck;
 use super::failure::{Context, Result};
@@ -38,8 +43,9 @@ pub(super) fn run_all(
     let mut checks = Vec::new();
     if let Some(training) = &golden.meta.training {
         let names = ["training loss", "training gradients"];
-        checks.extend(if_f32(device, &names, || {
-            check_reasoner(golden, training, device, checkpoint)
+        checks.extend(if_f32(device, &names, || match golden.meta.loops {
+            Some(loops) => check_looped(golden, (training, loops), device, checkpoint),
+            None => check_reasoner(golden, training, device, checkpoint),
         })?);
     }
     if golden.has_reward_model() {
@@ -105,6 +111,44 @@ fn check_reasoner(
     loss.expect_close("the batch", &[losses.tokens as f32], &[training.loss as f32]);
     let parameters = train_step.model.parameters().chain(train_step.head.parameters());
     let gradients = GoldenGradients { tensors: &golden.tensors, prefix: "training.grad." };
+    Ok(vec![loss, check_gradients("training gradients", gradients, parameters)?])
+}
+
+/// The same of looped blocks of latent positions.
+fn check_looped(
+    golden: &GoldenDump,
+    (training, loops): (&GoldenTraining, usize),
+    device: &Device,
+    checkpoint: &ModelFiles,
+) -> Result<Vec<GoldenCheck>> {
+    let meta = &golden.meta;
+    let looped_field = |name| format!("golden.json: looped training without `{name}`");
+    let blocks = meta.blocks.with_context(|| looped_field("blocks"))?;
+    let block_width = meta.block_width.with_context(|| looped_field("block_width"))?;
+    let answer = training.answer.with_context(|| looped_field("answer"))?;
+    let steps = training.steps.with_context(|| looped_field("steps"))?;
+    let weight = training.weight.with_context(|| looped_field("weight"))?;
+    ensure!(block_width > 0, "golden.json: `block_width` is 0");
+    let files = checkpoint;
+    let checkpoint = Checkpoint::open(files)?;
+    let [token] = train::model_dir::token_ids(&Tokenizer::read(files)?, [LATENT])?;
+    let looped = LatentLoop { token, block_width, loops };
+    let decoder = device
+        .run(|| TrainableDecoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
+    let mut train_step = LotusTrainStep::new(decoder, LotusShape { blocks, looped }, weight);
+    let example = |(i, item): (usize, &super::golden::GoldenExample)| LotusExample {
+        id: i as u32,
+        prompt: item.prompt_ids.clone(),
+        steps: item.step_ids.clone(),
+        completion: meta.end_ids.iter().chain(&item.target_ids).copied().collect(),
+    };
+    let examples: Vec<LotusExample> = training.items.iter().enumerate().map(example).collect();
+    let losses = device.run(|| train_step.batch_losses(&examples, None))?;
+    let mut loss = GoldenCheck::within("training loss", LOSS_TOLERANCE);
+    loss.expect_close("the answers", &[losses.tokens as f32], &[answer as f32]);
+    loss.expect_close("the steps", &[losses.steps as f32], &[steps as f32]);
+    let gradients = GoldenGradients { tensors: &golden.tensors, prefix: "training.grad." };
+    let parameters = train_step.model.parameters();
     Ok(vec![loss, check_gradients("training gradients", gradients, parameters)?])
 }
 

@@ -11,7 +11,7 @@ const BLOCK: usize = 2048;
 /// Converts little-endian values to f32; `None` for unsupported dtypes.
 ///
 /// Allocates one f32 per element, so at most twice the size of the bytes.
-pub(super) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     let size = match dtype {
         Dtype::F64 => 8,
         Dtype::F32 => 4,

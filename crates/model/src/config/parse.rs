@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::fields::JsonFields;
 use super::{
-    Architecture, Config, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp, NormConfig,
-    PositionEncoding, ReferenceRecord,
+    AdaptiveConfig, Architecture, Config, GenerationDefaults, LatentConfig, Llama3Scaling, Mlp,
+    NormConfig, PositionEncoding, RecurrentFilter, ReferenceRecord,
 };
 use crate::error::{self, ModelError};
 
@@ -225,7 +225,34 @@ fn latent(f: JsonFields) -> Result<LatentConfig, ModelError> {
     Ok(LatentConfig {
         start_id: f.token("latent_start_id")?,
         end_id: f.token("latent_end_id")?,
+        latent_id: f.token("latent_id")?,
         embedding_std: f.positive("latent_embedding_std")?.map(|x| x as f32),
+        stop_threshold: f
+            .number("stop_threshold", |p| p > 0.0 && p < 1.0, "above 0 and below 1")?
+            .map(|x| x as f32),
+        adaptive: f.object("_inserted_LatentThinkingModelSettings")?.map(adaptive).transpose()?,
+    })
+}
+
+fn adaptive(f: JsonFields) -> Result<AdaptiveConfig, ModelError> {
+    let token = |name: &str| f.token(name)?.ok_or_else(|| f.missing(name));
+    for switch in ["add_latent_to_end", "lora_mode"] {
+        f.must_be_false(switch)?;
+    }
+    let filter = match f.string("recurrent_filter_mode")? {
+        None => RecurrentFilter::None,
+        Some("MLP") => RecurrentFilter::Mlp,
+        Some("linear_ln") => RecurrentFilter::LinearNorm,
+        Some(other) => {
+            return Err(f.unsupported("recurrent_filter_mode", other, "MLP, linear_ln, null"));
+        }
+    };
+    Ok(AdaptiveConfig {
+        start: token("start_token_id")?,
+        go_on: token("continue_token_id")?,
+        stop: token("stop_token_id")?,
+        end: token("end_token_id")?,
+        filter,
     })
 }
 
@@ -239,6 +266,9 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         "sigma",
         "prompt_prefix",
         "prompt_suffix",
+        "blocks",
+        "block_width",
+        "loops",
         "reference",
     ])?;
     let no_thoughts = f.get("thoughts").is_some_and(|n| n.as_u64() == Some(0));
@@ -250,6 +280,9 @@ fn generation_defaults(top: JsonFields) -> Result<GenerationDefaults, ModelError
         sigma: f.number("sigma", |s| s.is_finite() && s >= 0.0, "a finite number, at least 0")?,
         prompt_prefix: f.string("prompt_prefix")?.map(str::to_owned),
         prompt_suffix: f.string("prompt_suffix")?.map(str::to_owned),
+        blocks: f.opt_count("blocks")?,
+        block_width: f.opt_count("block_width")?,
+        loops: f.opt_count("loops")?,
     })
 }
 

@@ -34,7 +34,7 @@ fn pickle_weights() {
         let fixture = Fixture::tiny();
         fs::rename(fixture.path("model.safetensors"), fixture.path(name)).unwrap();
         assert_is!(
-            fixture.open_error(&[name, "python -c", "save_file"]),
+            fixture.open_error(&[name, "convert the checkpoint to safetensors"]),
             ModelError::PickleWeights { .. }
         );
     }

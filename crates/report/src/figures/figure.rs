@@ -197,10 +197,11 @@ pub const COLOURS: [Colour; 8] = [
 pub const SYMBOLS: [Symbol; 4] =
     [Symbol::Circle, Symbol::Square, Symbol::Diamond, Symbol::Triangle];
 
-/// The ramp of dropout, from weak to strong.
-pub const REDS: (Colour, Colour) = (Colour(0xf3, 0xae, 0x8d), Colour(0xb0, 0x1c, 0x33));
+/// The ramp of dropout, from weak to strong. The ends of both ramps can be seen on white (a
+/// contrast above 2) and on near-black (above 3).
+pub const REDS: (Colour, Colour) = (Colour(0xe9, 0x9b, 0x7a), Colour(0xc4, 0x2f, 0x44));
 /// The ramp of noise, from weak to strong.
-pub const BLUES: (Colour, Colour) = (Colour(0x8f, 0xc4, 0xee), Colour(0x23, 0x4f, 0xa8));
+pub const BLUES: (Colour, Colour) = (Colour(0x6a, 0xa6, 0xde), Colour(0x34, 0x66, 0xc4));
 /// Neutral.
 pub const GREY: Colour = Colour(0x7a, 0x86, 0x94);
 /// The trajectory without perturbation.

@@ -248,6 +248,43 @@ fn a_stream_tells_trajectories_then_the_answer() {
     });
 }
 
+/// The texts of a stream's pieces, by choice.
+fn streamed_texts(server: &TestServer, body: &Value, choices: usize) -> Vec<Vec<String>> {
+    let events = server.post(CHAT, body).events();
+    let mut texts = vec![Vec::new(); choices];
+    for event in &events[..events.len() - 1] {
+        let choice = &serde_json::from_str::<Value>(event).unwrap()["choices"][0];
+        let piece = choice["delta"]["content"].as_str().unwrap_or_default();
+        if !piece.is_empty() {
+            texts[choice["index"].as_u64().unwrap() as usize].push(piece.to_owned());
+        }
+    }
+    texts
+}
+
+#[test]
+fn answers_that_no_vote_chooses_stream_token_by_token() {
+    let server = TestServer::start();
+    let latent = json!({ "samples": 1, "sampler": "none" });
+    for (more, choices) in [
+        (json!({ "latent": latent }), 1),
+        (json!({ "n": 3, "seed": 4 }), 3),
+        (json!({ "latent": latent, "stop": ["484"] }), 1),
+        (json!({ "latent": latent, "max_tokens": 9 }), 1),
+    ] {
+        let whole = server.post(CHAT, &chat(QUESTION, more.clone())).ok();
+        let mut streamed = more.clone();
+        streamed["stream"] = json!(true);
+        let texts = streamed_texts(&server, &chat(QUESTION, streamed), choices);
+        for (index, pieces) in texts.iter().enumerate() {
+            let expected = &whole["choices"][index]["message"]["content"];
+            assert_eq!(&json!(pieces.concat()), expected, "{more}: {pieces:?}");
+        }
+        let is_cut = !more["stop"].is_null();
+        assert!(is_cut || texts.iter().all(|pieces| pieces.len() > 1), "{more}: {texts:?}");
+    }
+}
+
 #[test]
 fn what_cannot_be_honoured_is_refused_by_name() {
     let server = TestServer::of(
@@ -280,6 +317,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (latent(json!({ "samples": 2, "latent_length": "few" })), "latent.latent_length"),
         (latent(json!({ "samples": 2, "thoughts": 100_000 })), "messages"),
         (latent(json!({ "sampler": "luck" })), "latent.sampler"),
+        (latent(json!({ "gumbel_tau": 1 })), "latent.sampler"),
         (latent(json!({ "dropout_p": 1.0 })), "latent.dropout_p"),
         (latent(json!({ "dropout_p": 0.1, "sampler": "noise" })), "latent.dropout_p"),
         (latent(json!({ "noise_std": -1 })), "latent.noise_std"),

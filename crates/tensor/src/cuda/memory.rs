@@ -135,6 +135,7 @@ impl DeviceBuffer {
         };
         let allocated = match malloc() {
             Err(e) if is_out_of_memory(&e) => {
+                tracing::debug!(bytes, "out of memory; releasing what is cached");
                 cuda.release_cached()?; // and waits for frees that are still queued
                 malloc()
             }

@@ -179,7 +179,7 @@ pub struct Span {
 /// A row's first slots are its prefix, which it may share with other rows. A GPU sums a prefix in
 /// groups of 32 slots and what follows in smaller ones, so that the same prefix must be named for
 /// the same row where its bits matter, wherever the slots are.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionSpans {
     pub(crate) spans: Vec<Span>,
     pub(crate) ends: Vec<usize>,   // of each row: where its spans end

@@ -13,6 +13,7 @@ mod dropout;
 mod graph;
 mod linear;
 mod loss;
+mod mixture;
 mod norm;
 mod optimizer;
 mod qkv;
@@ -37,6 +38,7 @@ pub use linear::{
     Linear, LinearResidualNorm, linear, linear_add, linear_dw, linear_dx, linear_residual_norm,
 };
 pub use loss::{cross_entropy, logits};
+pub use mixture::{MixedTokens, MixtureDraw, MixtureRule, MixtureTables, mix_tokens};
 pub(crate) use norm::CpuNorm;
 pub use norm::{
     LearnedPositions, NormBackward, Normalization, add_positions_norm, norm, norm_backward,

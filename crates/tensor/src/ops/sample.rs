@@ -20,7 +20,7 @@ use crate::{Device, DeviceError, Isa, Tensor};
 impl TokenSampling {
     /// The token whose interval of the cumulative distribution, in the order of tokens, contains
     /// `at` in `[0, 1)`. `None` if no logit is a number. `max` is the largest logit.
-    fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
+    pub(super) fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
         let (shift, scale) = (max, 1.0 / self.temperature());
         let weights =
             per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
@@ -171,7 +171,7 @@ const INITIAL_TOP: usize = 64;
 /// The fewest tokens whose weights sum to at least `mass`, in ascending order of token: two tokens
 /// of nearly equal weight, whose order by weight rounding may change, then keep their intervals on
 /// every device.
-fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
+pub(super) fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
     let heavier =
         |a: &u32, b: &u32| weights[*b as usize].total_cmp(&weights[*a as usize]).then(a.cmp(b));
     let mut order: Vec<u32> =

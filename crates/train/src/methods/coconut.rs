@@ -53,7 +53,8 @@ pub struct CoconutMethod {
 
 impl CoconutMethod {
     fn new(options: &MethodOptions) -> Result<Self, TrainError> {
-        let check = OptionCheck { method: METHOD.name, options }.no_compression()?.no_order()?;
+        let check = OptionCheck { method: METHOD.name, options };
+        let check = check.no_compression()?.no_order()?.no_blocks()?;
         if options.mode != ReasonerMode::Latent {
             check.no_step_decoder()?;
         }
@@ -87,7 +88,8 @@ impl CoconutMethod {
     }
 }
 
-fn curriculum(options: &MethodOptions, thoughts_per_step: usize) -> Curriculum {
+/// The curriculum that the options name.
+pub(super) fn curriculum(options: &MethodOptions, thoughts_per_step: usize) -> Curriculum {
     let end = f64::from(options.curriculum_end);
     let uniform_prob = f64::from(options.uniform_stage_prob);
     let no_cot_fraction = f64::from(options.no_cot_fraction);

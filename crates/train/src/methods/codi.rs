@@ -66,7 +66,7 @@ pub struct CodiMethod {
 
 impl CodiMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        OptionCheck::latent(METHOD.name, options)?.no_compression()?.no_order()?;
+        OptionCheck::latent(METHOD.name, options)?.no_compression()?.no_order()?.no_blocks()?;
         let has_prefix = tokenizer.token_to_id(BEGIN_OF_TEXT).is_some();
         Ok(Self {
             thoughts: options.thoughts.map_or(6, NonZeroUsize::get),

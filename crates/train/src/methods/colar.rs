@@ -60,7 +60,10 @@ pub struct ColarMethod {
 
 impl ColarMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?.no_compression()?;
+        OptionCheck::latent(METHOD.name, options)?
+            .no_step_decoder()?
+            .no_blocks()?
+            .no_compression()?;
         let MethodOptions { min_speed, max_speed, .. } = options;
         if min_speed > max_speed {
             let reason = format!("`min_speed` {min_speed} is above `max_speed` {max_speed}");

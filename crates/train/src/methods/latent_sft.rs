@@ -70,7 +70,7 @@ pub struct LatentSftMethod {
 
 impl LatentSftMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?;
+        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?.no_blocks()?;
         Ok(Self {
             compression: options.compression.map_or(2, NonZeroUsize::get),
             ordered: options.ordered,

@@ -71,7 +71,7 @@ pub struct RotMethod {
 
 impl RotMethod {
     fn new(options: &MethodOptions, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?;
+        OptionCheck::latent(METHOD.name, options)?.no_step_decoder()?.no_blocks()?;
         Ok(Self {
             thoughts: options.thoughts.map_or(32, NonZeroUsize::get),
             compression: options.compression.map_or(2, NonZeroUsize::get),

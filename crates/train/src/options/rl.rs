@@ -1,5 +1,6 @@
 //! The options of reinforcement learning.
 
+use data::FieldNames;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -68,6 +69,11 @@ pub struct RlTrainerOptions {
         default_value_t = Self::default().held_out_count
     ))]
     pub held_out_count: usize,
+
+    /// The fields of the data files that are read.
+    #[cfg_attr(feature = "clap", command(flatten))]
+    #[serde(flatten)]
+    pub fields: FieldNames,
 
     /// How trajectories are sampled.
     #[cfg_attr(feature = "clap", command(flatten))]
@@ -240,6 +246,7 @@ impl Default for RlTrainerOptions {
             data: Vec::new(),
             held_out: None,
             held_out_count: 200,
+            fields: FieldNames::default(),
             rollout: RolloutOptions::default(),
             policy: PolicyOptions::default(),
             lora: LoraOptions::default(),
@@ -380,7 +387,7 @@ impl RlTrainerOptions {
         let perturbation = match perturbation {
             Perturbation::Tokens { .. } => Perturbation::Tokens { temperature, top_p: TopP::ONE },
             other @ (Perturbation::Dropout { .. } | Perturbation::Gaussian { .. }) => other,
-            Perturbation::None | Perturbation::Gumbel { .. } | Perturbation::Custom(_) => {
+            _ => {
                 let reason = "`sampler` has to be dropout, noise or tokens: the policies whose \
                               trajectories can be repeated for the gradient";
                 return Err(TrainError::Options { reason: reason.to_owned() });

@@ -127,6 +127,7 @@ impl RlTask {
             method: method.clone(),
             head: Arc::new(policy.head.to_latent_head(device)?),
             marker_embeddings: BTreeMap::new(),
+            gate: None,
         };
         let memory = if device.is_cuda() { GPU_MEMORY } else { Engine::DEFAULT_MEMORY };
         let engine = Engine::new(Reasoner {

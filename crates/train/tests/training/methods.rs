@@ -11,6 +11,7 @@ use latent_tts_train::methods::coconut::CoconutMethod;
 use latent_tts_train::methods::codi::CodiMethod;
 use latent_tts_train::methods::colar::ColarMethod;
 use latent_tts_train::methods::latent_sft::LatentSftMethod;
+use latent_tts_train::methods::lotus::LotusMethod;
 use latent_tts_train::methods::rot::RotMethod;
 use latent_tts_train::methods::simcot::StepDecoderSpec;
 use latent_tts_train::methods::{TrainingMethod, colar, latent_sft, rot};
@@ -51,6 +52,12 @@ fn latent_sft_method(tokenizer: &Tokenizer) -> LatentSftMethod {
     let layout = latent_sft::layout(tokenizer).unwrap();
     let (ordered, scheduled_sampling) = (true, 0.5);
     LatentSftMethod { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
+}
+
+pub fn lotus() -> LotusMethod {
+    let removal = Removal::Smooth { end: 0.5, no_cot_fraction: 0.5, uniform_prob: 0.0 };
+    let curriculum = Curriculum::Latent { thoughts: 3, removal };
+    LotusMethod { curriculum, blocks: 3, block_width: 4, loops: 2, step_loss_weight: 0.3 }
 }
 
 fn rot_method(tokenizer: &Tokenizer) -> RotMethod {
@@ -173,6 +180,16 @@ fn colar_needs_the_words_of_its_layout() {
 fn latent_sft_overfits() {
     let method = latent_sft_method(&vocabulary::tokenizer().unwrap());
     assert_overfits(method, None, 300);
+}
+
+#[test]
+fn lotus_overfits() {
+    assert_overfits(lotus(), None, 200);
+}
+
+#[test]
+fn lotus_with_adapters_resumes() {
+    assert_resumable(|out| small(out, lotus(), lora_with_dropout()));
 }
 
 #[test]

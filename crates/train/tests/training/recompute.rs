@@ -16,7 +16,8 @@ use model::LoraConfig;
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
 use crate::methods::{
-    SMALL, STEP_DECODER, coconut, codi, colar_base, colar_method, lora_with_dropout, short_problems,
+    SMALL, STEP_DECODER, coconut, codi, colar_base, colar_method, lora_with_dropout, lotus,
+    short_problems,
 };
 use crate::resumable::{FinalFiles, Stop, trained};
 use crate::support::{
@@ -110,13 +111,14 @@ fn cot() -> CoconutMethod {
 
 #[test]
 fn every_methods_gradients_have_the_same_bits_and_less_memory_is_told() {
-    let methods: [(Box<dyn TrainingMethod>, Option<LoraConfig>); 6] = [
+    let methods: [(Box<dyn TrainingMethod>, Option<LoraConfig>); 7] = [
         (Box::new(cot()), None),
         (Box::new(coconut(StepDecoderSpec::NONE)), None),
         (Box::new(coconut(STEP_DECODER)), lora_with_dropout()),
         (Box::new(codi(STEP_DECODER)), None),
         (Box::new(codi(StepDecoderSpec::NONE)), lora_with_dropout()),
         (Box::new(colar_method()), None),
+        (Box::new(lotus()), lora_with_dropout()),
     ];
     for (method, lora) in methods {
         let what = format!("{method:?}");

@@ -9,7 +9,7 @@ use model::{LoraConfig, LoraTargets};
 use tensor::Device;
 use train::bench::{BenchMethod, TrainBench, TrainBenchSize};
 
-use super::{MeasuredMachine, PeakMemory, shape_config};
+use super::{MeasuredMachine, PeakMemory};
 use crate::args::{BenchArgs, TrainTarget};
 use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
@@ -52,7 +52,7 @@ pub fn run(
 }
 
 fn train_bench(args: &BenchArgs, target: TrainTarget, device: &Device) -> Result<TrainBench> {
-    let (config, sequences) = (shape_config(args.shape)?, args.batch.get());
+    let (config, sequences) = (args.shape.config()?, args.batch.get());
     let size =
         TrainBenchSize { sequences, prompt: args.prompt.get(), thoughts: args.thoughts.get() };
     let longest = size.prompt + size.thoughts + args.target.get();
@@ -146,8 +146,8 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::BenchShape;
     use clap::ValueEnum;
+    use latent_tts::bench::BenchShape;
     use model::Config;
     use std::num::NonZeroUsize;
 
@@ -163,7 +163,7 @@ mod tests {
             losses[0]
         };
         for &shape in BenchShape::value_variants() {
-            let published = shape_config(shape).unwrap();
+            let published = shape.config().unwrap();
             let vocab = published.vocab.min(300);
             let config = Config { layers: 1, ffn: 64, vocab, ..published };
             let of = (BenchMethod::Coconut, None);

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 
 use model::Checkpoint;
-use model::checkpoint::TensorInfo;
+use model::checkpoint::{ExpectedTensor, TensorInfo};
 use serde_json::{Value, json};
-
-use super::expected::ExpectedTensor;
 
 /// The tensors of a checkpoint by status.
 pub struct TensorListing<'a> {

@@ -48,7 +48,8 @@ fn gumbel_mixtures_are_those_of_the_cpu() {
     let gpu = RewardedReasoner::new(&gpu.device, &tiny(CheckpointFamily::LatentSft));
     let mut count = AgreementCount::default();
     for tau in [0.3, 1.0, 2.0] {
-        let perturbation = Perturbation::Gumbel { tau: Temperature::new(tau).unwrap() };
+        let perturbation =
+            Perturbation::Gumbel { tau: Temperature::new(tau).unwrap(), one_sided: None };
         let params = short_params(&cpu.reasoner, 16, perturbation);
         let questions = many_questions(10);
         count.add_free(&gpu.run(params, &questions), &cpu.run(params, &questions));

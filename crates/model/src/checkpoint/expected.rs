@@ -7,38 +7,45 @@
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::Result;
-use model::config::Architecture;
-use model::{Checkpoint, Config, Decoder, LmHead, TensorSource};
 use tensor::Device;
+
+use super::Checkpoint;
+use crate::config::{Architecture, Config};
+use crate::decoder::{Decoder, LmHead};
+use crate::error::ModelError;
+use crate::source::TensorSource;
 
 /// A tensor that a decoder needs, by its canonical name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpectedTensor {
+    /// The canonical name.
     pub name: String,
     /// Shape in the file.
     pub shape: Vec<usize>,
 }
 
-/// The tensors of a checkpoint's decoder, in load order.
-pub fn expected_tensors(checkpoint: &Checkpoint, head: LmHead) -> Result<Vec<ExpectedTensor>> {
-    let config = checkpoint.config();
-    let toy = toy_config(config);
-    let recorder = RecordingSource { checkpoint, requests: Mutex::default() };
-    // One thread asks for them in order.
-    let device = Device::cpu(Some(NonZeroUsize::MIN))?;
-    device.run(|| Decoder::load(&device, &toy, &recorder, head))?;
-    let real = |size: &usize| {
-        dimensions(&toy)
-            .iter()
-            .zip(dimensions(config))
-            .find(|(toy, _)| *toy == size)
-            .map_or(*size, |(_, real)| real)
-    };
-    let named = recorder.requests.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter();
-    Ok(named
-        .map(|(name, shape)| ExpectedTensor { name, shape: shape.iter().map(real).collect() })
-        .collect())
+impl Checkpoint {
+    /// The tensors of the checkpoint's decoder, in load order.
+    pub fn expected_tensors(&self, head: LmHead) -> Result<Vec<ExpectedTensor>, ModelError> {
+        let config = self.config();
+        let toy = toy_config(config);
+        let recorder = RecordingSource { checkpoint: self, requests: Mutex::default() };
+        // One thread asks for them in order.
+        let device = Device::cpu(Some(NonZeroUsize::MIN))?;
+        device.run(|| Decoder::load(&device, &toy, &recorder, head))?;
+        let real = |size: &usize| {
+            dimensions(&toy)
+                .iter()
+                .zip(dimensions(config))
+                .find(|(toy, _)| *toy == size)
+                .map_or(*size, |(_, real)| real)
+        };
+        let named =
+            recorder.requests.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter();
+        Ok(named
+            .map(|(name, shape)| ExpectedTensor { name, shape: shape.iter().map(real).collect() })
+            .collect())
+    }
 }
 
 /// The same architecture with toy sizes. GPT-2 has `heads * head_dim == width`.
@@ -74,7 +81,7 @@ impl TensorSource for RecordingSource<'_> {
         self.checkpoint.has(name)
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, model::ModelError> {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         requests.push((name.to_owned(), shape.to_vec()));
         Ok(vec![0.0; shape.iter().product()])
@@ -83,9 +90,8 @@ impl TensorSource for RecordingSource<'_> {
 
 #[cfg(test)]
 mod tests {
-    use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
-
     use super::*;
+    use crate::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 
     /// Reading every expected tensor with its expected shape uses every tensor of the decoder.
     #[test]
@@ -95,7 +101,7 @@ mod tests {
             write_checkpoint(dir.path(), &CheckpointSpec { family, ..CheckpointSpec::default() })
                 .unwrap();
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
-            for expected in expected_tensors(&checkpoint, LmHead::With).unwrap() {
+            for expected in checkpoint.expected_tensors(LmHead::With).unwrap() {
                 checkpoint.tensor(&expected.name, &expected.shape).unwrap();
             }
             let block = |name: &String| {
