@@ -2,14 +2,14 @@
 # Reinforcement learning of the embedded reasoner with three seeds, and greedy, majority and coverage before and after on fresh problems,
 # paired by question. On one H200 under 3 minutes. Usage: runs/rl_embedded.sh BINARY OUT
 #
-#   SEEDS (1 2 3), STEPS (200), BATCH (64), SAMPLES (16), LR (5e-5)    of the training; FLAGS has further ones of train rl
+#   SEEDS (1 2 3), STEPS (200), BATCH (128), SAMPLES (32), LR (1e-5)    of the training; FLAGS has further ones of train rl
 #   QUESTIONS (1000), N (64)                                          of the evaluation
 #   DEVICE (--device cuda)                                            flags of the device
 #
 # OUT/summary.txt has the tables, OUT/seed-K the models with their logs (training/log.jsonl), OUT/eval the samples.
 set -euo pipefail
 bin=$(realpath "$1") out=$2 here=$(cd "$(dirname "$0")" && pwd)
-steps=${STEPS:-200} batch=${BATCH:-64} samples=${SAMPLES:-16} lr=${LR:-5e-5} questions=${QUESTIONS:-1000} n=${N:-64}
+steps=${STEPS:-200} batch=${BATCH:-128} samples=${SAMPLES:-32} lr=${LR:-1e-5} questions=${QUESTIONS:-1000} n=${N:-64}
 read -ra seeds <<<"${SEEDS:-1 2 3}"
 read -ra device <<<"${DEVICE:---device cuda}"
 read -ra more <<<"${FLAGS:-}"
@@ -30,7 +30,7 @@ echo "evaluation: $((SECONDS - from)) s" | tee times.txt
 for seed in "${seeds[@]}"; do
   from=$SECONDS
   "$bin" train rl --model embedded --out "seed-$seed" --overwrite --seed "$seed" --steps "$steps" --batch "$batch" --samples "$samples" \
-    --lr "$lr" --eval-every $((steps / 4)) --held-out-count 500 "${device[@]}" "${more[@]}" 2>&1 | tee "seed-$seed.txt" | grep -E "^after|error" || true
+    --lr "$lr" --min-lr-ratio 0.01 --pass-trajectories 4096 --eval-every $((steps / 4)) --held-out-count 500 "${device[@]}" "${more[@]}" 2>&1 | tee "seed-$seed.txt" | grep -E "^after|error" || true
   echo "training with seed $seed: $((SECONDS - from)) s" | tee -a times.txt
   evaluate "seed-$seed" "seed-$seed"
 done
