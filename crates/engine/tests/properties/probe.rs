@@ -80,7 +80,7 @@ fn states_of_thoughts_are_what_thoughts_are_made_of() {
 
 #[test]
 fn scores_do_not_depend_on_the_batch() {
-    let pair = RewardedReasoner::of(CheckpointFamily::Codi);
+    let pair = RewardedReasoner::of(CheckpointFamily::CodiGpt2);
     let engine = pair.engine();
     let probe = probe_for(&engine, ProbeKind::Encoder);
     let engine = engine.with_probe(probe);
