@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use latent_tts::training::{
     Preset, ProbeTrainerOptions, RewardTrainerOptions, RlTrainerOptions, TrainerOptions,
 };
-use latent_tts::{Family, SamplingOptions};
+use latent_tts::{Family, FieldNames, SamplingOptions};
 
 use super::preset::preset_parser;
 use super::{DeviceArgs, MachineArgs, OutputArgs, TooLongKind, values};
@@ -131,6 +131,9 @@ pub struct ProbeArgs {
     /// Take only the first questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    pub fields: FieldNames,
 
     /// What becomes of questions that do not fit the model's positions [default: stop]
     #[arg(long, value_enum, help_heading = "Data")]

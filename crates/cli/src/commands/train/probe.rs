@@ -35,7 +35,7 @@ pub fn run(args: &ProbeArgs, printer: &Printer) -> Result<ExitCode> {
         method: args.method,
     })?;
     let sampling = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
-    let source = settings::data_source(args.data.as_deref(), Split::Train)?;
+    let source = settings::data_source(args.data.as_deref(), &args.fields, Split::Train)?;
     let questions = source.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.machine.device.open(printer)?;
     check_gradients(&args.machine.device, &device)?;
