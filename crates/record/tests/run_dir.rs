@@ -29,6 +29,7 @@ fn sample(seed: u64, id: u32) -> Sample {
         truncated: k == 0,
         logprob: (k == 1).then_some(-2.25),
         lens: vec![vec![("\"".into(), 0.1)]; k as usize],
+        signals: [("arithmetic".to_owned(), 0.5)].into(),
         latents: None,
     };
     let beam = BeamResult {
