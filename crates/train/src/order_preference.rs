@@ -30,14 +30,14 @@ pub fn add_permuted(example: &mut RewardExample, key: u64) {
     let width = example.thoughts.cols();
     let starts: Vec<usize> = starts(&example.lengths);
     let mut thoughts = std::mem::take(&mut example.thoughts).into_data();
-    for from in 0..example.correct.len() {
+    for (from, start) in starts.into_iter().enumerate() {
         let length = example.lengths[from];
         if !example.correct[from] || length < 2 {
             continue;
         }
         let key = key ^ u64::from(example.id) << 32 ^ (from as u64) << 8;
         for t in permutation(length, key) {
-            let row = starts[from] + t;
+            let row = start + t;
             thoughts.extend_from_within(row * width..(row + 1) * width);
         }
         example.lengths.push(length);

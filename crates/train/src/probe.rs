@@ -267,7 +267,7 @@ fn scale_of(examples: &[ProbeExample], width: usize) -> StateScale {
 /// Takes every so many examples out.
 fn split(examples: &mut Vec<ProbeExample>, share: f64) -> Vec<ProbeExample> {
     let count = ((examples.len() as f64 * share).round() as usize).min(examples.len() - 1);
-    let every = if count == 0 { usize::MAX } else { examples.len() / count };
+    let every = examples.len().checked_div(count).unwrap_or(usize::MAX);
     let (mut held_out, mut kept) = (Vec::new(), Vec::new());
     for (i, example) in std::mem::take(examples).into_iter().enumerate() {
         let is_held_out = (i + 1).is_multiple_of(every) && held_out.len() < count;

@@ -217,9 +217,10 @@ fn solve<const N: usize>(mut a: [[f64; N]; N], mut b: [f64; N]) -> [f64; N] {
         a.swap(column, pivot);
         b.swap(column, pivot);
         for row in column + 1..N {
-            let factor = a[row][column] / a[column][column];
-            for k in column..N {
-                a[row][k] -= factor * a[column][k];
+            let pivot = a[column];
+            let factor = a[row][column] / pivot[column];
+            for (entry, above) in a[row].iter_mut().zip(pivot).skip(column) {
+                *entry -= factor * above;
             }
             b[row] -= factor * b[column];
         }

@@ -169,6 +169,7 @@ pub fn reward_example(id: u32, lengths: &[usize]) -> RewardExample {
             .collect(),
         correct: (0..lengths.len()).map(|n| n % 2 == 0).collect(),
         step_results: vec![i64::from(id) + 41, 7],
+        permuted_from: Vec::new(),
     }
 }
 
