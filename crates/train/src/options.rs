@@ -16,6 +16,7 @@ use data::FieldNames;
 use model::hub::{HubId, MODEL_EXTENSIONS};
 use model::save::SaveDtype;
 use model::{LoraConfig, LoraTargets};
+use schema::Weight;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -254,7 +255,7 @@ pub struct MethodOptions {
 
     /// LOTUS: the weight of the loss of the steps' tokens at the blocks [default: 0.05]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT", help_heading = "Methods"))]
-    pub step_loss_weight: Option<f32>,
+    pub step_loss_weight: Option<Weight>,
 
     /// CoLaR, Render-of-Thought: the inner width of the latent head
     #[cfg_attr(feature = "clap", arg(

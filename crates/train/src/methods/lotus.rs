@@ -81,7 +81,9 @@ impl LotusMethod {
             blocks: or(options.blocks, LOTUS_BLOCKS),
             block_width: or(options.block_width, BLOCK_WIDTH),
             loops: or(options.loops, LOTUS_LOOPS),
-            step_loss_weight: options.step_loss_weight.unwrap_or(STEP_LOSS_WEIGHT),
+            step_loss_weight: options
+                .step_loss_weight
+                .map_or(STEP_LOSS_WEIGHT, |weight| weight.get() as f32),
         })
     }
 }

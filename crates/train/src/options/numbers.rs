@@ -36,7 +36,7 @@ const MAX_TRAJECTORIES: usize = 1 << 16;
 const MAX_RATIO: usize = 1 << 10;
 
 /// The range of every option that has one, by name.
-const RANGES: [(&str, Range); 43] = [
+const RANGES: [(&str, Range); 42] = [
     ("held_out_count", Range::UpTo(MAX_BATCH)),
     ("thoughts", Range::UpTo(MAX_THOUGHTS)),
     ("curriculum_end", Range::Probability),
@@ -55,7 +55,6 @@ const RANGES: [(&str, Range); 43] = [
     ("blocks", Range::UpTo(MAX_THOUGHTS)),
     ("block_width", Range::UpTo(MAX_THOUGHTS)),
     ("loops", Range::UpTo(MAX_THOUGHTS)),
-    ("step_loss_weight", Range::NonNegative),
     ("latent_head", Range::UpTo(MAX_ELEMENTS)),
     ("lora", Range::UpTo(MAX_RANK)),
     ("lora_alpha", Range::Positive),
