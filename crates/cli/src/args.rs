@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use latent_tts::bench::BenchShape;
-use latent_tts::{FieldNames, SamplingOptions};
+use latent_tts::{AblationKind, FieldNames, SamplingOptions};
 
 pub use aggregation::AggregationArgs;
 pub use annotate::{AnnotateArgs, LabelsKind};
@@ -91,7 +91,7 @@ Examples:
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --aggregate majority,beam \
     --beam-width 4
   latent-tts eval --model ./coconut-gpt2 --data test.json --adaptive --target-confidence 0.99
-  latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle
+  latent-tts eval --model ./coconut-gpt2 --data test.json --ablate zero,mean,swap,freeze,shuffle,round
   latent-tts eval --model ./gpt2-cot --method cot --data test.json --temperature 0.7 --top-p 0.95
 
 {LAYERS}"))]
@@ -320,21 +320,6 @@ pub fn default_eval_args() -> EvalArgs {
     }
 }
 
-/// What `eval --ablate` replaces thoughts with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AblateKind {
-    /// Zeros
-    Zero,
-    /// The mean thought of all questions at each position
-    Mean,
-    /// The thoughts of the next question
-    Swap,
-    /// The first thought at every position
-    Freeze,
-    /// The question's own thoughts in another order
-    Shuffle,
-}
-
 /// Flags of `eval`.
 #[derive(Debug, Clone, Args)]
 pub struct EvalArgs {
@@ -370,7 +355,7 @@ pub struct EvalArgs {
         value_delimiter = ',',
         help_heading = "Ablation"
     )]
-    pub ablate: Option<Vec<AblateKind>>,
+    pub ablate: Option<Vec<AblationKind>>,
 
     #[command(flatten)]
     pub run: RunArgs,

@@ -10,8 +10,6 @@ use latent_tts::{
     AblationKind, DataSource, FieldNames, OnExisting, SamplingError, SamplingOptions,
 };
 
-use crate::args::AblateKind;
-
 /// Sampling options over a command's defaults, once it is known that no fields contradict.
 pub fn sampling(given: &SamplingOptions, defaults: SamplingOptions) -> Result<SamplingOptions> {
     given.sampler_kind().map_err(flag_error)?;
@@ -73,15 +71,8 @@ pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
 }
 
 /// The replacements of thoughts that `--ablate` names, each once, in the order of their tables.
-pub fn ablations(requested: Option<&[AblateKind]>) -> Vec<AblationKind> {
-    let kind = |kind: &AblateKind| match kind {
-        AblateKind::Zero => AblationKind::Zero,
-        AblateKind::Mean => AblationKind::Mean,
-        AblateKind::Swap => AblationKind::Swap,
-        AblateKind::Freeze => AblationKind::Freeze,
-        AblateKind::Shuffle => AblationKind::Shuffle,
-    };
-    let kinds: BTreeSet<AblationKind> = requested.unwrap_or_default().iter().map(kind).collect();
+pub fn ablations(requested: Option<&[AblationKind]>) -> Vec<AblationKind> {
+    let kinds: BTreeSet<AblationKind> = requested.unwrap_or_default().iter().copied().collect();
     kinds.into_iter().collect()
 }
 

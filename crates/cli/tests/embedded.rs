@@ -102,7 +102,7 @@ fn thoughts_are_read_as_tokens_on_request() {
         sandbox.run(&[&flags[..], more].concat())
     };
     let text = solve(&["--lens", "2"]).ok().out;
-    assert!(text.contains("thoughts of the greedy one, in tokens"), "{text}");
+    assert!(text.contains("thoughts of the greedy one, read as tokens: "), "{text}");
     let document = solve(&["--lens", "3", "--json"]).ok().json();
     let sizes = |lens: &Value| {
         let thoughts = lens.as_array().unwrap().iter();

@@ -5,6 +5,8 @@
 //! number of thoughts stays the clean run's. Keys and values at the thoughts' positions follow from
 //! what is fed; those of the prompt are the same.
 
+mod rounding;
+
 use std::num::NonZeroUsize;
 
 use data::Question;
@@ -14,6 +16,7 @@ use report::interval::Bootstrap;
 use tensor::Tensor;
 use tensor::rng::{RngKey, Site};
 
+use self::rounding::Rounding;
 use crate::{Error, grade};
 
 /// Replaces the thoughts of a reasoner's greedy runs.
@@ -47,7 +50,13 @@ impl Ablator<'_> {
         let clean = replies(&engine, questions.iter().map(request).collect())?;
         let thoughts: Vec<Tensor> =
             clean.iter().map(|reply| reply.trajectories[0].latents.clone()).collect();
-        let replacements = Replacements::new(questions, &thoughts, self.params.seed);
+        let mut replacements = Replacements::new(questions, &thoughts, self.params.seed);
+        if self.kinds.contains(&AblationKind::Round) {
+            let rounding = Rounding::new(engine.reasoner())?;
+            for thoughts in &thoughts {
+                replacements.rounded.push(rounding.round(thoughts)?);
+            }
+        }
         let forced = |(i, question): (usize, &Question)| {
             let thoughts = self.kinds.iter().map(|&kind| replacements.of(kind, i));
             Request {
@@ -106,12 +115,15 @@ struct Replacements<'a> {
     thoughts: &'a [Tensor],
     /// The mean over the questions that have a thought at a position: (positions, width).
     mean: Tensor,
+    /// The nearest token embeddings of each question, if they are fed.
+    rounded: Vec<Tensor>,
     seed: u64,
 }
 
 impl<'a> Replacements<'a> {
     fn new(questions: &'a [Question], thoughts: &'a [Tensor], seed: u64) -> Self {
-        Self { questions, thoughts, mean: mean_thoughts(thoughts), seed }
+        let mean = mean_thoughts(thoughts);
+        Self { questions, thoughts, mean, rounded: Vec::new(), seed }
     }
 
     /// The thoughts to feed question `i`, as many as it has.
@@ -125,6 +137,7 @@ impl<'a> Replacements<'a> {
             AblationKind::Shuffle => {
                 own.select(shuffled(self.questions[i].id, self.seed, count).into_iter())
             }
+            AblationKind::Round => self.rounded[i].clone(),
             AblationKind::Swap => {
                 let donor = &self.thoughts[donor(self.thoughts, i)];
                 // A donor with fewer thoughts begins again.
@@ -235,7 +248,8 @@ mod tests {
                 steps: Vec::new(),
             })
             .collect();
-        let all = Replacements::new(&questions, &thoughts, 0);
+        let mut all = Replacements::new(&questions, &thoughts, 0);
+        all.rounded = thoughts.clone();
         for kind in AblationKind::ALL {
             for (i, own) in thoughts.iter().enumerate() {
                 assert_eq!(all.of(kind, i).rows(), own.rows(), "{kind} of question {i}");

@@ -3,51 +3,12 @@
 //! The file is written whole, once all questions are done. It does not depend on the run's samples
 //! or on its sampler.
 
-use std::fmt;
-
+use schema::AblationKind;
 use serde::{Deserialize, Serialize};
 
 use crate::error::FieldError;
 use crate::manifest::FORMAT;
 use crate::sample::{Validate, check_answer, check_finite};
-
-/// What a question's thoughts are replaced with; the number of thoughts stays the clean run's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AblationKind {
-    /// Zeros.
-    Zero,
-    /// At each position the mean thought of all questions.
-    Mean,
-    /// The thoughts of another question.
-    Swap,
-    /// The first thought, at every position.
-    Freeze,
-    /// The question's own thoughts in another order.
-    Shuffle,
-}
-
-impl AblationKind {
-    /// Every kind, in display order.
-    pub const ALL: [Self; 5] = [Self::Zero, Self::Mean, Self::Swap, Self::Freeze, Self::Shuffle];
-
-    /// The name in `ablation.json` and on command lines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Zero => "zero",
-            Self::Mean => "mean",
-            Self::Swap => "swap",
-            Self::Freeze => "freeze",
-            Self::Shuffle => "shuffle",
-        }
-    }
-}
-
-impl fmt::Display for AblationKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// The content of `ablation.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -53,9 +53,7 @@ mod sample;
 mod training;
 mod writer;
 
-pub use ablation::{
-    AblatedAnswer, AblatedQuestion, Ablation, AblationKind, AblationMean, AblationResult,
-};
+pub use ablation::{AblatedAnswer, AblatedQuestion, Ablation, AblationMean, AblationResult};
 pub use document::{read_document, write_atomic, write_document};
 pub use error::RecordError;
 pub use files::{DirLock, Fingerprint};
@@ -66,7 +64,7 @@ pub use question_record::QuestionRecord;
 pub use results::{BeamCost, Metric, MetricGain, MetricName, Results, RunCost, Unanswered};
 pub use run_dir::RunDir;
 pub use sample::{BeamResult, Sample};
-pub use schema::{StageSeconds, TrajectoryRecord};
+pub use schema::{AblationKind, StageSeconds, TrajectoryRecord};
 pub use training::{
     EvalRecord, Losses, STATE_FILE, StepRecord, TRAINING_DIR, TrainTiming, TrainingDir,
 };

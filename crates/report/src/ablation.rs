@@ -39,17 +39,6 @@ fn to_mean(interval: Option<Interval>) -> AblationMean {
     })
 }
 
-/// What a replacement does, in a few words.
-pub fn meaning(kind: AblationKind) -> &'static str {
-    match kind {
-        AblationKind::Zero => "every thought is zero",
-        AblationKind::Mean => "the mean thought of all questions at each position",
-        AblationKind::Swap => "the thoughts of the next question",
-        AblationKind::Freeze => "the first thought at every position",
-        AblationKind::Shuffle => "the question's own thoughts in another order",
-    }
-}
-
 /// A row of the table: its cells are text.
 pub(crate) struct AblationRow {
     pub(crate) name: &'static str,
@@ -71,7 +60,7 @@ pub(crate) fn rows(ablation: &Ablation) -> Vec<AblationRow> {
     };
     let replaced = ablation.ablations.iter().map(|result| AblationRow {
         name: result.kind.name(),
-        meaning: meaning(result.kind),
+        meaning: result.kind.describe(),
         accuracy: interval(&result.accuracy, false),
         difference: interval(&result.difference, true),
         changed: format!("{:.1}", 100.0 * result.changed),

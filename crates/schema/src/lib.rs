@@ -16,6 +16,7 @@
 //! [`TrainTiming`]). Voting rules and early stopping are functions of trajectories, whose names
 //! come from [`aggregate`].
 
+mod ablation;
 mod defaults;
 mod latent_length;
 mod latent_sampler;
@@ -29,6 +30,7 @@ mod perturbation;
 pub mod testkit;
 mod training_log;
 
+pub use ablation::AblationKind;
 pub use aggregate::{Confidence, EarlyStop, Rule, Signals, StopReason, VoteParams, VotingRule};
 pub use defaults::ModelDefaults;
 pub use latent_length::{InvalidLength, LatentLength, LengthRange};

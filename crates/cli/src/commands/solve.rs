@@ -292,7 +292,10 @@ impl SolveReport<'_> {
         ];
         let mut text = String::new();
         for (title, trajectory) in named.into_iter().flatten().filter(|(_, t)| !t.lens.is_empty()) {
-            text.push_str(&format!("{title}, in tokens\n"));
+            let reading: String =
+                trajectory.lens.iter().filter_map(|t| t.first()).map(|t| &*t.text).collect();
+            let reading = reading.split_whitespace().collect::<Vec<_>>().join(" ");
+            text.push_str(&format!("{title}, read as tokens: {reading}\n"));
             for (t, tokens) in trajectory.lens.iter().enumerate() {
                 let cells: Vec<String> = tokens.iter().map(format_lens_token).collect();
                 text.push_str(&format!("{:>4}  {}\n", t + 1, cells.join("  ")));
