@@ -119,8 +119,7 @@ impl Progress {
         }
     }
 
-    /// So many steps are done.
-    #[cfg(feature = "hub")]
+    /// Sets the number of finished steps.
     pub fn set(&mut self, done: usize) {
         self.done = done;
         if let Some(bar) = &self.bar {
