@@ -109,7 +109,7 @@ fn config_errors_name_file_and_key() {
     refused(b"samples = 0\n", &["`samples`"]);
     refused(b"samples = -3\n", &["`samples`"]);
     refused(b"quiet = \"yes\"\n", &["`quiet`", "true or false"]);
-    refused(b"[p]\nvalue = 1\n", &["`p`", "table"]);
+    refused(b"[p]\nvalue = 1\n", &["`p`", "value", "below 1"]);
     refused(b"p = 0.1\np = 0.2\n", &["line 2", "p = 0.2"]);
     refused(b"p = \n", &["line 1"]);
     refused(b"p = 0.1 \xff\n", &["UTF-8", "byte 8"]);
