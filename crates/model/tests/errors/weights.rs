@@ -177,10 +177,10 @@ fn missing_tensor() {
         assert_message(missing("lm_head.weight"), &["tie_word_embeddings"]),
         ModelError::MissingTensor { .. }
     );
-    // The likely cause is a projector in pickle format; the message has the conversion command.
+    // The likely cause is a projector in pickle format, which has to be converted.
     fs::write(fixture.path("prj.pt"), b"x").unwrap();
     assert_is!(
-        assert_message(missing("projector.1.weight"), &["prj.pt", "python -c"]),
+        assert_message(missing("projector.1.weight"), &["prj.pt", "convert"]),
         ModelError::MissingTensor { .. }
     );
 }
