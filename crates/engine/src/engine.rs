@@ -38,10 +38,12 @@ pub(crate) mod tests;
 /// the models.
 ///
 /// ```no_run
+/// use std::path::Path;
+///
 /// use latent_tts_engine::{Engine, Reasoner, Request};
 /// use tensor::Device;
 ///
-/// let reasoner = Reasoner::load(&Device::cpu(None)?, "./coconut-gpt2", None)?;
+/// let reasoner = Reasoner::load(&Device::cpu(None)?, Path::new("./coconut-gpt2"), None)?;
 /// let engine = Engine::new(reasoner).with_memory(2 << 30);
 /// let params = engine.default_params();
 /// let requests: Vec<Request> = ["1 + 1?", "2 + 3?"].map(|text| Request::new(text, params)).into();

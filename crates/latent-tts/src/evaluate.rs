@@ -52,7 +52,7 @@ pub enum OnExisting {
 /// let data = DataSource::parse("embedded:test")?;
 /// let params = evaluation_params(&SamplingOptions::new(64.try_into()?), &engine)?;
 /// let evaluation = Evaluation::new(&models, &data, params).seeds([0, 1]).out("runs/two-seeds");
-/// let output = evaluation.run(&engine, &data.read(Some(300), 300)?, &mut ())?;
+/// let output = evaluation.run(&engine, &data.read(None, 300)?, &mut ())?;
 /// println!("{} metrics in {}", output.results.metrics.len(), output.out.display());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -18,7 +18,8 @@ use crate::perturbation::{DropoutScope, MaskLifetime, Perturbation};
 ///
 /// # let model = ModelDefaults {
 /// #     latent_length: "6".parse()?, max_new_tokens: 64.try_into()?, dropout_p: 0.2,
-/// #     noise_std: 0.6, sites: latent_tts_schema::DropoutSites::BOTH,
+/// #     noise_std: 0.6, sites: latent_tts_schema::DropoutSites::BOTH, cold_stop: None,
+/// #     soft_thoughts: false,
 /// # };
 /// let options: SamplingOptions =
 ///     serde_json::from_str(r#"{"samples": 16, "noise_std": 0.3, "rule": "weighted"}"#)?;

@@ -370,7 +370,7 @@ mod tests {
     fn options(kind: &str) -> ProbeTrainerOptions {
         ProbeTrainerOptions {
             kind: kind.to_owned(),
-            steps: NonZeroU32::new(60).unwrap(),
+            steps: NonZeroU32::new(100).unwrap(),
             lr: 3e-3,
             eval_every: NonZeroU32::new(20).unwrap(),
             ..ProbeTrainerOptions::default()
@@ -387,7 +387,7 @@ mod tests {
         let mut probe = Probe::initial(&device, config, seed).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let best =
-            train_probe(&mut probe, examples(40, 1), (&options, seed), dir.path(), |_| false)
+            train_probe(&mut probe, examples(400, 1), (&options, seed), dir.path(), |_| false)
                 .unwrap();
         (best, Probe::load(&device, dir.path()).unwrap())
     }

@@ -83,7 +83,11 @@ pub fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
     assert_eq!(records.timings().unwrap().len(), STEPS as usize, "one timing per step");
     let weights: &[&str] = match out.join("model.safetensors").exists() {
         true => &["model.safetensors"],
-        false => &["adapter_model.safetensors", "heads.safetensors"],
+        // Not every method trains heads.
+        false if out.join("heads.safetensors").exists() => {
+            &["adapter_model.safetensors", "heads.safetensors"]
+        }
+        false => &["adapter_model.safetensors"],
     };
     let records = [
         "training/state.safetensors",
