@@ -53,7 +53,8 @@ fn share(count: usize, of: usize) -> Option<f32> {
 /// Checks the equations of a text, step by step.
 ///
 /// ```
-/// let check = latent_tts_aggregate::check_steps("A box has 48 clips, half are red.", "<<48/2=24>>");
+/// let question = "A box has 48 clips, half are red.";
+/// let check = latent_tts_aggregate::check_steps(question, "<<48/2=24>>");
 /// assert_eq!((check.equations, check.correct), (1, 1));
 /// assert_eq!(check.conclusion("24"), Some(1.0));
 /// ```

@@ -29,7 +29,8 @@ use crate::{Error, fingerprint, manifest};
 /// let model = Model::load("./coconut-gpt2")?;
 /// let engine = model.engine()?;
 /// let params = SamplingParams { samples: 16.try_into()?, ..engine.default_params() };
-/// let annotator = Annotator::new(model.reasoner(), params, ThoughtLabels::Rollouts(8.try_into()?));
+/// let labels = ThoughtLabels::Rollouts(8.try_into()?);
+/// let annotator = Annotator::new(model.reasoner(), params, labels);
 /// let questions = latent_tts::DataSource::parse("embedded:train:0..100")?.read(None, 100)?;
 /// annotator.run(&questions, |annotated| -> Result<(), latent_tts::Error> {
 ///     println!("question {}: {} rollouts", annotated.id, annotated.rollouts);
