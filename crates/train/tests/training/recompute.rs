@@ -118,7 +118,7 @@ fn every_methods_gradients_have_the_same_bits_and_less_memory_is_told() {
         (Box::new(codi(STEP_DECODER)), None),
         (Box::new(codi(StepDecoderSpec::NONE)), lora_with_dropout()),
         (Box::new(colar_method()), None),
-        (Box::new(lotus()), lora_with_dropout()),
+        (Box::new(lotus()), None),
     ];
     for (method, lora) in methods {
         let what = format!("{method:?}");
