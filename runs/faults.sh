@@ -273,7 +273,7 @@ try 3 'train reward --last-step-weight nan' 'exit 2 .*--last-step-weight' 'tts t
 
 # 4. Hangs.
 try 4 '--threads 2000' 'exit 2 .*threads' 'tts eval --model tiny --data data.json --samples 2 --max-new-tokens 4 --no-report --quiet --threads 2000'
-try 4 'a question of 100 MB' 'exit 2 .*bytes of text' 'edit question long.jsonl "a " 50000000; tts eval --model tiny --data long.jsonl "${small[@]}"'
+try 4 'a question of 100 MB' 'exit 2 .*bytes exceeds the limit' 'edit question long.jsonl "a " 50000000; tts eval --model tiny --data long.jsonl "${small[@]}"'
 
 # 5. Adapters without weights. In tiny/ the description stands beside a whole model, in adapter/ by itself.
 try 5 'adapter_config.json beside a model, no adapter weights' 'exit 2 .*adapter' 'cp adapter/adapter_config.json tiny; tts eval --model tiny --data data.json "${small[@]}"'

@@ -176,13 +176,13 @@ fn threads_and_texts_have_limits() {
     let long = format!("{{\"question\": \"{}\", \"answer\": \"1\"}}\n", "a ".repeat(600_000));
     let short = "{\"question\": \"What is 1 plus 1?\", \"answer\": \"2\"}\n";
     sandbox.write("data.jsonl", format!("{short}{long}"));
-    sandbox.eval(&["--out", "run"]).refused(&["question 1", "bytes of text", "--too-long skip"]);
+    sandbox.eval(&["--out", "run"]).refused(&["question 1", "bytes exceeds the limit", "--too-long skip"]);
     let skipped = sandbox.eval(&["--out", "run", "--too-long", "skip"]).ok();
     assert!(skipped.err.contains("skipped 1 question of 2"), "{}", skipped.err);
     // Nor are the words of a refused text looked up in the embedded model's vocabulary.
     sandbox.write("data.jsonl", long.replace("a ", "xyzzy "));
     let refused = sandbox.run(&["eval", "--data", "data.jsonl", "--threads", "1", "--out", "run2"]);
-    let refused = refused.refused(&["question 0", "bytes of text"]);
+    let refused = refused.refused(&["question 0", "bytes exceeds the limit"]);
     assert!(!refused.err.contains("xyzzy"), "{}", refused.err);
 }
 

@@ -278,7 +278,9 @@ impl RewardModel {
 fn fitting(model: LatentModel, dir: &Path, width: usize) -> Result<LatentModel, EngineError> {
     let unfit = |why: String| Err(EngineError::UnfitReference { dir: dir.to_owned(), why });
     match (model.decoder.config().width, model.method.length.limit()) {
-        (own, _) if own != width => unfit(format!("it is {own} wide and the reward model {width}")),
+        (own, _) if own != width => {
+            unfit(format!("its width is {own} and the reward model's is {width}"))
+        }
         (_, 0) => unfit(format!("a {} model has no thoughts", model.method.family)),
         _ => Ok(model),
     }

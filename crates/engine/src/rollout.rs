@@ -236,7 +236,7 @@ impl RolloutRunner<'_> {
         let count = wave.len();
         match annotated {
             Err(EngineError::Device(e)) if e.is_out_of_memory() && (count > 1 || at_once > 1) => {
-                tracing::warn!(questions = count, "the device lacks memory; annotating in halves");
+                tracing::warn!(questions = count, "out of device memory; annotating in two halves");
                 state.cache = None;
                 if count == 1 {
                     return self.run_wave(plan, wave, at_once / 2, state);

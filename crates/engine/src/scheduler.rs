@@ -96,20 +96,20 @@ pub enum SubmitError {
     /// It cannot be run at all.
     #[error(transparent)]
     Refused(#[from] EngineError),
-    /// It has more rows than may ever wait.
-    #[error("{rows} trajectories are more than the {limit} that may wait; ask for fewer")]
+    /// It has more sequences than the queue holds.
+    #[error("{rows} trajectories exceed the queue limit of {limit}; request fewer")]
     TooManyRows {
-        /// The request's rows.
+        /// The request's sequences.
         rows: usize,
-        /// The most that may wait.
+        /// The queue limit, in sequences.
         limit: usize,
     },
     /// Too many rows wait already.
-    #[error("{waiting} trajectories wait, and {limit} may; send the request again later")]
+    #[error("queue full ({waiting} of {limit} trajectories); retry later")]
     QueueFull {
-        /// Rows that wait.
+        /// Sequences in the queue.
         waiting: usize,
-        /// The most that may wait.
+        /// The queue limit, in sequences.
         limit: usize,
         /// When there should be room; `None` before any request was finished.
         retry_after: Option<Duration>,
@@ -495,7 +495,7 @@ impl Shared {
             running.join(job);
         } else {
             // Only after the device had less memory than was promised.
-            let why = "the device has not the memory for this request".to_owned();
+            let why = "not enough device memory for this request".to_owned();
             job.fail(EngineError::PassFailed { why });
         }
     }

@@ -59,7 +59,10 @@ impl BatchContext<'_> {
         let rows: usize = wave.iter().map(|range| range.rows.len()).sum();
         match done {
             Err(e) if e.is_out_of_memory() && rows > 1 => {
-                tracing::warn!(sequences = rows, "the device lacks memory; running in halves");
+                tracing::warn!(
+                    sequences = rows,
+                    "out of device memory; splitting the batch in two"
+                );
                 *caches = WaveCaches::default();
                 let (first, second) = split_wave(wave);
                 let mut done = self.run_wave(plan, &first, caches, seconds)?;
@@ -207,7 +210,7 @@ impl BatchContext<'_> {
         match found {
             Err(e) if e.is_out_of_memory() && questions.len() > 1 => {
                 let searches = questions.len();
-                tracing::warn!(searches, "the device lacks memory; searching in halves");
+                tracing::warn!(searches, "out of device memory; splitting the search in two");
                 *caches = WaveCaches::default();
                 let (first, second) = questions.split_at(questions.len() / 2);
                 let mut found = self.search(plan, first, caches, seconds)?;

@@ -34,7 +34,7 @@ impl FamilySpec for Colar {
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
         let end_latent = tokens.encoded("###")?;
         if end_latent.len() != 1 {
-            return Err(tokens.absent("###", "as one token of its own"));
+            return Err(tokens.absent("###", "as a single token"));
         }
         Ok(Method {
             prompt_prefix: "Question: ".into(),

@@ -151,7 +151,10 @@ impl<'a> RunningRequests<'a> {
     pub(crate) fn begin_anew(&mut self) -> Vec<RunningJob<'a>> {
         self.reward_memory /= 2;
         let requests = self.batch.sources.len();
-        tracing::warn!(requests, "the device lacks memory; starting again in half of it");
+        tracing::warn!(
+            requests,
+            "out of device memory; restarting the requests with half the memory"
+        );
         self.token_scores.restart();
         self.batch.requeue()
     }

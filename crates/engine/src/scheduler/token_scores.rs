@@ -66,7 +66,7 @@ impl TokenScores {
         batch.is_closed = has_none && !self.active.is_empty();
         if batch.is_closed && batch.sources.is_empty() {
             // Only after the device had less memory than was promised.
-            let why = "the device has not the memory to score these tokens";
+            let why = "not enough device memory to score these tokens";
             self.active.pop_front().into_iter().for_each(|(job, _)| fail(job, why));
         }
         while let Some((job, sequence)) = self.active.pop_front() {
