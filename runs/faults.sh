@@ -356,8 +356,8 @@ done
 one='tts eval --model tiny --data data.json "${small[@]}" --limit 1'
 try 12 'LATENT_TTS_SEED=x' 'exit 2 .*LATENT_TTS_SEED' "export LATENT_TTS_SEED=x; $one 2>&1 | tee said.txt; grep -q LATENT_TTS_SEED said.txt && echo '= (the variable is named)'"
 try 12 'the largest seed' 'exit 0 ' "$one --seed 18446744073709551615"
-try 12 'train, --out is a file' 'exit 2 .*is a file; name a directory' 'echo text >file; tts train reasoner --out file --steps 1 "${few[@]}"'
-try 12 'eval, --out is a file' 'exit 2 .*is a file; name a directory' "echo text >file; $one --out file"
+try 12 'train, --out is a file' 'exit 2 .*is a file; pass a directory' 'echo text >file; tts train reasoner --out file --steps 1 "${few[@]}"'
+try 12 'eval, --out is a file' 'exit 2 .*is a file; pass a directory' "echo text >file; $one --out file"
 try 12 'a pipe as manifest.json' 'exit 2 .*manifest.json' 'rm run/manifest.json; mkfifo run/manifest.json; tts eval --model tiny --data data.json "${small[@]}" --latents --out run --resume'
 # A signal while the questions are awaited from a pipe: before the first record.
 signal() {

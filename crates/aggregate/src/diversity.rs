@@ -38,7 +38,7 @@ impl StepDiversity {
     ///
     /// In debug builds, if the thought does not have the width given to [`StepDiversity::new`].
     pub fn add(&mut self, step: usize, thought: &[f32]) {
-        debug_assert_eq!(thought.len(), self.width, "a thought of another width");
+        debug_assert_eq!(thought.len(), self.width, "a thought has another width");
         while self.steps.len() <= step {
             self.steps.push(StepSum { sum: vec![0.0; self.width], rows: 0, nonzero: 0 });
         }

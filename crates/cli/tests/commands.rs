@@ -563,7 +563,7 @@ fn a_missing_gpu_is_a_clear_error() {
 #[test]
 fn fp8_is_refused_by_a_processor() {
     let failed = CliSandbox::new().run(&["bench", "--device", "cpu", "--dtype", "fp8"]);
-    for part in ["does not compute in fp8", "--device cuda", "leave --dtype out"] {
+    for part in ["does not support fp8", "--device cuda", "leave --dtype out"] {
         assert!(failed.err.contains(part), "{part}: {}", failed.err);
     }
 }

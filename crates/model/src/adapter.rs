@@ -266,8 +266,8 @@ fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
     }
     let how = match (source, &id) {
         (Some(source), _) => source,
-        (None, Some(id)) => format!("get it with `{}`", id.download_command()),
-        (None, None) => "put its directory or GGUF file there, or change \
+        (None, Some(id)) => format!("download it with `{}`", id.download_command()),
+        (None, None) => "put its directory or GGUF file at that path, or change \
                          `base_model_name_or_path`"
             .to_owned(),
     };

@@ -375,7 +375,7 @@ impl Checkpoint {
         let &[rows, columns] = shape else {
             return Err(ModelError::UnsupportedAdapter {
                 file: self.path(a).to_path_buf(),
-                what: format!("`{}` on a weight that is no matrix", a.original),
+                what: format!("`{}` on a weight that is not a matrix", a.original),
             });
         };
         let layout = WeightLayout::of(self.config.architecture, module);

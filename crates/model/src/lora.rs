@@ -139,7 +139,7 @@ impl LoraScale {
             ModelError::MissingField { file: file.clone(), field: "lora_alpha".to_owned() }
         })?;
         let alpha = Some(alpha as f32).filter(|alpha| alpha.is_finite()).ok_or_else(|| {
-            bad("lora_alpha", "is no finite number in f32; save the adapter again")
+            bad("lora_alpha", "is not a finite f32 number; save the adapter again")
         })?;
         let rank_stabilized = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
         Ok(LoraScale::Configured { rank, alpha, rank_stabilized })

@@ -85,15 +85,15 @@ fn ignored_reason(name: &str) -> Option<&'static str> {
     } else if name.ends_with("rotary_emb.inv_freq") {
         Some("rotary frequencies, computed from config.json")
     } else if name.starts_with("visual.") {
-        Some("the vision tower, not used by text")
+        Some("the vision tower, unused for text")
     } else if name.starts_with("vision_encoder.") {
-        Some("a second copy of the model, which encodes rendered steps in training")
+        Some("a second copy of the model that encodes rendered steps in training")
     } else if name.starts_with("dynamic_cls.") {
         Some("a training-time classifier")
     } else if STEP_DECODER.iter().any(|prefix| name.starts_with(prefix)) {
-        Some("SIM-CoT's step decoder, used in training alone")
+        Some("SIM-CoT's step decoder, used only in training")
     } else if name.contains("log_std.") {
-        Some("the spread of sampled thoughts; thoughts here are the mean")
+        Some("the spread of sampled thoughts; only their mean is used")
     } else if name == "embedding.weight" {
         Some("a second name of the token embedding")
     } else if name.contains(".original_module.") {

@@ -165,10 +165,12 @@ fn read_tensors(bytes: &[u8]) -> Result<NamedTensors, String> {
     if let Some(order) = archive.get(&format!("{root}byteorder"))
         && &bytes[order.clone()] != b"little"
     {
-        return Err("its numbers are big-endian; save it again on another machine".to_owned());
+        return Err(
+            "big-endian data is not supported; save it on a little-endian machine".to_owned()
+        );
     }
     let values = machine::run(&bytes[pickle.range.clone()])?;
-    let entries = state_entries(&values).ok_or("no dictionary of tensors in it")?;
+    let entries = state_entries(&values).ok_or("contains no dictionary of tensors")?;
     let mut tensors = BTreeMap::new();
     let mut total: usize = 0;
     for (name, tensor) in entries {
@@ -176,10 +178,13 @@ fn read_tensors(bytes: &[u8]) -> Result<NamedTensors, String> {
         total = total
             .saturating_add(placed.shape.iter().product::<usize>() * element_bytes(placed.dtype));
         if total > bytes.len().saturating_mul(MAX_EXPANSION) {
-            return Err("its tensors share storages so often that they do not fit".to_owned());
+            return Err(
+                "its tensors share storages so often that the total size exceeds the limit"
+                    .to_owned(),
+            );
         }
         if tensors.insert(name.to_owned(), placed).is_some() {
-            return Err(format!("`{name}` is given twice"));
+            return Err(format!("duplicate tensor `{name}`"));
         }
     }
     let mut skipped = values.skipped_classes;
@@ -216,9 +221,9 @@ fn place(
     let size = element_bytes(tensor.storage.dtype);
     let (shape, strides) = (&tensor.shape, &tensor.strides);
     if shape.len() != strides.len() {
-        return Err("has another number of strides than of dimensions".to_owned());
+        return Err("has a different number of strides than dimensions".to_owned());
     }
-    let overflows = || "has a shape beyond its storage".to_owned();
+    let overflows = || "has a shape larger than its storage".to_owned();
     let count = shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent));
     let count = count.ok_or_else(overflows)?;
     let mut last = tensor.offset;

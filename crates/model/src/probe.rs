@@ -86,7 +86,10 @@ impl ProbeConfig {
 
     fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
-            return Err(format!("`version` is {}, and this program reads {VERSION}", self.version));
+            return Err(format!(
+                "`version` is {}, but this program reads version {VERSION}",
+                self.version
+            ));
         }
         if self.width == 0 || self.width > MAX_MATRIX / HEAD_DIM {
             return Err(format!("`width` is {}", self.width));
@@ -572,7 +575,7 @@ impl TensorSource for ProbeTensors<'_> {
             self.tensors.get(name).ok_or_else(|| invalid(format!("no tensor {name}")))?;
         match found == shape {
             true => Ok(values.clone()),
-            false => Err(invalid(format!("tensor {name} is {found:?} where {shape:?} belongs"))),
+            false => Err(invalid(format!("tensor {name} has shape {found:?}, expected {shape:?}"))),
         }
     }
 }

@@ -96,7 +96,7 @@ impl Validate for Ablation {
         for (i, question) in self.questions.iter().enumerate() {
             if question.ablated.len() != self.ablations.len() {
                 let field = format!("questions[{i}].ablated");
-                return Err(FieldError::new(field, "does not hold one answer per replacement"));
+                return Err(FieldError::new(field, "does not have one answer per replacement"));
             }
             for answer in question.ablated.iter().chain([&question.clean]) {
                 check_answer(&format!("questions[{i}]"), &answer.answer, answer.correct)?;

@@ -89,7 +89,7 @@ impl LatentsWriter {
         if layout.samples > 0 {
             let checked = files::open_regular(&path)
                 .and_then(|part| layout.copy_part(BufReader::new(part), &mut io::sink()));
-            checked.map_err(|error| damaged(&path)(format!("it is damaged ({error})")))?;
+            checked.map_err(|error| damaged(&path)(format!("the file is damaged ({error})")))?;
         }
         Ok(writer)
     }
@@ -173,7 +173,7 @@ impl LatentsWriter {
 ///
 /// What is wrong with the file.
 pub fn verify_latents(path: &Path) -> Result<(), String> {
-    let unreadable = |error: io::Error| format!("it is damaged ({error})");
+    let unreadable = |error: io::Error| format!("the file is damaged ({error})");
     let (header, start) = read_header(path).map_err(unreadable)?;
     let mut file = BufReader::new(files::open_regular(path).map_err(unreadable)?);
     for (name, entry) in header.iter().filter(|(name, _)| *name != METADATA) {
@@ -181,14 +181,14 @@ pub fn verify_latents(path: &Path) -> Result<(), String> {
         let stored = stored.ok_or_else(|| format!("tensor {name} has no checksum"))?;
         let offset = |i: usize| entry["data_offsets"][i].as_u64();
         let (Some(from), Some(to)) = (offset(0), offset(1)) else {
-            return Err(format!("tensor {name} has no place in it"));
+            return Err(format!("tensor {name} is outside the file"));
         };
         let length = to.checked_sub(from).ok_or_else(|| format!("tensor {name} has no length"))?;
         let read = file
             .seek(SeekFrom::Start(start.saturating_add(from)))
             .and_then(|_| copy_tensor(&mut file, length, &mut io::sink(), &mut Checksum::new()));
         if hex(read.map_err(|error| format!("tensor {name}: {error}"))?) != stored {
-            return Err(format!("tensor {name} is not what was written"));
+            return Err(format!("tensor {name} does not match its checksum"));
         }
     }
     Ok(())
@@ -312,7 +312,7 @@ impl LatentsLayout {
             let mut stored = [0; TRAILER as usize];
             part.read_exact(&mut stored)?;
             if std::mem::take(&mut sample).finalize() != u32::from_le_bytes(stored) {
-                let why = format!("{} is not what was written", span.name);
+                let why = format!("{} does not match its checksum", span.name);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
         }
@@ -349,7 +349,7 @@ impl LatentsLayout {
     /// Checks that a finished file begins with these thoughts, and that its values are those that
     /// were written; returns where they start.
     fn check_file(&self, path: &Path) -> Result<u64, String> {
-        let damaged = |error: io::Error| format!("it is damaged ({error})");
+        let damaged = |error: io::Error| format!("the file is damaged ({error})");
         let (found, start) = read_header(path).map_err(damaged)?;
         let size = fs::metadata(path).map_err(damaged)?.len();
         let differs = |(name, entry): &(&String, &Value)| match name.as_str() {
@@ -357,12 +357,12 @@ impl LatentsLayout {
             name => found.get(name) != Some(*entry),
         };
         if let Some((name, _)) = self.tensors.iter().find(differs) {
-            return Err(format!("its thoughts are not those of the recorded samples ({name})"));
+            return Err(format!("its thoughts do not match the recorded samples ({name})"));
         }
         let ends = found.values().filter_map(|entry| entry["data_offsets"][1].as_u64());
         match ends.max().unwrap_or(0).checked_add(start) {
             Some(end) if end == size => verify_latents(path).map(|()| start),
-            _ => Err("it is cut short".into()),
+            _ => Err("the file is truncated".into()),
         }
     }
 }
@@ -589,6 +589,6 @@ mod tests {
         assert!(LatentsWriter::check_none(dir.path()).is_ok());
         fs::write(dir.path().join(PART_FILE), b"").unwrap();
         let error = LatentsWriter::check_none(dir.path()).unwrap_err();
-        assert!(error.to_string().contains("keeps its thoughts"), "{error}");
+        assert!(error.to_string().contains("records its thoughts"), "{error}");
     }
 }

@@ -208,7 +208,7 @@ impl<'de> Deserialize<'de> for MetricName {
             && name.len() <= MAX_NAME
         {
             true => Ok(Self::from_name(&name)),
-            false => Err(Error::custom(format!("{name:?} is not the name of a metric"))),
+            false => Err(Error::custom(format!("{name:?} is not a valid metric name"))),
         }
     }
 }
@@ -322,7 +322,7 @@ mod tests {
         }
         let custom = read(&metric("of_another_program")).unwrap().metrics[0].name;
         assert_eq!(custom.name(), "of_another_program");
-        assert!(read(&metric("a b")).unwrap_err().to_string().contains("not the name"));
+        assert!(read(&metric("a b")).unwrap_err().to_string().contains("not a valid metric name"));
     }
 
     #[test]

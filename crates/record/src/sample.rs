@@ -87,7 +87,7 @@ pub struct BeamResult {
     pub flops: f64,
 }
 
-const NOT_FINITE: &str = "holds a number that is not finite";
+const NOT_FINITE: &str = "contains a non-finite number";
 
 impl Validate for Sample {
     fn validate(&self) -> Result<(), FieldError> {
@@ -99,7 +99,7 @@ impl Validate for Sample {
         {
             return Err(FieldError::new(
                 format!("trajectories[{}].index", index + 1),
-                "does not ascend",
+                "is not in ascending order",
             ));
         }
         if let Some(greedy) = &self.greedy {
@@ -109,7 +109,7 @@ impl Validate for Sample {
         {
             return Err(FieldError::new(
                 "stopped.requested",
-                "is not more than the trajectories that are there",
+                "is not larger than the number of trajectories",
             ));
         }
         if let Some(beam) = &self.beam {
@@ -143,7 +143,7 @@ fn validate_trajectory(field: &str, trajectory: &TrajectoryRecord) -> Result<(),
     };
     let field = format!("{field}.process_rewards");
     if rewards.len() != trajectory.latent_steps as usize {
-        return Err(FieldError::new(field, "does not hold one reward per thought"));
+        return Err(FieldError::new(field, "does not have one reward per thought"));
     }
     check_finite(&field, rewards.iter().copied().map(f64::from))
 }

@@ -26,7 +26,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// More threads than are of any use: each operation wakes all of them.
-    #[error("{threads} worker threads are more than the {limit} that a machine like this takes")]
+    #[error("{threads} worker threads exceed the limit of {limit} on this machine")]
     TooManyThreads {
         /// The number of threads.
         threads: usize,
@@ -34,18 +34,18 @@ pub enum DeviceError {
         limit: usize,
     },
     /// The device does not compute in this precision.
-    #[error("{device} does not compute in {precision}; {}", precision.advice())]
+    #[error("{device} does not support {precision}; {}", precision.advice())]
     UnsupportedPrecision {
-        /// `a GPU` or `the processor`.
+        /// `a GPU` or `the CPU`.
         device: &'static str,
         /// The precision.
         precision: Precision,
     },
     /// The CPU does not have the instruction set.
-    #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
+    #[error("this CPU has no {0}; leave the instruction set to automatic selection")]
     UnsupportedIsa(Isa),
     /// A model's size that no kernel of the GPU takes.
-    #[error("a {what} of {found} is more than the {limit} that the GPU's kernels take")]
+    #[error("a {what} of {found} exceeds the limit of {limit} of the GPU kernels")]
     GpuShape {
         /// The size, e.g. `hidden size`.
         what: &'static str,
@@ -101,7 +101,7 @@ impl Device {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         if matches!(precision, Precision::Bf16 | Precision::Fp8) {
-            return Err(DeviceError::UnsupportedPrecision { device: "the processor", precision });
+            return Err(DeviceError::UnsupportedPrecision { device: "the CPU", precision });
         }
         if !isa.is_present() {
             return Err(DeviceError::UnsupportedIsa(isa));
@@ -462,7 +462,7 @@ mod tests {
             assert!(matches!(error, DeviceError::GpuShape { .. }), "{error}");
         }
         let device = Device::cpu(None).unwrap();
-        assert!(device.check_model(1 << 18, 512).is_ok(), "processors have no such limits");
+        assert!(device.check_model(1 << 18, 512).is_ok(), "CPUs have no such limits");
     }
 
     #[test]

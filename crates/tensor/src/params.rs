@@ -23,15 +23,15 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// What to do where a device does not have it.
+    /// The remedy in the error message of a device that does not support this precision.
     pub(crate) fn advice(self) -> &'static str {
         match self {
-            Self::Bf16 => "the processor's are f32 and int8 (--dtype)",
+            Self::Bf16 => "the CPU supports f32 and int8 (--dtype)",
             Self::Fp8 => {
-                "a GPU of compute capability 9.0 does (--device cuda); the processor's are f32 and \
+                "a GPU of compute capability 9.0 does (--device cuda); the CPU supports f32 and \
                  int8 (--dtype)"
             }
-            Self::F32 | Self::Int8 => "a GPU's are f32 and bf16 (--dtype), or take --device cpu",
+            Self::F32 | Self::Int8 => "a GPU supports f32 and bf16 (--dtype); or use --device cpu",
         }
     }
 }

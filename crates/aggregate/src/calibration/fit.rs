@@ -69,8 +69,8 @@ impl fmt::Display for FitError {
         let Self::NoMixedQuestions { questions } = self;
         write!(
             f,
-            "none of the {questions} questions has both right and wrong answers; use a run with \
-             more questions or samples"
+            "none of the {questions} questions has both correct and incorrect answers; use a run \
+             with more questions or samples"
         )
     }
 }

@@ -84,7 +84,7 @@ impl LoraLayer {
         path: impl Fn(&'a StoredTensor) -> &'a Path,
     ) -> Result<(), ModelError> {
         let Some(rank) = self.scale.as_ref().and_then(LoraScale::rank) else { return Ok(()) };
-        let reason = "by `r` of adapter_config.json; save the adapter again";
+        let reason = "from `r` in adapter_config.json; save the adapter again";
         for (a, b) in self.pairs.values().filter_map(LoraPair::both) {
             for (factor, axis) in [(a, 0), (b, 1)] {
                 let mut expected = factor.shape.clone();

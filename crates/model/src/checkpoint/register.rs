@@ -64,14 +64,14 @@ impl Checkpoint {
                 return Err(ModelError::UnknownModule { file: file(), tensor, module, base });
             };
             let &[rows, columns] = weight.shape.as_slice() else {
-                let what = format!("`{}` on a weight that is no matrix", a.original);
+                let what = format!("`{}` on a weight that is not a matrix", a.original);
                 return Err(ModelError::UnsupportedAdapter { file: file(), what });
             };
             let layout = WeightLayout::of(self.config.architecture, module);
             let (inputs, outputs) = layout.inputs_and_outputs(rows, columns);
             let rank = a.shape.first().copied().unwrap_or(0);
             for (factor, expected) in [(a, vec![rank, inputs]), (b, vec![outputs, rank])] {
-                let reason = "by the base; give the model that it was trained on";
+                let reason = "from the base; pass the model that it was trained on";
                 factor.check_shape(expected, self.path(factor), reason)?;
             }
         }
@@ -144,7 +144,7 @@ impl Checkpoint {
             Some(below) if below.file < self.first_own_file() => {
                 self.check_new_rows(&name, below, &stored)?;
                 if let Some(below) = self.weights.insert(name, stored) {
-                    self.ignored.push((below, "an adapter has it in its place"));
+                    self.ignored.push((below, "replaced by an adapter"));
                 }
             }
             Some(first) if self.same_content(first, &stored) => {
@@ -182,7 +182,7 @@ impl Checkpoint {
         stored: &StoredTensor,
     ) -> Result<(), ModelError> {
         if name.starts_with(NEW_ROWS) && stored.shape.first() < below.shape.first() {
-            let what = format!("`{}` with fewer rows than its base's", stored.original);
+            let what = format!("`{}` with fewer rows than the base's", stored.original);
             let file = self.path(stored).to_path_buf();
             return Err(ModelError::UnsupportedAdapter { file, what });
         }

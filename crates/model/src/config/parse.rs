@@ -312,16 +312,17 @@ fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
     ];
     if let Some((field, found, limit)) = limits.into_iter().find(|(_, found, limit)| found > limit)
     {
-        return Err(f.bad(field, &format!("is {found}; at most {limit} are read")));
+        return Err(f.bad(field, &format!("is {found}; the maximum is {limit}")));
     }
     if !c.heads.is_multiple_of(c.kv_heads) {
         let why = format!("is {}; it must divide num_attention_heads, {}", c.kv_heads, c.heads);
         return Err(f.bad("num_key_value_heads", &why));
     }
     if c.positions != PositionEncoding::Learned && !c.head_dim.is_multiple_of(2) {
-        return Err(
-            f.bad("head_dim", &format!("is {}; rotary positions need an even number", c.head_dim))
-        );
+        return Err(f.bad(
+            "head_dim",
+            &format!("is {}; rotary embeddings need an even number", c.head_dim),
+        ));
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ impl<'a> ModelKeys<'a> {
     fn new(gguf: &'a GgufFile) -> Result<Self, ModelError> {
         let (key, split) = ("general.architecture", "split.count");
         if gguf.opt_integer(split)?.is_some_and(|n| n > 1) {
-            let joined = "one file; join the parts with llama-gguf-split --merge";
+            let joined = "a single file; join the parts with llama-gguf-split --merge";
             return Err(gguf.unsupported(split, "above 1", joined));
         }
         let found = gguf.text(key)?;
@@ -225,6 +225,6 @@ pub(crate) fn row_order(gguf: &GgufFile, tensor: &GgufTensor) -> Result<RowOrder
     if order.fits(*rows) {
         return Ok(order);
     }
-    let why = format!("has {rows} rows, which are no {heads} heads of an even size");
+    let why = format!("has {rows} rows, which do not split into {heads} heads of even size");
     Err(gguf.bad_value(&tensor.name, why))
 }

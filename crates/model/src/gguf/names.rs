@@ -28,7 +28,7 @@ pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// reported as unused.
 pub(crate) fn tensor_role(name: &str) -> TensorRole {
     if name == ROPE_FACTORS {
-        return TensorRole::Ignored("rotary scaling, part of the configuration");
+        return TensorRole::Ignored("rotary scaling, which is part of the configuration");
     }
     TensorRole::Weight(canonical(name).unwrap_or_else(|| name.to_owned()))
 }

@@ -80,7 +80,7 @@ impl GgufFile {
             let (key, value) = (cursor.text()?, cursor.value_type()?);
             let value = cursor.value(value)?;
             if metadata.insert(key.clone(), value).is_some() {
-                return Err(cursor.bad(format!("two values have the key `{key}`")));
+                return Err(cursor.bad(format!("duplicate key `{key}`")));
             }
         }
         let tensors =
@@ -126,7 +126,7 @@ impl GgufFile {
             None => Ok(None),
             Some(MetadataValue::Unsigned(n)) => Ok(Some(*n)),
             Some(MetadataValue::Signed(n)) if *n >= 0 => Ok(Some(*n as u64)),
-            Some(_) => Err(self.bad_value(key, "must be a whole number, not below zero")),
+            Some(_) => Err(self.bad_value(key, "must be a whole number of at least 0")),
         }
     }
 
@@ -152,7 +152,7 @@ impl GgufFile {
         match self.metadata.get(key) {
             None => Ok(None),
             Some(MetadataValue::Text(range)) => self.utf8(range.clone()).map(Some),
-            Some(_) => Err(self.bad_value(key, "must be a text")),
+            Some(_) => Err(self.bad_value(key, "must be a string")),
         }
     }
 
@@ -164,7 +164,7 @@ impl GgufFile {
     pub(crate) fn texts(&self, key: &str) -> Result<Vec<&str>, ModelError> {
         let (element, count, range) = self.list(key)?.ok_or_else(|| self.missing(key))?;
         if element != value_type::TEXT {
-            return Err(self.bad_value(key, "must be a list of texts"));
+            return Err(self.bad_value(key, "must be a list of strings"));
         }
         let mut cursor = self.cursor(range);
         // Each text takes 8 bytes or more, so the count is at most an eighth of the file.
@@ -329,7 +329,7 @@ impl<'a> Cursor<'a> {
             value_type::U64 => Unsigned(self.u64()?),
             value_type::I64 => Signed(i64::from_le_bytes(self.array()?)),
             value_type::F64 => Float(f64::from_le_bytes(self.array()?)),
-            other => return Err(self.bad(format!("{other} is not the type of a value"))),
+            other => return Err(self.bad(format!("unknown value type {other}"))),
         })
     }
 
@@ -342,8 +342,8 @@ impl<'a> Cursor<'a> {
             value_type::TEXT => {
                 return (0..count).try_for_each(|_| self.text_range().map(|_| ()));
             }
-            value_type::LIST => return Err(self.bad("a list of lists is not read".to_owned())),
-            other => return Err(self.bad(format!("{other} is not the type of a value"))),
+            value_type::LIST => return Err(self.bad("nested lists are not supported".to_owned())),
+            other => return Err(self.bad(format!("unknown value type {other}"))),
         };
         self.take(count.saturating_mul(size)).map(|_| ())
     }
@@ -360,7 +360,7 @@ impl<'a> Cursor<'a> {
             let size = self.u64()?;
             let size = usize::try_from(size).ok().filter(|_| (1..=MAX_COUNT).contains(&size));
             let size = size.ok_or_else(|| {
-                self.bad(format!("a dimension of tensor `{name}` is not from 1 to {MAX_COUNT}"))
+                self.bad(format!("a dimension of tensor `{name}` is not between 1 and {MAX_COUNT}"))
             })?;
             shape.insert(0, size);
         }
@@ -373,8 +373,9 @@ impl<'a> Cursor<'a> {
         })?;
         let size = kind.bytes_of(&shape).ok_or_else(|| {
             let (kind, block) = (kind.name(), kind.block());
-            let why = format!("which are no whole {kind} blocks of {block}, or too many");
-            self.bad(format!("tensor `{name}` has {shape:?} values, {why}"))
+            let why =
+                format!("which is too large or not a multiple of the {kind} block size {block}");
+            self.bad(format!("tensor `{name}` has shape {shape:?}, {why}"))
         })?;
         let tensor = GgufTensor { name, kind, shape, range: 0..0 };
         Ok(UnplacedTensor { tensor, offset, size })
@@ -390,7 +391,7 @@ impl<'a> Cursor<'a> {
         let mut names = HashSet::new();
         for UnplacedTensor { tensor, offset, .. } in &tensors {
             if !names.insert(tensor.name.as_str()) {
-                return Err(self.bad(format!("two tensors are called `{}`", tensor.name)));
+                return Err(self.bad(format!("duplicate tensor `{}`", tensor.name)));
             }
             if !offset.is_multiple_of(alignment) {
                 let why = format!("tensor `{}` is not aligned to {alignment} bytes", tensor.name);

@@ -172,7 +172,7 @@ pub(super) fn tokenizer_json(gguf: &GgufFile) -> Result<Value, ModelError> {
     match gguf.text(key)? {
         "gpt2" => {}
         other => {
-            let supported = "`gpt2`, byte-level BPE; convert other models to a directory";
+            let supported = "`gpt2` (byte-level BPE); convert other models to a directory";
             return Err(gguf.unsupported(key, &format!("`{other}`"), supported));
         }
     }

@@ -28,18 +28,18 @@ pub struct HubClient {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HubEvent<'a> {
-    /// A file begins.
+    /// The download of a file starts.
     File {
-        /// Its path in the repository.
+        /// Path of the file in the repository.
         name: &'a str,
-        /// Its bytes.
+        /// Size of the file in bytes.
         size: u64,
-        /// Bytes that were there already, of a download that was cut.
+        /// Bytes already present from an interrupted download.
         resumed: u64,
     },
-    /// So many bytes of the file are there.
+    /// Progress: bytes of the file downloaded so far.
     Bytes(u64),
-    /// The connection ended early; the download goes on from so many bytes.
+    /// The connection was lost; the download resumes after this number of bytes.
     Resumed(u64),
 }
 
@@ -231,15 +231,15 @@ impl HubClient {
             parts.into_iter().all(|part| matches!(part, std::path::Component::Normal(_)))
         };
         if !is_hash(&listing.sha) || !listing.siblings.iter().all(stays_inside) {
-            let what = "names that leave the repository".to_owned();
+            let what = "file names outside the repository".to_owned();
             return Err(HubError::Answer { url, what });
         }
         Ok(listing)
     }
 
-    /// What was downloaded is not in the cache: somebody removed it meanwhile.
+    /// The error for a file that another process removed from the cache after the download.
     fn lost(&self, id: &HubId) -> HubError {
-        let what = "and what was downloaded is not in the cache".to_owned();
+        let what = "the downloaded file is not in the cache".to_owned();
         HubError::Answer { url: id.to_string(), what }
     }
 }

@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(model(&files).unwrap(), expected);
         assert_eq!(model(&["README.md", "b.gguf"]).unwrap(), ["b.gguf"]);
         let several = model(&["a.gguf", "b.gguf"]).unwrap_err().to_string();
-        assert!(several.contains("name one: a/b/a.gguf"), "{several}");
+        assert!(several.contains("specify one: a/b/a.gguf"), "{several}");
         let pickle = model(&["config.json", "pytorch_model.bin"]).unwrap_err().to_string();
         assert!(pickle.contains("pytorch_model.bin") && pickle.contains("safetensors"), "{pickle}");
         assert!(matches!(model(&["README.md"]), Err(HubError::NothingToRead { .. })));

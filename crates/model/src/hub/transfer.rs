@@ -82,7 +82,12 @@ impl HubClient {
         for attempt in 0..ATTEMPTS {
             let there = length(incomplete);
             if attempt > 0 {
-                tracing::warn!(file = name, attempt, bytes = there, "download cut; retrying");
+                tracing::warn!(
+                    file = name,
+                    attempt,
+                    bytes = there,
+                    "download interrupted; retrying"
+                );
                 std::thread::sleep(PAUSE * 2u32.pow(attempt - 1));
                 progress(HubEvent::Resumed(there));
             }

@@ -134,9 +134,9 @@ enum Flaw {
 impl Flaw {
     fn describe(&self) -> String {
         match self {
-            Self::CutOff => "is cut off".to_owned(),
+            Self::CutOff => "is truncated".to_owned(),
             Self::Malformed => "is damaged".to_owned(),
-            Self::Opcode(code) => format!("has the opcode 0x{code:02x}, which is not read,"),
+            Self::Opcode(code) => format!("has the unsupported opcode 0x{code:02x}"),
         }
     }
 }

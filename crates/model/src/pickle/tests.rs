@@ -84,7 +84,7 @@ fn files_of_other_kinds_are_refused_with_a_reason() {
     for (bytes, reason) in [
         (&b"\x80\x02}q\x00."[..], "not a ZIP archive"),
         (b"", "not a ZIP archive"),
-        (&SAVED[..SAVED.len() - 30], "cut off"),
+        (&SAVED[..SAVED.len() - 30], "truncated"),
     ] {
         let error = read_tensors(bytes).unwrap_err();
         assert!(error.contains(reason), "{error}");
@@ -98,17 +98,17 @@ fn tensors_beyond_their_storage_are_refused() {
     let mut bytes = SAVED.to_vec();
     bytes[at + 1] = 200;
     let error = read_tensors(&bytes).unwrap_err();
-    assert!(error.contains("beyond its storage"), "{error}");
+    assert!(error.contains("larger than its storage"), "{error}");
 }
 
 #[test]
 fn machines_stop_at_opcodes_that_no_weights_have() {
     let run = |code: &[u8]| machine::run(code).err().unwrap();
     assert!(run(b"\x80\x02I5\n.").contains("opcode 0x49"));
-    assert!(run(b"").contains("cut off"));
+    assert!(run(b"").contains("truncated"));
     assert!(run(b"R").contains("damaged"));
     assert!(run(b"\x80\x02(u.").contains("damaged"));
-    assert!(run(b"X\xff\xff\xff\xffabc").contains("cut off"));
+    assert!(run(b"X\xff\xff\xff\xffabc").contains("truncated"));
 }
 
 proptest! {

@@ -29,18 +29,18 @@ pub(super) struct Entry<'a> {
 impl Archive {
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         if !bytes.starts_with(LOCAL_ENTRY) {
-            return Err("not a ZIP archive, as torch.save has written since PyTorch 1.6; load it \
+            return Err("not a ZIP archive (the format of torch.save since PyTorch 1.6); load it \
                         with PyTorch and save it again"
                 .to_owned());
         }
-        let truncated = || "the archive is cut off; download it again".to_owned();
+        let truncated = || "the archive is truncated; download it again".to_owned();
         let (start, count) = directory(bytes).ok_or_else(truncated)?;
         let mut entries = BTreeMap::new();
         let mut at = start;
         for _ in 0..count {
             let Some((name, range, next)) = entry(bytes, at)? else { return Err(truncated()) };
             if entries.insert(name, range).is_some() {
-                return Err("the archive names an entry twice".to_owned());
+                return Err("the archive has a duplicate entry".to_owned());
             }
             at = next;
         }

@@ -162,8 +162,8 @@ fn check_added_ids(
             && id != given
         {
             let content = &token.content;
-            let why = format!("added token `{content}` has id {id} but comes at {given}");
-            return Err(bad_tokenizer(file, why + "; ids must follow each other"));
+            let why = format!("added token `{content}` has id {id} but is at index {given}");
+            return Err(bad_tokenizer(file, why + "; ids must be consecutive"));
         }
     }
     Ok(())
@@ -296,7 +296,7 @@ fn bpe(file: &Path, model: TokenizerModelJson) -> Result<BPE, ModelError> {
     if model.dropout.is_some_and(|p| p != 0.0) {
         return Err(bad_tokenizer(
             file,
-            "the model drops merges at random; set its dropout to null",
+            "BPE dropout is not supported; set the model's dropout to null",
         ));
     }
     for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
@@ -346,7 +346,7 @@ impl MergeJson {
             MergeJson::Line(line) => match line.split_once(' ') {
                 Some((a, b)) if !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
                 _ => {
-                    let why = format!("merge `{line}` is not two tokens with a space between");
+                    let why = format!("merge `{line}` is not two tokens separated by a space");
                     Err(bad_tokenizer(file, why))
                 }
             },
@@ -400,8 +400,8 @@ fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> 
     if short && contents.len() <= MAX_REPLACEMENTS && !nested {
         return Ok(());
     }
-    let why = format!("decoder: it may hold {MAX_REPLACEMENTS} replacements by one character");
-    Err(bad_tokenizer(file, why + " at most, and none nested"))
+    let why = format!("decoder: at most {MAX_REPLACEMENTS} replacements by one character");
+    Err(bad_tokenizer(file, why + " are supported, and none nested"))
 }
 
 /// The first type that is not allowed, including those nested in sequences.

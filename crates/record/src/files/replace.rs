@@ -51,7 +51,7 @@ pub fn write_output(
     let destination = OutputTarget::of(path, true)?;
     match &destination {
         OutputTarget::File { path, old: Some(_) } if is_weights(path) => {
-            let why = "it holds the weights of a model";
+            let why = "it contains the weights of a model";
             Err(io::Error::new(io::ErrorKind::InvalidInput, why))
         }
         _ => write_to(destination, write, false),
@@ -123,7 +123,7 @@ fn follow_missing(path: &Path) -> io::Result<PathBuf> {
         let Ok(next) = fs::read_link(&target) else { return Ok(target) };
         target = target.parent().unwrap_or(Path::new("")).join(next);
     }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "too many links lead to the file"))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "too many levels of symbolic links"))
 }
 
 fn write_to(

@@ -277,13 +277,14 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
         // Beyond a row's last position: nothing.
         scores[plan.shared..].fill([f32::NEG_INFINITY; R]);
         for (tile, own) in plan.tiles.iter().zip(own.iter().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].first_chunk_mut().expect("positions are whole tiles");
+            let lanes =
+                scores[tile.at..].first_chunk_mut().expect("positions are multiples of a tile");
             let lanes: &mut [[f32; R]; TILE] = lanes;
             (0..TILE).for_each(|b| lanes[b][tile.row] = own[b]);
         }
         scales[h] = softmax::<FUSED, R>(&mut scores, 1.0 / (dim as f32).sqrt());
         for (tile, own) in plan.tiles.iter().zip(own.iter_mut().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].first_chunk().expect("positions are whole tiles");
+            let lanes = scores[tile.at..].first_chunk().expect("positions are multiples of a tile");
             let lanes: &[[f32; R]; TILE] = lanes;
             (0..TILE).for_each(|b| own[b] = lanes[b][tile.row]);
         }

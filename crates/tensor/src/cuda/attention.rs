@@ -116,7 +116,7 @@ impl CudaKv {
     }
 
     /// A layer's keys and values, each (kv_heads, slots, head_dim). Synchronizes with the GPU.
-    #[allow(dead_code, reason = "only the check of every kernel looks inside a store")]
+    #[allow(dead_code, reason = "only the kernel checks read a store")]
     pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
         let count = self.kv_heads * self.slots * self.head_dim;
         let from = (self.layer(layer).0 - self.buffer.pointer()) as usize;

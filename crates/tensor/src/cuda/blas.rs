@@ -222,7 +222,7 @@ fn data_type(dtype: CudaDtype) -> sys::cudaDataType {
     match dtype {
         CudaDtype::F32 => sys::cudaDataType::CUDA_R_32F,
         CudaDtype::Bf16 => sys::cudaDataType::CUDA_R_16BF,
-        CudaDtype::E4m3 => unreachable!("e4m3 goes to the Hopper gemm"),
+        CudaDtype::E4m3 => unreachable!("e4m3 uses the Hopper gemm"),
     }
 }
 

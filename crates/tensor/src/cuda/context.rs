@@ -131,9 +131,9 @@ impl CudaDevice {
             return Err(format!("{name} is not on the library path"));
         }
         match CudaContext::device_count() {
-            Ok(0) => Err("the driver sees no gpu".to_owned()),
+            Ok(0) => Err("the driver found no gpu".to_owned()),
             Ok(_) => Ok(()),
-            Err(e) => Err(format!("the driver does not start: {:?}", e.0)),
+            Err(e) => Err(format!("the driver failed to initialize: {:?}", e.0)),
         }
     }
 
@@ -203,7 +203,7 @@ impl CudaDevice {
             .gpu
             .context
             .attribute(attribute)
-            .map_err(CudaError::driver("query its multiprocessors"))?;
+            .map_err(CudaError::driver("query its multiprocessor count"))?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -435,7 +435,7 @@ fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
     // calls.
     unsafe {
         let pool = driver::device::get_default_mem_pool(context.cu_device())
-            .map_err(CudaError::driver("find its memory pool"))?;
+            .map_err(CudaError::driver("get its memory pool"))?;
         let attributes = [
             (
                 sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,

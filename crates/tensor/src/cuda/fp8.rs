@@ -90,7 +90,10 @@ pub(crate) fn quantize(x: &CudaTensor, by: CommonScale) -> Result<CudaTensor, Cu
 /// The rows of x, of bf16 or f32, as e4m3 with a scale for each.
 pub(crate) fn quantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     let (rows, cols) = (x.rows(), x.cols());
-    assert!(cols.is_multiple_of(E4M3_GROUP), "quantize: rows of {cols} are no whole groups");
+    assert!(
+        cols.is_multiple_of(E4M3_GROUP),
+        "quantize: rows of {cols} are not a multiple of the group size"
+    );
     let out = CudaTensor::uninit(x.cuda(), rows, cols, CudaDtype::E4m3)?;
     let scales = out.scales_pointer();
     let arguments =

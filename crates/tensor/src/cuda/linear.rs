@@ -115,7 +115,7 @@ impl CudaLinear {
         matrix: &CudaTensor,
         bias: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
-        assert!(self.fp8.is_none(), "assign: weights of fp8 are not trained");
+        assert!(self.fp8.is_none(), "assign: fp8 weights cannot be trained");
         self.is_constant = false;
         assert_eq!(
             (matrix.rows(), matrix.cols()),

@@ -36,7 +36,7 @@ impl CudaDtype {
         match self {
             Self::F32 => 1,
             Self::Bf16 => 2,
-            Self::E4m3 => panic!("e4m3 is for linear maps alone"),
+            Self::E4m3 => panic!("e4m3 is supported for linear maps only"),
         }
     }
 
@@ -135,7 +135,7 @@ impl DeviceBuffer {
         };
         let allocated = match malloc() {
             Err(e) if is_out_of_memory(&e) => {
-                tracing::debug!(bytes, "out of memory; releasing what is cached");
+                tracing::debug!(bytes, "out of memory; releasing cached allocations");
                 cuda.release_cached()?; // and waits for frees that are still queued
                 malloc()
             }
@@ -314,7 +314,11 @@ impl CudaTensor {
         stride: usize,
         dtype: CudaDtype,
     ) -> Result<Self, CudaError> {
-        assert_eq!(dtype, dtype.of_rows(stride), "e4m3: rows of {stride} are no whole groups");
+        assert_eq!(
+            dtype,
+            dtype.of_rows(stride),
+            "e4m3: rows of {stride} are not a multiple of the group size"
+        );
         let scale = if dtype == CudaDtype::E4m3 { size_of::<f32>() } else { 0 };
         let buffer = Self::buffer_of_rows(cuda, rows, stride * dtype.size() + scale)?;
         Ok(Self { rows, cols, stride, dtype, common_scale: None, buffer })
@@ -329,7 +333,11 @@ impl CudaTensor {
         by: CommonScale,
     ) -> Result<Self, CudaError> {
         let (dtype, common_scale) = (CudaDtype::E4m3, Some(by));
-        assert_eq!(dtype, dtype.of_rows(cols), "e4m3: rows of {cols} are no whole groups");
+        assert_eq!(
+            dtype,
+            dtype.of_rows(cols),
+            "e4m3: rows of {cols} are not a multiple of the group size"
+        );
         let buffer = Self::buffer_of_rows(cuda, rows, cols)?;
         Ok(Self { rows, cols, stride: cols, dtype, common_scale, buffer })
     }
@@ -382,7 +390,7 @@ impl CudaTensor {
         scales: &[f32],
     ) -> Result<Self, CudaError> {
         let rows = scales.len();
-        assert_eq!(codes.len(), rows * cols, "a {rows} x {cols} matrix has that many codes");
+        assert_eq!(codes.len(), rows * cols, "a {rows} x {cols} matrix has rows * cols codes");
         let mut out = Self::uninit(cuda, rows, cols, CudaDtype::E4m3)?;
         out.buffer.copy_from(0, &DeviceBuffer::upload(cuda, codes)?)?;
         out.buffer.copy_from(rows * cols, &DeviceBuffer::upload(cuda, scales)?)?;
@@ -393,7 +401,11 @@ impl CudaTensor {
     pub(crate) fn set_shape(&mut self, rows: usize, cols: usize) {
         assert_eq!(self.stride, self.cols, "tensor: padded rows cannot be reshaped");
         assert_ne!(self.dtype, CudaDtype::E4m3, "tensor: rows with scales cannot be reshaped");
-        assert_eq!(self.rows * self.cols, rows * cols, "tensor: as many elements in another shape");
+        assert_eq!(
+            self.rows * self.cols,
+            rows * cols,
+            "tensor: a new shape must have the same number of elements"
+        );
         (self.rows, self.cols, self.stride) = (rows, cols, cols);
     }
 
@@ -546,10 +558,7 @@ impl CudaTensor {
     }
 
     pub(crate) fn buffer(&self) -> &DeviceBuffer {
-        assert_eq!(
-            self.stride, self.cols,
-            "these rows are padded: they are for gemms and losses alone"
-        );
+        assert_eq!(self.stride, self.cols, "padded rows are only for gemms and losses");
         &self.buffer
     }
 }

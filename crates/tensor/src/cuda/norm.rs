@@ -79,7 +79,7 @@ impl CudaNorm {
         shift: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
         assert_eq!(self.shift.is_some(), shift.is_some(), "assign: parameters of another norm");
-        assert_ne!(scale.cuda().precision(), Precision::Fp8, "assign: fp8 is not trained");
+        assert_ne!(scale.cuda().precision(), Precision::Fp8, "assign: fp8 cannot be trained");
         for (to, from) in [(Some(&mut self.scale), Some(scale)), (self.shift.as_mut(), shift)] {
             if let (Some(to), Some(from)) = (to, from) {
                 let shape = (from.rows(), from.cols(), from.dtype());
@@ -271,7 +271,7 @@ fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, Launch
         0..=768 => (KERNELS_1, rows.div_ceil(4), 128),
         769..=2048 => (KERNELS_4, rows, 128),
         2049..=16384 => (KERNELS_16, rows, 512),
-        _ => panic!("norm: rows of {cols} are wider than any model's"),
+        _ => panic!("norm: rows of {cols} exceed the maximum width"),
     };
     (names[y_type as usize], LaunchConfig::new(blocks, threads))
 }
@@ -322,7 +322,7 @@ pub(crate) fn norm_backward(
         257..=1024 => ("norm_backward_4_2", 1, 128),
         1025..=2048 => ("norm_backward_4_4", 1, 128),
         2049..=16384 => ("norm_backward_16_8", 1, 512),
-        _ => panic!("norm_backward: rows of {cols} are wider than any model's"),
+        _ => panic!("norm_backward: rows of {cols} exceed the maximum width"),
     };
     let blocks = rows.div_ceil(rows_per_block).min(THREADS / threads);
     let dshift = to.dshift.map_or(0, |d| d.pointer());

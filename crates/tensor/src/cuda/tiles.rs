@@ -62,7 +62,7 @@ impl TilePlan {
                 plan.end_slot = plan.end_slot.max(start as usize + len as usize);
             }
             let (start, len) = first.unwrap_or_else(|| panic!("attention: row {r} has no slots"));
-            assert_eq!(left, 0, "attention: row {r} has a prefix of more slots than it has");
+            assert_eq!(left, 0, "attention: row {r} has a prefix longer than its slots");
             plan.rows.push([prefix, int(begin), int(plan.spans.len()), own]);
             match (plan.tiles.last_mut(), longest_rows.last_mut()) {
                 (Some([_, count, shared, longest]), Some(longest_row))
@@ -96,7 +96,7 @@ impl TilePlan {
             left -= shared;
             assert!(
                 left == 0 || (shared as usize).is_multiple_of(UNIT),
-                "attention: a prefix of spans of {shared} slots, which are no whole units"
+                "attention: a prefix of {shared} slots is not a multiple of the unit size"
             );
             self.spans.extend((0..shared).step_by(UNIT).map(|offset| [start + offset, 0]));
         }

@@ -146,14 +146,14 @@ impl GraphCache {
                     Ok(mut pass) => {
                         pass.graph.launch()?;
                         let out = copied(&pass.out)?;
-                        tracing::debug!("captured a pass as a CUDA graph");
+                        tracing::debug!("captured a forward step as a CUDA graph");
                         *state = GraphState::Captured(pass);
                         return Ok(out);
                     }
                     // Launched below, which reports an error that is not the capture's.
                     Err(error) => {
                         *state = GraphState::Failed;
-                        tracing::warn!(%error, "a CUDA graph failed; launching kernel by kernel");
+                        tracing::warn!(%error, "a CUDA graph failed; launching kernels individually");
                         entries.failure.get_or_insert_with(|| error.to_string());
                     }
                 }

@@ -163,6 +163,6 @@ fn its_peak_is_measured_in_fp8() {
 #[test]
 fn the_processor_refuses_fp8_and_names_what_has_it() {
     let error = Device::cpu_in(None, Isa::detect(), Precision::Fp8).unwrap_err().to_string();
-    assert!(error.contains("does not compute in fp8"), "{error}");
+    assert!(error.contains("does not support fp8"), "{error}");
     assert!(error.contains("compute capability 9.0"), "{error}");
 }
