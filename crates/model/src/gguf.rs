@@ -31,7 +31,7 @@ pub(crate) use config::row_order;
 pub(crate) use names::tensor_role;
 pub(crate) use reader::{GgufFile, GgufTensor};
 
-/// The names of the texts that a GGUF file is read as.
+/// The names of the virtual text files of a GGUF file.
 pub(crate) const TEXT_NAMES: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
 
 /// Whether a path names a GGUF file.

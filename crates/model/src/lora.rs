@@ -84,7 +84,7 @@ pub(crate) fn merge(
     Ok(())
 }
 
-/// The CPU, for its kernels: they run on the threads of the caller.
+/// The CPU device, for its kernels: they run on the threads of the caller.
 fn kernels() -> Result<&'static Device, DeviceError> {
     static CPU: OnceLock<Device> = OnceLock::new();
     if let Some(device) = CPU.get() {

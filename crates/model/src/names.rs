@@ -77,7 +77,7 @@ fn canonical_head(name: &str) -> String {
 /// The modules of SIM-CoT's step decoder, over CODI and over COCONUT.
 const STEP_DECODER: [&str; 4] = ["decoder.", "pj_in.", "pj_out.", "expainable_llm."];
 
-/// Why a tensor that published files may hold is not read; `None` if it is.
+/// The reason that a tensor of published files is not read; `None` if it is.
 fn ignored_reason(name: &str) -> Option<&'static str> {
     let in_block = name.starts_with("h.");
     if in_block && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) {

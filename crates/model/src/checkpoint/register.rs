@@ -1,5 +1,4 @@
-//! Registers the tensors of a checkpoint's files, layer by layer, and checks that they belong
-//! together.
+//! Registers the tensors of a checkpoint's files, layer by layer, and checks their consistency.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -16,7 +15,7 @@ use crate::parameters::NEW_ROWS;
 use crate::weights::WeightLayout;
 
 impl Checkpoint {
-    /// Registers the files of a whole model, or of an adapter over what is registered.
+    /// Registers the files of a full model, or of an adapter on top of the registered layers.
     pub(super) fn add_layer(&mut self, model_files: &ModelFiles) -> Result<(), ModelError> {
         let weights = files::find_weights(model_files)?;
         self.layers.push(LoraLayer::new(model_files, self.weight_files.len()));
@@ -28,7 +27,7 @@ impl Checkpoint {
         layer.check_ranks(|factor| self.path(factor))
     }
 
-    /// Refuses a whole model beside the description of an adapter whose weights are not there: it
+    /// Rejects a full model next to the configuration of an adapter whose weights are missing: it
     /// would run as the base model.
     pub(super) fn check_described_adapter(&self, whole: &ModelFiles) -> Result<(), ModelError> {
         let in_directory = !matches!(whole, ModelFiles::Gguf(_));
@@ -135,7 +134,7 @@ impl Checkpoint {
     }
 
     /// Training scripts save some weights twice: an equal copy is ignored, a different one is an
-    /// error. An adapter's take the place of those below.
+    /// error. An adapter's weights replace those below.
     fn register_weight(&mut self, name: String, stored: StoredTensor) -> Result<(), ModelError> {
         match self.weights.get(&name) {
             None => {
@@ -173,8 +172,8 @@ impl Checkpoint {
         }
     }
 
-    /// The rows of new tokens are the last of their table: those of an adapter have to include
-    /// those of the adapters below.
+    /// The rows of new tokens are the last of their table: those of an adapter must include those
+    /// of the adapters below.
     fn check_new_rows(
         &self,
         name: &str,

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::error::{self, ModelError};
 
-/// Above any real model; bounds loops over the blocks. A random number's name has ten bits for the
-/// layer, so that more of them would repeat.
+/// Above any real model; bounds loops over the blocks. The layer has ten bits of a random number
+/// key, so random numbers would repeat beyond this.
 const MAX_LAYERS: usize = tensor::rng::MAX_LAYERS;
-/// Above any real model. A random number's name has so many elements of a row.
+/// Above any real model. A random number key covers this many elements of a row.
 const MAX_WIDTH: usize = tensor::rng::MAX_ELEMENTS;
 /// Above any real model.
 const MAX_FFN: usize = 1 << 24;

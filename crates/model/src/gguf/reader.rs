@@ -1,8 +1,7 @@
 //! Parses the header of a GGUF file: metadata by key, tensors with their byte ranges.
 //!
-//! Values stay in the mapped file and are decoded when they are asked for; the header is walked
-//! once. Every step consumes bytes, so that a count in the file cannot make a loop longer than the
-//! file.
+//! Values stay in the mapped file and are decoded on demand; the header is parsed once. Every step
+//! consumes bytes, so a count in the file cannot make a loop longer than the file.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -13,11 +12,11 @@ use crate::error::ModelError;
 use crate::model_files::{FileBytes, ModelFiles};
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// The versions that are read; they differ in nothing but the byte order that 3 also allows.
+/// The supported versions; version 3 only adds big-endian files.
 const VERSIONS: [u32; 2] = [2, 3];
-/// Where `general.alignment` is absent.
+/// Used if `general.alignment` is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// ggml's limit.
+/// Limit of ggml.
 const MAX_DIMENSIONS: u32 = 4;
 /// Far above any real count; the product of two does not overflow a u64.
 const MAX_COUNT: u64 = 1 << 31;
@@ -41,7 +40,7 @@ pub(crate) struct GgufTensor {
     pub(crate) range: Range<usize>,
 }
 
-/// A value of the metadata; texts and lists are ranges of the file.
+/// A metadata value; strings and lists are ranges of the file.
 #[derive(Debug, Clone)]
 enum MetadataValue {
     Unsigned(u64),
@@ -120,7 +119,7 @@ impl GgufFile {
         self.opt_count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// An integer that is not negative.
+    /// A non-negative integer.
     pub(crate) fn opt_integer(&self, key: &str) -> Result<Option<u64>, ModelError> {
         match self.metadata.get(key) {
             None => Ok(None),
@@ -130,7 +129,7 @@ impl GgufFile {
         }
     }
 
-    /// A number; those of the format are f32.
+    /// A number; the format stores f32.
     pub(crate) fn opt_number(&self, key: &str) -> Result<Option<f32>, ModelError> {
         match self.metadata.get(key) {
             None => Ok(None),
@@ -160,14 +159,14 @@ impl GgufFile {
         self.opt_text(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A list of texts.
+    /// A list of strings.
     pub(crate) fn texts(&self, key: &str) -> Result<Vec<&str>, ModelError> {
         let (element, count, range) = self.list(key)?.ok_or_else(|| self.missing(key))?;
         if element != value_type::TEXT {
             return Err(self.bad_value(key, "must be a list of strings"));
         }
         let mut cursor = self.cursor(range);
-        // Each text takes 8 bytes or more, so the count is at most an eighth of the file.
+        // Each string takes at least 8 bytes, so the count is at most an eighth of the file.
         let mut texts = Vec::with_capacity(count);
         for _ in 0..count {
             texts.push(self.utf8(cursor.text_range()?)?);
@@ -381,7 +380,7 @@ impl<'a> Cursor<'a> {
         Ok(UnplacedTensor { tensor, offset, size })
     }
 
-    /// Turns offsets, which count from the aligned end of the header, into ranges of the file.
+    /// Converts offsets, relative to the aligned end of the header, to ranges of the file.
     fn place(
         &self,
         tensors: Vec<UnplacedTensor>,

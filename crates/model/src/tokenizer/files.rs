@@ -100,7 +100,7 @@ struct AddedTokenJson {
 
 /// Reads tokenizer.json if there is one, else vocab.json with merges.txt.
 ///
-/// An adapter without a tokenizer has its base's.
+/// An adapter without a tokenizer inherits its base's.
 pub(super) fn read(files: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
     files.check_exists()?;
     let described = files.first_with(&["tokenizer.json", "vocab.json"])?;
@@ -325,7 +325,7 @@ fn bpe(file: &Path, model: TokenizerModelJson) -> Result<BPE, ModelError> {
     builder.build().map_err(|e| bad_tokenizer(file, e.to_string()))
 }
 
-/// A closed vocabulary of words; all others become the unknown token.
+/// A closed vocabulary of words; all other words become the unknown token.
 fn word_level(file: &Path, model: TokenizerModelJson) -> Result<WordLevel, ModelError> {
     let unknown = model.unk_token.filter(|token| model.vocab.contains_key(token));
     let unknown = unknown.ok_or_else(|| {
@@ -363,7 +363,7 @@ fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), Mode
     }
 }
 
-/// Builds a stage of the pipeline if all types in it are in `allowed`, those known to be safe.
+/// Builds a stage of the pipeline if all types in it are in `allowed`, the types known to be safe.
 fn pipeline_stage<T: DeserializeOwned>(
     file: &Path,
     field: &str,
@@ -386,8 +386,8 @@ fn pipeline_stage<T: DeserializeOwned>(
         .map_err(|e| bad_tokenizer(file, format!("{field}: {e}")))
 }
 
-/// Replacements compound: each may insert its content between all characters. A few of one
-/// character bound a text's length by a small multiple of its tokens'.
+/// Replacements compound: each may insert its content between all characters. Limiting them to a
+/// few of one character each bounds a text's length by a small multiple of its number of tokens.
 fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> {
     const MAX_REPLACEMENTS: usize = 4;
     let stages = decoder
