@@ -1,4 +1,4 @@
-//! The plain vote.
+//! The plain majority vote.
 
 use super::{Signals, VotingRule};
 use crate::Candidate;
