@@ -14,7 +14,7 @@ impl VotingRule for Arithmetic {
     }
 
     fn describe(&self) -> &str {
-        "each vote weighted by how many of its steps' equations hold"
+        "votes weighted by checks of the equations in the steps"
     }
 
     fn needs(&self) -> Signals {
