@@ -148,7 +148,7 @@ pub enum PositionKind {
 }
 
 impl PositionKind {
-    /// Rows of the embedding table of kinds: the minimum that the kernels support.
+    /// Rows of the embedding table of kinds, padded to the number that kernels process at once.
     const COUNT: usize = 16;
 
     fn token(self) -> u32 {

@@ -31,7 +31,7 @@ const WARPS: usize = 8;
 const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
-const FP8_AT: usize = PARAM_WORDS - 4; // whether operands are e4m3
+const FP8_AT: usize = PARAM_WORDS - 4; // words of the e4m3 parameters
 const CONSTANT_AT: usize = PARAM_WORDS - 2; // whether weights and bias are constant
 
 /// Its kernels, for bf16 and e4m3.
@@ -225,7 +225,7 @@ unsafe fn launch(
     let shape = [x.rows(), map.outputs(), inputs].map(|n| n as u64);
     let e4m3 = map.fp8().filter(|_| x.dtype() == CudaDtype::E4m3);
     let weights = e4m3.map_or(map.matrix(), |weights| &weights.matrix);
-    // Bytes of one TMA load.
+    // Columns of one TMA load.
     let depth = (DEPTH_BYTES / x.dtype().size()) as u32;
     let (x_box, weights_box) =
         ([depth, TILE_ROWS as u32], [depth, (TILE_OUTPUTS / CLUSTER) as u32]);

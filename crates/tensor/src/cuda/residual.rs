@@ -63,7 +63,7 @@ pub(crate) fn linear_residual_norm(
     let weights = e4m3.map_or(map.matrix(), |(weights, _)| &weights.matrix);
     let by = e4m3.map_or(1.0, |(weights, x)| weights.scale.scale * x.scale);
     let out_inverse = out.common_scale().map_or(1.0, CommonScale::inverse);
-    let depth = (DEPTH_BYTES / x.dtype().size()) as u32; // bytes of one TMA load
+    let depth = (DEPTH_BYTES / x.dtype().size()) as u32; // columns of one TMA load
     let tensor_maps = [
         tensor_map_interleaved(x, [depth, 16])?,
         tensor_map(weights, [depth, 96])?,
