@@ -85,7 +85,7 @@ impl ThoughtLabels {
     }
 }
 
-/// A question with its labelled trajectories.
+/// A question with its labeled trajectories.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnnotatedQuestion {
     /// The prompt's id.

@@ -199,7 +199,7 @@ pub struct Config {
     pub positions: PositionEncoding,
     /// The feed-forward block.
     pub mlp: Mlp,
-    /// QK-norm: each head's query and key are normalised (weights `q_norm`, `k_norm`).
+    /// QK-norm: each head's query and key are normalized (weights `q_norm`, `k_norm`).
     pub qk_norm: bool,
     /// Biases on queries, keys and values, in architectures without biases on other projections.
     pub qkv_bias: bool,

@@ -2,7 +2,7 @@
 //! and shapes in files.
 //!
 //! The kernels read copies of the weights in their own layout and dtype ([`ops::Linear`],
-//! [`Normalization`]); the copies are synchronised after every optimizer step. Matrices are
+//! [`Normalization`]); the copies are synchronized after every optimizer step. Matrices are
 //! (outputs, inputs) here in every architecture. `linear` has the parameters of a linear layer,
 //! `adapter` those of a LoRA adapter on a frozen one.
 

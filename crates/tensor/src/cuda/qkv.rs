@@ -63,7 +63,7 @@ pub(crate) fn project_qkv(
     Ok(qkv)
 }
 
-/// Normalises and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
+/// Normalizes and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
 /// are written in place, keys and values to their slots of `kv`.
 pub(crate) fn rope_and_cache(
     qkv: &mut CudaTensor,

@@ -30,7 +30,7 @@
 #define ROW_CTAS 4
 #define STAGES 5
 #define BOX_BYTES \
-    (64 * 128)  // 64 rows of 32 columns of the stream (f32), or of 64 normalised ones (bf16)
+    (64 * 128)  // 64 rows of 32 columns of the stream (f32), or of 64 normalized ones (bf16)
 #define STREAM_BYTES (ROWS * OUTPUTS * 4)
 #define STREAM_BOXES (STREAM_BYTES / BOX_BYTES)
 #define BOXES (STAGE_BYTES / BOX_BYTES)  // per stage
@@ -46,7 +46,7 @@ struct __align__(128) ResidualParams {
     u64 inputs[16], weights[16], stream[16], out[16];
     const float *bias, *scale, *shift;     // bias may be null; shift is null for an RMSNorm
     const RowPerturbation* perturbations;  // (rows); null without dropout
-    // The normalised rows as f32 or as codes of e4m3, instead of `out`.
+    // The normalized rows as f32 or as codes of e4m3, instead of `out`.
     float* out_f32;
     u8* out_codes;
     u32 rows, depth, site;
@@ -71,7 +71,7 @@ static_assert(sizeof(ResidualParams) == 80 * 8, "as in residual.rs");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 struct Shared {
-    u8 stages[STAGES][STAGE_BYTES];  // then the stream's tile in the next three, the normalised
+    u8 stages[STAGES][STAGE_BYTES];  // then the stream's tile in the next three, the normalized
                                      // rows in the last two
     u32 masks[ROWS][MASK_WORDS];
     float bias[OUTPUTS], scale[OUTPUTS], shift[OUTPUTS];

@@ -274,7 +274,7 @@ impl<'a> AttentionMetadata<'a> {
 /// slots j of row r.
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim).
-/// Neighbouring query heads share a key head in equal groups (GQA). Every row must have a slot.
+/// Neighboring query heads share a key head in equal groups (GQA). Every row must have a slot.
 pub fn attention(
     device: &Device,
     q: &Tensor,

@@ -110,7 +110,7 @@ impl Normalization {
     }
 }
 
-/// Normalises each row of x (rows, width) into out (rows, width).
+/// Normalizes each row of x (rows, width) into out (rows, width).
 pub fn norm(
     device: &Device,
     x: &Tensor,

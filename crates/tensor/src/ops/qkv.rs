@@ -143,7 +143,7 @@ pub fn project_qkv(
     Ok(())
 }
 
-/// Normalises and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
+/// Normalizes and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
 /// queries in place, keys into their slots of the store, together with the values.
 pub fn rope_and_cache(
     device: &Device,
