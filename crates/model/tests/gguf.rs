@@ -1,4 +1,4 @@
-//! A GGUF file is the model of the directory that it was made from, to the bit.
+//! A GGUF file is bitwise equal to the model of the directory that it was made from.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -60,7 +60,7 @@ fn logits(path: &Path) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// Everything of a configuration but what only a latent reasoner's directory has.
+/// A configuration without the fields of latent reasoners.
 fn plain_config(path: &Path) -> Config {
     Config { latent: Default::default(), ..Config::read(path).unwrap() }
 }
@@ -81,7 +81,7 @@ fn a_gguf_file_has_the_logits_of_its_directory() {
     }
 }
 
-/// As a training does it: configuration and tokenizer are written as texts, weights as f32.
+/// As in training: configuration and tokenizer are written as texts, weights as f32.
 fn as_directory(file: &Path, dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     let files = ModelFiles::from(file);
@@ -144,7 +144,7 @@ fn a_gguf_tokenizer_is_that_of_its_directory() {
     }
 }
 
-/// The words that each pre-tokenizer makes of digits and apostrophes.
+/// The words into which each pre-tokenizer splits digits and apostrophes.
 #[test]
 fn pre_tokenizers_split_as_their_models_do() {
     let pair = Pair::new(
@@ -153,7 +153,7 @@ fn pre_tokenizers_split_as_their_models_do() {
     );
     let mut content = GgufContent::from_directory(&pair.dir(), GgmlType::F32).unwrap();
     let text = |text: &str| GgufValue::Text(text.to_owned());
-    // A token of two digits is found only where digits stay together.
+    // A token of two digits is found only if digits stay together.
     for (key, value) in &mut content.metadata {
         match (key.as_str(), value) {
             ("tokenizer.ggml.tokens", GgufValue::Texts(tokens)) => tokens.push("12".to_owned()),

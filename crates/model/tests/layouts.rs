@@ -251,7 +251,7 @@ fn published_pipelines_are_read() {
         },
     ] });
     whole["normalizer"] = json!({ "type": "NFC" });
-    // Post-processing (BOS) and truncation are ignored: prompts are encoded as they are.
+    // Post-processing (BOS) and truncation are ignored: prompts are encoded unchanged.
     whole["post_processor"] =
         json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
     whole["truncation"] = json!({ "max_length": 2 });

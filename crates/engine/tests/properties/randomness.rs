@@ -1,4 +1,4 @@
-//! What dropout and noise do to a trajectory, and that they do nothing at strength zero.
+//! The effects of dropout and noise on a trajectory, which vanish at strength zero.
 
 use latent_tts_engine::{DropoutScope, DropoutSites, Perturbation, SamplingParams, reference};
 use model::config::Config;
@@ -22,7 +22,7 @@ fn one_unperturbed_trajectory_is_the_greedy_one() {
     }
 }
 
-/// Rewards are functions of the thoughts, so that they are compared to the bit with the rest.
+/// Rewards are functions of the thoughts, so they are also compared bitwise.
 #[test]
 fn the_greedy_trajectory_of_a_stochastic_run_is_the_deterministic_one() {
     for family in FAMILIES {
@@ -95,7 +95,7 @@ fn the_first_thought_is_the_head_output_plus_noise() {
         let clean = pair.reasoner.head.forward(&pair.reasoner.decoder, &last).unwrap().thoughts;
         for std in [0.3, 1.4] {
             let params = short_params(&pair.reasoner, 3, Perturbation::Gaussian { std });
-            // Of exact length, because a family of open length may stop at once; at length 1 the
+            // With exact length, because an open-ended family may stop at once; at length 1 the
             // first thought is also the last.
             for length in [exactly(1), exactly(4)] {
                 let reply = pair.solve(SamplingParams { length, ..params }, question);
@@ -148,10 +148,10 @@ fn next_thought(pair: &RewardedReasoner, prompt: &[u32], thoughts: &Tensor) -> T
     pair.reasoner.head.forward(decoder, &hidden).unwrap().thoughts
 }
 
-/// Weights that make a mask visible: everything is zero but the bias of one projection, which is
-/// one. The residual then is the mask times its scale; after the final norm, kept elements are at
-/// about zero or above it (zero where all are kept), and dropped ones, fewer than three in four,
-/// well below zero.
+/// Weights that expose a mask: everything is zero except the bias of one projection, which is one.
+/// The residual then is the mask times its scale; after the final norm, kept elements are about
+/// zero or above (zero if all are kept), and dropped ones, fewer than three in four, well below
+/// zero.
 struct SingleBias(&'static str);
 
 impl TensorSource for SingleBias {
@@ -165,7 +165,7 @@ impl TensorSource for SingleBias {
     }
 }
 
-/// Which elements of the site a decoder keeps, row by row.
+/// The elements of the site that a decoder keeps, per row.
 fn kept(
     device: &Device,
     bias: &'static str,
@@ -190,8 +190,8 @@ fn the_masks_of_a_pass_are_those_of_the_random_function() {
     assert_masks_match_the_random_function(device());
 }
 
-/// Fails unless a device's masks are, element by element, those of the random function, and keep
-/// the share of elements that they should.
+/// Fails unless a device's masks equal, element by element, those of the random number generator,
+/// and keep the expected share of elements.
 pub fn assert_masks_match_the_random_function(device: &Device) {
     let text = r#"{"model_type": "gpt2", "n_layer": 3, "n_embd": 68, "n_head": 4,
                   "n_positions": 8, "vocab_size": 4}"#;
@@ -223,8 +223,8 @@ pub fn assert_masks_match_the_random_function(device: &Device) {
     }
 }
 
-/// The paper's algorithm stores a thought before its noise: the first ones are then all alike, and
-/// the second ones less diverse than what is fed. Under dropout the two are one.
+/// The paper's algorithm stores a thought before its noise: the first ones are then all equal, and
+/// the second ones less diverse than the fed ones. Under dropout there is no difference.
 #[test]
 fn diversity_is_that_of_thoughts_before_their_noise() {
     for family in [CheckpointFamily::Coconut, CheckpointFamily::CodiLlama, CheckpointFamily::Rot] {
@@ -237,7 +237,7 @@ fn diversity_is_that_of_thoughts_before_their_noise() {
             let (stored, fed) = (&reply.diversity, &reply.fed_diversity);
             assert!(stored[0] < 1e-9, "{family:?}: {stored:?}");
             assert_eq!((stored.len(), fed.len()), (3, 3));
-            // At the third step a random model has scattered its thoughts already.
+            // At the third step the thoughts of a random model have already diverged.
             assert!(stored[1] < fed[1], "{family:?}: {stored:?} {fed:?}");
         }
         for reply in replies(thought_dropout(0.2)) {

@@ -1,9 +1,10 @@
-//! A reference GPT-2, written from its definition in double precision and plain loops, with dropout
-//! as it is specified.
+//! A reference GPT-2, implemented from its definition in double precision and plain loops, with
+//! dropout as specified.
 //!
-//! It shares with the crates under test only the numbers: weights are read from the checkpoint and
-//! masks from the random function. So it specifies which outputs are dropped (after the projection
-//! and its bias, before the residual), how (zeroed, or divided by 1 - p), and in which passes.
+//! It shares only the numbers with the crates under test: weights are read from the checkpoint and
+//! masks come from the random number generator. So it specifies which outputs are dropped (after
+//! the projection and its bias, before the residual), how (zeroed, or divided by 1 - p), and in
+//! which passes.
 
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Perturbation, Reasoner, RowId, SamplingParams,
@@ -23,7 +24,8 @@ struct ReferenceGpt2 {
     spec: CheckpointSpec,
 }
 
-/// Where dropout falls: the row's random numbers, the rate, the sites, the stochastic positions.
+/// The specification of dropout: the sequence's random number key, the rate, the sites, the
+/// stochastic positions.
 struct ReferenceDropout {
     row: RowId,
     p: f32,
@@ -159,7 +161,7 @@ struct ReferenceCoconut<'a> {
 }
 
 impl ReferenceCoconut<'_> {
-    /// Which positions of a prompt, the thoughts and one end token are specified as stochastic.
+    /// The positions of a prompt, the thoughts and one end token that are specified as stochastic.
     fn stochastic(scope: DropoutScope, prompt: usize, thoughts: usize) -> Vec<bool> {
         let first = if scope == DropoutScope::Thoughts { prompt - 1 } else { 0 };
         let end =
@@ -268,7 +270,8 @@ fn dropout_falls_exactly_where_it_is_specified() {
     }
 }
 
-/// The comparison above can fail: one stochastic position more or less shows in what follows it.
+/// The comparison above is sensitive: one stochastic position more or less changes the results
+/// after it.
 #[test]
 fn one_stochastic_position_more_or_less_shows() {
     let both = ReferencePair::load();

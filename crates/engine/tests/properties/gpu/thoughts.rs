@@ -21,7 +21,7 @@ fn forced_thoughts_give_the_answers_of_the_cpu() {
             let own = latents(reply).remove(0);
             let zeros = Tensor::zeros(own.rows(), own.cols());
             let params = SamplingParams { samples: nonzero(3), ..params };
-            // The third trajectory thinks by itself, in the same passes.
+            // The third trajectory computes its thoughts, in the same passes.
             Request { forced_thoughts: vec![own, zeros].into(), ..question.request(params) }
         };
         let requests: Vec<Request> = many_questions(20).iter().zip(&clean).map(request).collect();
@@ -40,7 +40,8 @@ fn forced_thoughts_give_the_answers_of_the_cpu() {
     }
 }
 
-/// Every token's noise is the CPU's; at a near tie of the tenth token a mixture may take another.
+/// Every token's noise equals the CPU's; at a near tie a mixture may select a different tenth
+/// token.
 #[test]
 fn gumbel_mixtures_are_those_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
