@@ -2,7 +2,7 @@
 //! step.
 //!
 //! ```text
-//! submit -> queue (bounded in rows) -> SequenceBatch: admit, step, leave -> events
+//! submit -> queue (bounded in sequences) -> SequenceBatch: admit, step, leave -> events
 //! ```
 //!
 //! One thread owns the models' caches and runs steps while there are sequences: `batch` admits and

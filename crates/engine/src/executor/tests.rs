@@ -33,7 +33,7 @@ fn answers(
     executor.sequences.into_iter().map(|sequence| (sequence.tokens, sequence.logprob)).collect()
 }
 
-/// Both if few sequences end with the tokens that a step feeds, and if so many do that it is
+/// Both if few sequences end with the tokens that a step feeds, and if enough do that it is
 /// aborted.
 #[test]
 fn answers_are_the_same_one_step_ahead() {

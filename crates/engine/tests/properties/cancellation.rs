@@ -161,7 +161,7 @@ impl EndlessContext {
         Self { engine: Engine::new(reasoner), short }
     }
 
-    /// The short request with so many thoughts.
+    /// The short request, with enough thoughts to fill the context.
     fn endless_thoughts(&self) -> Request {
         let params = SamplingParams { length: exactly(ENDLESS), ..self.short.params };
         self.endless(params)

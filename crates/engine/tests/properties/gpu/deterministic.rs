@@ -79,7 +79,7 @@ fn a_question_of_a_batch_gets_the_reply_that_it_gets_alone() {
     });
 }
 
-/// The first logits too, which replies do not hold.
+/// Also compares the first logits, which outputs do not contain.
 #[test]
 fn a_row_of_a_batch_is_the_row_alone() {
     for_each_model(all_models(), |pair, what| {
