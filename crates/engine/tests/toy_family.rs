@@ -166,7 +166,8 @@ fn a_toy_family_does_not_depend_on_its_batch() {
     let engine = Engine::new(load(SOFT_TOKENS, CheckpointFamily::Coconut, |_| ()).unwrap());
     let defaults = SamplingParams { samples: nonzero(5), greedy: true, ..engine.default_params() };
     let p = Probability::new(0.3).unwrap();
-    let (sites, scope) = (DropoutSites::MLP, DropoutScope::All);
+    let sites = DropoutSites::MLP;
+    let scope = DropoutScope::All;
     let perturbations = [
         defaults.perturbation,
         Perturbation::Gaussian { std: 0.4 },

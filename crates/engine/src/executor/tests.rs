@@ -25,7 +25,8 @@ fn answers(
     let id = |trajectory| RowId { question: 3, trajectory };
     let specs: Vec<SequenceSpec> =
         (0..SEQUENCES).map(|k| SequenceSpec { item: 0, id: id(k), perturbed: true }).collect();
-    let (device, config) = (model.decoder.device(), model.decoder.config());
+    let device = model.decoder.device();
+    let config = model.decoder.config();
     let mut cache = Cache::new(device, config, 1 << 14).unwrap();
     let mut executor = Executor::aligned(model, &specs);
     executor.lookahead = lookahead;

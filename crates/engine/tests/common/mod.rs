@@ -194,7 +194,8 @@ pub fn run(
 /// The smallest memory in which no request is rejected, by bisection.
 pub fn smallest_memory(engine: &Engine, requests: &[Request]) -> usize {
     let fits = |memory: usize| engine.clone().with_memory(memory).check(requests).is_ok();
-    let (mut too_small, mut enough) = (0, Engine::DEFAULT_MEMORY);
+    let mut too_small = 0;
+    let mut enough = Engine::DEFAULT_MEMORY;
     while enough - too_small > 1 {
         let middle = (too_small + enough) / 2;
         if fits(middle) { enough = middle } else { too_small = middle }
@@ -273,7 +274,8 @@ pub fn between(a: usize, b: usize) -> LatentLength {
 }
 
 pub fn dropout(p: f32, sites: DropoutSites, scope: DropoutScope) -> Perturbation {
-    let (p, mask) = (Probability::new(p).unwrap(), MaskLifetime::Step);
+    let p = Probability::new(p).unwrap();
+    let mask = MaskLifetime::Step;
     Perturbation::Dropout { p, sites, scope, mask }
 }
 
@@ -423,7 +425,8 @@ pub fn assert_same_bits(a: &Tensor, b: &Tensor, what: &str) {
     assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()), "{what}: shapes");
     let differs = a.data().iter().zip(b.data()).position(|(x, y)| x.to_bits() != y.to_bits());
     if let Some(i) = differs {
-        let (x, y) = (a.data()[i], b.data()[i]);
+        let x = a.data()[i];
+        let y = b.data()[i];
         let error = relative_error(a, b);
         panic!("{what}: element {i} is {x} and {y}; the relative error is {error:e}");
     }

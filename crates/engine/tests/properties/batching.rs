@@ -115,7 +115,8 @@ fn a_pass_that_is_called_off_leaves_nothing_behind() {
         let decoder = &reasoner.decoder;
         let prefilled = |tokens: &[u32]| {
             let mut cache = Cache::new(device(), decoder.config(), 256).unwrap();
-            let (mut pass, mut prefix) = (Pass::default(), Sequence::default());
+            let mut pass = Pass::default();
+            let mut prefix = Sequence::default();
             tokens.iter().for_each(|_| pass.push(&mut cache, &mut prefix, false));
             decoder.forward(&mut cache, &pass, decoder.embed(tokens).unwrap(), None).unwrap();
             (cache, (0..3).map(|_| prefix.fork()).collect::<Vec<_>>())
@@ -129,7 +130,8 @@ fn a_pass_that_is_called_off_leaves_nothing_behind() {
         let [expected, found] = [0, 2].map(|times| {
             let (mut cache, mut rows) = prefilled(&[1, 2, 3]);
             for time in 0..times {
-                let (before, mark) = (rows.clone(), cache.mark());
+                let before = rows.clone();
+                let mark = cache.mark();
                 let (pass, x) = next_pass(&mut cache, &mut rows);
                 let x = || if time == 0 { Err(called_off()) } else { Ok(x) };
                 let inputs = DeferredInputs { x, proceed: || Err(called_off()) };

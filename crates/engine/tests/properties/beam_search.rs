@@ -70,7 +70,8 @@ struct NaiveResult {
 impl<'a> NaiveSearch<'a> {
     fn run(self) -> NaiveResult {
         let BeamSize { width, candidates } = self.params.beam.unwrap();
-        let (width, candidates) = (width.get(), candidates.get());
+        let width = width.get();
+        let candidates = candidates.get();
         let mut extensions: Vec<_> = (0..width * candidates).map(|c| self.empty_path(c)).collect();
         let mut finished = Vec::new();
         while !extensions.is_empty() {
@@ -93,7 +94,8 @@ impl<'a> NaiveSearch<'a> {
 
     /// A path without thoughts, with the random numbers of trajectory `c`.
     fn empty_path(self, c: usize) -> NaivePath<'a> {
-        let (reasoner, id) = (&self.pair.reasoner, row_id(self.prompt.id, c));
+        let reasoner = &self.pair.reasoner;
+        let id = row_id(self.prompt.id, c);
         let max_thoughts = max_thoughts(self.params, id);
         let mut naive = NaiveEngine::new(reasoner, self.params, id, max_thoughts);
         naive.feed_prompt(&self.prompt.tokens);
@@ -131,7 +133,8 @@ impl<'a> NaiveSearch<'a> {
 
     /// Rewards of a whole path.
     fn rewards(self, thoughts: &Tensor, answers: Option<AnswerBatch<'_>>) -> Rewards {
-        let (model, rows) = (&self.pair.reward_model, std::slice::from_ref(thoughts));
+        let model = &self.pair.reward_model;
+        let rows = std::slice::from_ref(thoughts);
         reference::rewards_with_answers(model, self.prompt, rows, answers).unwrap().remove(0)
     }
 
@@ -256,7 +259,8 @@ fn one_beam_with_one_extension_is_trajectory_0() {
 }
 
 fn assert_is_trajectory_0(reply: &Reply, what: &str) {
-    let (best, first) = (&reply.beam.as_ref().unwrap().best, &reply.trajectories[0]);
+    let best = &reply.beam.as_ref().unwrap().best;
+    let first = &reply.trajectories[0];
     assert_eq!((best.number, best.thoughts), (first.number, first.thoughts), "{what}");
     assert_eq!((&best.tokens, &best.text), (&first.tokens, &first.text), "{what}");
     assert_eq!(best.answer, first.answer, "{what}");
@@ -299,7 +303,8 @@ fn equal_rewards_find_trajectory_0_and_without_perturbation_the_greedy_one() {
         let params = short_params(&pair.reasoner, 1, Perturbation::None);
         let params = SamplingParams { beam: size(2, 2), greedy: true, ..params };
         for reply in pair.run(params, &questions()) {
-            let (best, greedy) = (reply.beam.unwrap().best, reply.greedy.unwrap());
+            let best = reply.beam.unwrap().best;
+            let greedy = reply.greedy.unwrap();
             assert_eq!((best.thoughts, &best.text), (greedy.thoughts, &greedy.text), "{family:?}");
         }
     }
@@ -341,7 +346,8 @@ fn a_search_finds_larger_rewards_than_samples_do() {
     let params = short_params(&pair.reasoner, 4, thought_dropout(0.3));
     let params = SamplingParams { beam: size(4, 4), ..params };
     let sum = |rewards: &Option<Vec<f32>>| rewards.as_ref().unwrap().iter().sum::<f32>();
-    let (mut found, mut sampled) = (0.0, 0.0);
+    let mut found = 0.0;
+    let mut sampled = 0.0;
     for reply in pair.run(params, &questions()) {
         found += sum(&reply.beam.unwrap().best.process_rewards);
         let rewards = reply.trajectories.iter().map(|t| sum(&t.process_rewards));

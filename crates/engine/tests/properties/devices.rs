@@ -194,7 +194,8 @@ fn merge_adapters(
     for (name, (a_shape, a)) in adapted.iter().filter(|(name, _)| name.contains(".lora_A.")) {
         let b = &adapted[&name.replace("lora_A", "lora_B")].1;
         let module = name.split(".lora_A.").next().unwrap();
-        let (rank, inputs) = (a_shape[0], a_shape[1]);
+        let rank = a_shape[0];
+        let inputs = a_shape[1];
         // The plain layout has another prefix before the same names.
         let tail = &module[module.find(".h.").or(module.find(".layers.")).unwrap()..];
         let is_module = |name: &str| name.ends_with(&format!("{tail}.weight"));
@@ -227,7 +228,8 @@ fn unmerged_adapters_give_the_thoughts_of_merged_ones() {
     ];
     for (family, scale) in scales {
         let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        let (plain, adapted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let plain = tempfile::tempdir().unwrap();
+        let adapted = tempfile::tempdir().unwrap();
         write_checkpoint(plain.path(), &spec).unwrap();
         write_checkpoint(adapted.path(), &CheckpointSpec { lora: true, ..spec }).unwrap();
         let run_dir = |dir: &Path| run(load(device(), dir, family), thought_dropout(0.2));

@@ -79,7 +79,8 @@ fn what_is_fed_decides_the_answer() {
             let mut other = own.clone();
             other.data_mut().iter_mut().for_each(|x| *x = 1.0 - 2.0 * *x);
             let forced = pair.engine().solve(&forcing(request, vec![other])).unwrap();
-            let (a, b) = (&forced.trajectories[0], &reply.trajectories[0]);
+            let a = &forced.trajectories[0];
+            let b = &reply.trajectories[0];
             assert_eq!(a.thoughts, b.thoughts);
             assert_ne!(a.logprob, b.logprob, "{family:?}, question {}", request.id);
         }

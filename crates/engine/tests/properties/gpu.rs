@@ -368,7 +368,8 @@ fn replayed_graphs_are_launched_passes_to_the_bit() {
 #[test]
 fn a_beam_search_finds_what_it_finds_on_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
-    let (mut agreeing, mut searches) = (0, 0);
+    let mut agreeing = 0;
+    let mut searches = 0;
     for family in FAMILIES {
         let gpu = RewardedReasoner::new(&gpu.device, &tiny(family));
         let cpu = RewardedReasoner::of(family);
@@ -377,7 +378,8 @@ fn a_beam_search_finds_what_it_finds_on_the_cpu() {
             let params = SamplingParams { beam: beam_search::size(2, 3), ..params };
             let [found, expected] = [&gpu, &cpu].map(|on| on.run(params, &questions()));
             for (a, b) in found.into_iter().zip(expected) {
-                let (a, b) = (a.beam.unwrap().best, b.beam.unwrap().best);
+                let a = a.beam.unwrap().best;
+                let b = b.beam.unwrap().best;
                 searches += 1;
                 agreeing += usize::from((a.thoughts, &a.text) == (b.thoughts, &b.text));
             }
@@ -441,7 +443,8 @@ fn waves_beyond_the_memory_are_halved() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let rows = LargeRows::new(&gpu.device);
     let params = rows.params(rows.total / rows.row + 1);
-    let (row, total) = (rows.row, rows.total);
+    let row = rows.row;
+    let total = rows.total;
     let request = rows.question.request(params);
     let engine = Engine::new(rows.reasoner);
     let run = |memory| vec![engine.clone().with_memory(memory).solve(&request).unwrap()];
@@ -472,7 +475,8 @@ fn the_cot_baseline_is_that_of_the_cpu() {
             let found = found.iter().flat_map(|reply| &reply.trajectories);
             let expected = expected.iter().flat_map(|reply| &reply.trajectories);
             for (a, b) in found.zip(expected).filter(|(a, b)| a.text == b.text) {
-                let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
+                let a = a.logprob.unwrap();
+                let b = b.logprob.unwrap();
                 let what = format!("{family:?}, {perturbation:?}: {a} and {b}");
                 assert!((a - b).abs() <= FREE_F32 * b.abs().max(1.0), "{what}");
             }
@@ -498,10 +502,12 @@ fn answers_without_thoughts_have_the_outcome_rewards_of_the_cpu() {
         replies.into_iter().flat_map(|reply| reply.trajectories).collect::<Vec<_>>()
     });
     let agreeing: Vec<_> = found.iter().zip(&expected).filter(|(a, b)| a.text == b.text).collect();
-    let (count, all) = (agreeing.len(), expected.len());
+    let count = agreeing.len();
+    let all = expected.len();
     assert!(count * 100 >= all * 99, "{count} of {all} rows have the same answer");
     for (a, b) in agreeing {
-        let (a, b) = (a.outcome_reward.unwrap(), b.outcome_reward.unwrap());
+        let a = a.outcome_reward.unwrap();
+        let b = b.outcome_reward.unwrap();
         assert!((a - b).abs() <= FORCED_F32 * b.abs().max(1.0), "{a} and {b}");
     }
 }
@@ -512,7 +518,8 @@ fn same_labels(found: &[AnnotatedQuestion], expected: &[AnnotatedQuestion]) -> (
         let trajectories = all.iter().flat_map(|question| &question.trajectories);
         trajectories.map(|trajectory| trajectory.labels.clone()).collect::<Vec<_>>()
     };
-    let (found, expected) = (labels(found), labels(expected));
+    let found = labels(found);
+    let expected = labels(expected);
     assert_eq!(found.len(), expected.len());
     let pairs = found.iter().zip(&expected).flat_map(|(a, b)| a.iter().zip(b));
     (pairs.filter(|(a, b)| a == b).count(), expected.iter().map(Vec::len).sum())
@@ -548,7 +555,8 @@ fn rollouts_beyond_the_memory_are_made_in_parts() {
     let run = |memory| rollout::annotate(RolloutRunner { memory, ..runner }, &prompt).remove(0);
     let whole = run(usize::MAX / 2);
     let parts = run(rows.total / 8);
-    let (row, total) = (rows.row >> 20, rows.total >> 20);
+    let row = rows.row >> 20;
+    let total = rows.total >> 20;
     println!("{} rollouts of {row} MiB in {total} MiB", whole.rollouts);
     assert_eq!(whole.rollouts, 2 * labels.rollouts());
     for (a, b) in whole.trajectories.iter().zip(&parts.trajectories) {

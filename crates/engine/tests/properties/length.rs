@@ -49,7 +49,8 @@ fn assert_same_rows(some: &[Reply], others: &[Reply], which: impl Fn(usize) -> b
 /// not.
 fn assert_prefixes(short: &[Reply], long: &[Reply], what: &str) {
     for (a, b) in trajectories(short).zip(trajectories(long)) {
-        let (a, b) = (&a.latents, &b.latents);
+        let a = &a.latents;
+        let b = &b.latents;
         if a.rows() > 0 {
             assert_same_bits(a, &first_rows(a.rows(), b), what);
         }
@@ -88,7 +89,8 @@ fn at_most_stops_where_the_model_does() {
         for perturbation in [thought_dropout(0.3), Perturbation::Gaussian { std: 0.6 }] {
             let what = format!("{family:?}, {perturbation:?}");
             let open = run(&pair, at_most(LIMIT), perturbation);
-            let (none, all) = (rows_of_length(0, &open), rows_of_length(LIMIT, &open));
+            let none = rows_of_length(0, &open);
+            let all = rows_of_length(LIMIT, &open);
             assert!(
                 none > 0 && all > 0 && none + all < 16 * open.len(),
                 "{what}: {none} without thoughts, {all} at the limit"

@@ -78,8 +78,8 @@ fn a_lens_changes_nothing_else_and_covers_what_it_is_asked_for() {
             .zip(lenses)
             .map(|(request, lens)| Request { lens, ..request.clone() })
             .collect();
-        let (plain, read) =
-            (solve_all(&pair.engine(), &requests), solve_all(&pair.engine(), &seen));
+        let plain = solve_all(&pair.engine(), &requests);
+        let read = solve_all(&pair.engine(), &seen);
         assert_all_same(&plain, &read, &format!("{family:?}"));
         for (reply, lens) in read.iter().zip(lenses) {
             let has = |trajectory: &latent_tts_engine::Trajectory, asked: bool| {

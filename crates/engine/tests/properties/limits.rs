@@ -259,7 +259,8 @@ fn add_token(dir: &Path, content: &str) -> Reasoner {
     let file = dir.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
-    let (mut token, last) = (tokens[0].clone(), &tokens[tokens.len() - 1]);
+    let mut token = tokens[0].clone();
+    let last = &tokens[tokens.len() - 1];
     token["id"] = json!(last["id"].as_u64().unwrap() + 1);
     token["content"] = json!(content);
     tokens.push(token);

@@ -76,10 +76,12 @@ impl<'a> NaiveEngine<'a> {
 
     /// The hidden state at the last position, with every position computed again.
     fn hidden(&self) -> Tensor {
-        let (decoder, positions) = (&self.reasoner.decoder, self.inputs.rows());
+        let decoder = &self.reasoner.decoder;
+        let positions = self.inputs.rows();
         let slots = Cache::slots_for(positions);
         let mut cache = Cache::new(decoder.device(), decoder.config(), slots).unwrap();
-        let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+        let mut pass = Pass::default();
+        let mut sequence = Sequence::default();
         (1..=positions).for_each(|n| pass.push(&mut cache, &mut sequence, n == positions));
         let rows = match self.params.perturbation {
             Perturbation::Dropout { p, sites, .. } => {
@@ -104,13 +106,15 @@ impl<'a> NaiveEngine<'a> {
     pub fn thought(&self) -> Vec<f32> {
         let noise = match self.params.perturbation {
             Perturbation::Gumbel { tau, .. } => {
-                let (key, strength) = (self.next_key(), tau.get());
+                let key = self.next_key();
+                let strength = tau.get();
                 let row = RowPerturbation { key, strength, sites: SiteSet::GUMBEL };
                 Some(PerturbedRows::new(self.reasoner.decoder.device(), vec![Some(row)]).unwrap())
             }
             _ => None,
         };
-        let (head, decoder) = (&self.reasoner.head, &self.reasoner.decoder);
+        let head = &self.reasoner.head;
+        let decoder = &self.reasoner.decoder;
         let made = head.forward_perturbed(decoder, &self.hidden(), noise.as_ref()).unwrap();
         let mut thought = made.thoughts.data().to_vec();
         if let Perturbation::Gaussian { std } = self.params.perturbation {
@@ -181,7 +185,8 @@ impl<'a> NaiveEngine<'a> {
     /// The answer after all thoughts were fed: its tokens, their log-probability, and the logits of
     /// the first one.
     pub fn answer(mut self) -> (Vec<u32>, f64, Vec<f32>) {
-        let (method, stochastic) = (&self.reasoner.method, self.scope() == Some(DropoutScope::All));
+        let method = &self.reasoner.method;
+        let stochastic = self.scope() == Some(DropoutScope::All);
         self.feed_tokens(&method.end_latent, stochastic);
         let first_logits = self.logits();
         let (token, mut logprob) = self.next_token(&first_logits);
@@ -336,8 +341,10 @@ fn every_scope_and_site_is_the_naive_one() {
 
 /// Masks and noise as another implementation would record them, for rows of one length.
 fn record_noise(reasoner: &Reasoner, params: &SamplingParams, prompt: &Prompt) -> RecordedNoise {
-    let (thoughts, rows) = (params.length.limit(), params.samples.get());
-    let (layers, width) = (reasoner.decoder.config().layers, reasoner.decoder.config().width);
+    let thoughts = params.length.limit();
+    let rows = params.samples.get();
+    let layers = reasoner.decoder.config().layers;
+    let width = reasoner.decoder.config().width;
     let shape = [thoughts, layers, rows, 1, width];
     let mut recorded = RecordedNoise { shape, ..RecordedNoise::default() };
     let key = |k: usize, position: usize| row_id(prompt.id, k).rng_key(params.seed, position);

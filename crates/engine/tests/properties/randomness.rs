@@ -49,7 +49,8 @@ fn masks_that_are_kept_make_other_trajectories_than_fresh_ones() {
             let params = short_params(&pair.reasoner, 3, perturbation);
             latents(&pair.run(params, &questions()[..1])[0])
         };
-        let (fresh, kept) = (run(thought_dropout(0.4)), run(with_kept_masks(thought_dropout(0.4))));
+        let fresh = run(thought_dropout(0.4));
+        let kept = run(with_kept_masks(thought_dropout(0.4)));
         for k in 0..3 {
             assert_ne!(fresh[k], kept[k], "{family:?}, trajectory {k}");
             assert_ne!(kept[k], kept[(k + 1) % 3], "{family:?}, trajectory {k}");
@@ -142,7 +143,8 @@ fn next_thought(pair: &RewardedReasoner, prompt: &[u32], thoughts: &Tensor) -> T
     (0..thoughts.rows()).for_each(|t| x.push(thoughts.row(t)));
     let mut cache =
         Cache::new(decoder.device(), decoder.config(), Cache::slots_for(x.rows())).unwrap();
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     (0..x.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == x.rows()));
     let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
     pair.reasoner.head.forward(decoder, &hidden).unwrap().thoughts
@@ -213,7 +215,8 @@ pub fn assert_masks_match_the_random_function(device: &Device) {
                     "{bias}, {p}, {key:?}"
                 );
             }
-            let (n, share) = ((found.len() * 68) as f64, f64::from(1.0 - p));
+            let n = (found.len() * 68) as f64;
+            let share = f64::from(1.0 - p);
             let count = found.iter().flatten().filter(|k| **k).count() as f64;
             assert!(
                 (count - n * share).abs() < 4.0 * (n * share * (1.0 - share)).sqrt(),
@@ -234,7 +237,8 @@ fn diversity_is_that_of_thoughts_before_their_noise() {
             pair.run(SamplingParams { length: exactly(3), ..params }, &questions())
         };
         for reply in replies(Perturbation::Gaussian { std: 0.3 }) {
-            let (stored, fed) = (&reply.diversity, &reply.fed_diversity);
+            let stored = &reply.diversity;
+            let fed = &reply.fed_diversity;
             assert!(stored[0] < 1e-9, "{family:?}: {stored:?}");
             assert_eq!((stored.len(), fed.len()), (3, 3));
             // At the third step the thoughts of a random model have already diverged.

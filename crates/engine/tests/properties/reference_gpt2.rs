@@ -48,10 +48,8 @@ impl ReferenceGpt2 {
     }
 
     fn layer_norm(&self, name: &str, x: &MatrixF64) -> MatrixF64 {
-        let (g, b) = (
-            self.vector(&format!("{name}.weight"), self.spec.width),
-            self.vector(&format!("{name}.bias"), self.spec.width),
-        );
+        let g = self.vector(&format!("{name}.weight"), self.spec.width);
+        let b = self.vector(&format!("{name}.bias"), self.spec.width);
         let one = |row: &Vec<f64>| {
             let n = row.len() as f64;
             let mean = row.iter().sum::<f64>() / n;
@@ -66,10 +64,8 @@ impl ReferenceGpt2 {
     /// `Conv1D`: x W + b with W stored (in, out).
     fn conv(&self, name: &str, x: &MatrixF64, outputs: usize) -> MatrixF64 {
         let inputs = x[0].len();
-        let (w, b) = (
-            self.matrix(&format!("{name}.weight"), inputs, outputs),
-            self.vector(&format!("{name}.bias"), outputs),
-        );
+        let w = self.matrix(&format!("{name}.weight"), inputs, outputs);
+        let b = self.vector(&format!("{name}.bias"), outputs);
         x.iter()
             .map(|row| {
                 (0..outputs)
@@ -81,7 +77,8 @@ impl ReferenceGpt2 {
 
     /// Causal attention, heads side by side.
     fn attention(&self, qkv: &MatrixF64) -> MatrixF64 {
-        let (d, heads) = (self.spec.width, self.spec.heads);
+        let d = self.spec.width;
+        let heads = self.spec.heads;
         let dim = d / heads;
         let mut out = vec![vec![0.0; d]; qkv.len()];
         for t in 0..qkv.len() {
@@ -226,7 +223,8 @@ impl ReferencePair {
             ..short_params(&self.reasoner, 2, perturbation)
         };
         let prompt = prompt_of(&self.reasoner, &question(21, "If 3 cats eat 3 mice?"));
-        let (mut thoughts, mut logits) = (0f32, 0f32);
+        let mut thoughts = 0f32;
+        let mut logits = 0f32;
         for (k, found) in run_rows(&self.reasoner, &params, &prompt).iter().enumerate() {
             let dropout = match perturbation {
                 Perturbation::Dropout { p, sites, .. } => Some(ReferenceDropout {

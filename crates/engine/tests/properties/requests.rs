@@ -82,7 +82,8 @@ fn refused_requests_are_handed_over_at_their_places_and_the_others_run() {
         requests.insert(0, long.clone());
         let found = results(&engine, &requests);
         assert!(found.iter().map(|(index, _)| *index).eq(0..requests.len()), "{family:?}");
-        let (mut replies, mut errors) = (Vec::new(), Vec::new());
+        let mut replies = Vec::new();
+        let mut errors = Vec::new();
         for (index, result) in found {
             match result {
                 Ok(reply) => replies.push(reply),
@@ -159,7 +160,8 @@ fn the_callers_error_ends_the_run_and_is_returned() {
 #[test]
 fn an_engine_serves_several_threads() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiGpt2);
-    let (engine, requests) = (pair.engine(), mixed_requests(&pair.reasoner));
+    let engine = pair.engine();
+    let requests = mixed_requests(&pair.reasoner);
     let expected = run_requests(&engine, &requests).unwrap();
     std::thread::scope(|scope| {
         let run = || scope.spawn(|| run_requests(&engine, &requests).unwrap());

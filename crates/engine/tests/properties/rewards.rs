@@ -146,7 +146,8 @@ fn a_reward_model_changes_no_trajectory() {
                 assert!(trajectory.process_rewards.take().is_some());
             }
             assert_same_trajectories(&a.trajectories, &b.trajectories, "with a reward model");
-            let (a, b) = (a.greedy.as_slice(), b.greedy.as_slice());
+            let a = a.greedy.as_slice();
+            let b = b.greedy.as_slice();
             assert_same_trajectories(a, b, "with a reward model, greedy");
         }
     }

@@ -214,7 +214,8 @@ fn more_rollouts_keep_the_first() {
         let labels = trajectories.flat_map(|trajectory| &trajectory.labels);
         labels.map(|label| (label * m as f32).round() as usize).collect()
     };
-    let (few, many) = (right(4), right(6));
+    let few = right(4);
+    let many = right(6);
     // Nothing random follows the last thought of a trajectory: all or none of its rollouts are
     // correct.
     let open = few.iter().zip(&many).enumerate().filter(|(i, _)| (i + 1) % 4 != 0);

@@ -60,7 +60,8 @@ pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Rep
 }
 
 fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Vec<Reply> {
-    let (mut pending, mut replies) = (Vec::new(), Vec::new());
+    let mut pending = Vec::new();
+    let mut replies = Vec::new();
     let mut reply = |events: Receiver<Event>| {
         let Told { trajectories, result } = wait(&events);
         let reply = result.unwrap();
@@ -229,7 +230,8 @@ fn the_queue_is_bounded_in_rows() {
     let too_wide = scheduler.submit(Request { params: wide, ..request.clone() }, |_| {});
     assert!(matches!(too_wide, Err(SubmitError::TooManyRows { rows: 11, limit: 10 })));
     let long = SamplingParams { max_new_tokens: nonzero(100), ..params };
-    let (mut taken, mut full) = (Vec::new(), 0);
+    let mut taken = Vec::new();
+    let mut full = 0;
     for _ in 0..200 {
         let (sender, receiver) = channel();
         let long = Request { params: long, ..request.clone() };
@@ -366,7 +368,8 @@ fn tokens_are_scored_in_parts_and_in_turn() {
             Submission::score((0..30).collect(), CancelToken::default(), done)
         };
         let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
-        let (events, expected) = (sender.clone(), alone.clone());
+        let events = sender.clone();
+        let expected = alone.clone();
         let generate = Submission::generate(prompt, request.clone(), move |event| {
             if let Event::Done(reply) = event {
                 assert_same(&reply.unwrap(), &expected, "beside tokens");

@@ -113,7 +113,8 @@ fn the_cost_of_the_cot_baseline_is_counted() {
         let lengths: Vec<usize> =
             rows(&params).iter().chain(&rows(&greedy)).map(|row| row.tokens.len()).collect();
         assert_eq!(reply.cost.steps, lengths.iter().sum::<usize>() as u64);
-        let (decoder, start) = (&engine.reasoner().decoder, prompt.tokens.len());
+        let decoder = &engine.reasoner().decoder;
+        let start = prompt.tokens.len();
         let position =
             |i: usize| decoder.flops_per_position() + (i + 1) as f64 * decoder.flops_per_attended();
         let mut flops: f64 = (0..start).map(position).sum();

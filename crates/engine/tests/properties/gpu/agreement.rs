@@ -35,7 +35,8 @@ impl AgreementCount {
     /// Adds sequences that fed their own thoughts; errors count where both have the same answer.
     pub fn add_free(&mut self, found: &[Reply], expected: &[Reply]) {
         assert_eq!(found.len(), expected.len());
-        let (mut rewards, mut wanted) = (Vec::new(), Vec::new());
+        let mut rewards = Vec::new();
+        let mut wanted = Vec::new();
         for (a, b) in found.iter().zip(expected) {
             assert_eq!((a.id, a.trajectories.len()), (b.id, b.trajectories.len()));
             for (x, y) in a.trajectories.iter().zip(&b.trajectories) {

@@ -166,8 +166,8 @@ fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
 #[test]
 fn streams_change_nothing() {
     for_each_model(some_models(), |pair, what| {
-        let (questions, params) =
-            (many_questions(200), short_params(&pair.reasoner, 64, thought_dropout(0.2)));
+        let questions = many_questions(200);
+        let params = short_params(&pair.reasoner, 64, thought_dropout(0.2));
         let together = pair.run(params, &questions);
         let few: Vec<Reply> =
             questions[..40].chunks(8).flat_map(|some| pair.run(params, some)).collect();

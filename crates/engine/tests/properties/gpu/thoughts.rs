@@ -25,8 +25,8 @@ fn forced_thoughts_give_the_answers_of_the_cpu() {
             Request { forced_thoughts: vec![own, zeros].into(), ..question.request(params) }
         };
         let requests: Vec<Request> = many_questions(20).iter().zip(&clean).map(request).collect();
-        let (found, expected) =
-            (solve_all(&gpu.engine(), &requests), solve_all(&cpu.engine(), &requests));
+        let found = solve_all(&gpu.engine(), &requests);
+        let expected = solve_all(&cpu.engine(), &requests);
         let mut count = AgreementCount::default();
         count.add_free(&found, &expected);
         count.print(&format!("{family:?}, forced by the request"));
@@ -70,9 +70,10 @@ fn a_lens_finds_the_tokens_of_the_cpu() {
         let lens = Some(Lens { tokens: nonzero(1), sampled: true });
         let request = |question: &TestQuestion| Request { lens, ..question.request(params) };
         let requests: Vec<Request> = many_questions(20).iter().map(request).collect();
-        let (found, expected) =
-            (solve_all(&gpu.engine(), &requests), solve_all(&cpu.engine(), &requests));
-        let (mut thoughts, mut alike) = (0, 0);
+        let found = solve_all(&gpu.engine(), &requests);
+        let expected = solve_all(&cpu.engine(), &requests);
+        let mut thoughts = 0;
+        let mut alike = 0;
         for (a, b) in found.iter().zip(&expected) {
             for (a, b) in a.trajectories.iter().zip(&b.trajectories) {
                 assert_eq!(a.lens.len(), a.thoughts, "{family:?}");
