@@ -127,7 +127,8 @@ fn adapters_lie_over_one_another() {
     let folder = Folder::new();
     folder.adapter("one", "base", 0.1);
     folder.adapter("two", "one", 0.2);
-    let (base, two) = (folder.open("base").unwrap(), folder.open("two").unwrap());
+    let base = folder.open("base").unwrap();
+    let two = folder.open("two").unwrap();
     assert_eq!(two.warnings(), []);
     assert_eq!(two.base().unwrap().path(), folder.path("one").canonicalize().unwrap());
     let sums = |seeds: &[f32]| {

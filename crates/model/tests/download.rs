@@ -29,7 +29,8 @@ fn text(path: &Path) -> String {
 #[test]
 fn a_model_is_fetched_once_in_the_layout_of_python_tools() {
     let hub = TestHub::start(Behaviour { token: Some("secret"), ..Behaviour::model() });
-    let (client, mut begun) = (hub.client().with_token("secret"), Vec::new());
+    let client = hub.client().with_token("secret");
+    let mut begun = Vec::new();
     let mut last = 0;
     let snapshot = client.model(&id("a/b"), &mut |event| match event {
         HubEvent::File { name, size, resumed } => begun.push((name.to_owned(), size, resumed)),

@@ -50,7 +50,8 @@ fn logits(path: &Path) -> Vec<u32> {
     assert!(checkpoint.unused_tensors().is_empty(), "{:?}", checkpoint.unused_tensors());
     let slots = Cache::slots_for(tokens.len());
     let mut cache = Cache::new(&device, decoder.config(), slots).unwrap();
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     let x = decoder.embed(&tokens).unwrap();
     let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
@@ -200,7 +201,8 @@ fn tokenizer_files_keep_what_transformers_needs() {
         let text = ModelFiles::from(&pair.file()).read_optional(name).unwrap().unwrap();
         serde_json::from_slice(&text).unwrap()
     };
-    let (tokenizer, config) = (read("tokenizer.json"), read("tokenizer_config.json"));
+    let tokenizer = read("tokenizer.json");
+    let config = read("tokenizer_config.json");
     assert_eq!(tokenizer["post_processor"]["type"], "TemplateProcessing");
     assert_eq!(config["add_bos_token"], true);
     assert_eq!(config["bos_token"], "<|begin_of_text|>");

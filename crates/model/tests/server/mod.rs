@@ -34,12 +34,16 @@ pub struct TestHub {
 impl TestHub {
     pub fn start(behaviour: Behaviour) -> Self {
         let listener = || TcpListener::bind("127.0.0.1:0").unwrap();
-        let (own, content) = (listener(), listener());
+        let own = listener();
+        let content = listener();
         let address = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
-        let (endpoint, content_host) = (address(&own), address(&content));
-        let (behaviour, requests) = (Arc::new(behaviour), Arc::new(Mutex::new(Vec::new())));
+        let endpoint = address(&own);
+        let content_host = address(&content);
+        let behaviour = Arc::new(behaviour);
+        let requests = Arc::new(Mutex::new(Vec::new()));
         for (listener, is_hub) in [(own, true), (content, false)] {
-            let (behaviour, requests) = (Arc::clone(&behaviour), Arc::clone(&requests));
+            let behaviour = Arc::clone(&behaviour);
+            let requests = Arc::clone(&requests);
             let content_host = content_host.clone();
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
@@ -78,7 +82,8 @@ impl HttpRequest {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let mut words = first.split(' ').map(str::to_owned);
-        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        let method = words.next().unwrap();
+        let path = words.next().unwrap();
         let mut request = Self { stream, method, path, token: None, from: 0 };
         for line in lines.map_while(Result::ok).take_while(|line| !line.is_empty()) {
             let (name, value) = line.split_once(": ").unwrap();
