@@ -108,7 +108,8 @@ fn what_is_written_is_read() {
 #[test]
 fn lines_of_others_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (own, other) = (dir.path().join("own"), dir.path().join("other"));
+    let own = dir.path().join("own");
+    let other = dir.path().join("other");
     let others = Manifest { fingerprint: "another data set".into(), ..manifest() };
     for (path, manifest) in [(&own, manifest()), (&other, others)] {
         let mut run = RunDir::create(path, &manifest).unwrap();
