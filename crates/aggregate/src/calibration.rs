@@ -122,8 +122,11 @@ impl Calibration {
     /// The probability that the answer of a candidate is correct; `None` without an answer.
     pub fn confidence<T: Candidate>(&self, candidates: &[T], chosen: usize) -> Option<f64> {
         let answer = candidates.get(chosen)?.answer()?;
-        let same = |share: &AnswerShare| candidates[share.first].answer() == Some(answer);
-        let share = self.shares(candidates).into_iter().find(same)?.share;
+        let share = self
+            .shares(candidates)
+            .into_iter()
+            .find(|share: &AnswerShare| candidates[share.first].answer() == Some(answer))?
+            .share;
         Some(sigmoid(self.intercept + self.slope * log_odds(share)))
     }
 }

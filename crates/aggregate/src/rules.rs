@@ -280,9 +280,10 @@ impl Rule {
             (!needs.rewards || candidate.process_rewards().is_some())
                 && (!needs.logprobs || candidate.logprob().is_some())
         });
-        let has_signal = |name| candidates.iter().any(|candidate| candidate.signal(name).is_some());
         has_all
-            && needs.signal.is_none_or(has_signal)
+            && needs.signal.is_none_or(|name| {
+                candidates.iter().any(|candidate| candidate.signal(name).is_some())
+            })
             && (!needs.calibration || params.calibration.is_some())
     }
 
@@ -362,8 +363,9 @@ mod tests {
         }
 
         fn choose(&self, candidates: &[&dyn Candidate], _: &VoteParams) -> Option<usize> {
-            let answered = |index: &usize| candidates[*index].answer().is_some();
-            (0..candidates.len()).filter(answered).max_by_key(|index| candidates[*index].number())
+            (0..candidates.len())
+                .filter(|index: &usize| candidates[*index].answer().is_some())
+                .max_by_key(|index| candidates[*index].number())
         }
     }
 

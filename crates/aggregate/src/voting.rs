@@ -128,8 +128,7 @@ impl<'a, T: Candidate> Ballot<'a, T> {
 
     /// One value of a signal per candidate with an answer; negative infinity if missing.
     pub(crate) fn signals(&self, name: &str) -> Vec<f64> {
-        let signal = |&index: &usize| self.candidates[index].signal(name);
-        let values = self.answered.iter().map(signal);
+        let values = self.answered.iter().map(|&index: &usize| self.candidates[index].signal(name));
         values.map(|value| value.map_or(f64::NEG_INFINITY, f64::from)).collect()
     }
 
@@ -260,9 +259,11 @@ pub(crate) fn lower_confidence_bound<T: Candidate>(
         let (sum, count) = sums.entry(answer).or_default();
         (*sum, *count) = (*sum + reward, *count + 1.0);
     }
-    let bound = |(sum, count): &(f64, f64)| sum / count - coefficient * std / count.sqrt();
-    let strength =
-        |votes: &AnswerVotes<'_>| sums.get(votes.answer).map_or(f64::NEG_INFINITY, bound);
+    let strength = |votes: &AnswerVotes<'_>| {
+        sums.get(votes.answer).map_or(f64::NEG_INFINITY, |(sum, count): &(f64, f64)| {
+            sum / count - coefficient * std / count.sqrt()
+        })
+    };
     pick_answer(votes(candidates), strength)
 }
 
@@ -304,8 +305,9 @@ fn pick_answer<'a>(
 ) -> Option<usize> {
     let summed_reward = |votes: &AnswerVotes<'a>| votes.reward.unwrap_or_default();
     let order = |a: &_, b: &_| {
-        let by_reward = || summed_reward(a).total_cmp(&summed_reward(b));
-        strength(a).total_cmp(&strength(b)).then_with(by_reward)
+        strength(a)
+            .total_cmp(&strength(b))
+            .then_with(|| summed_reward(a).total_cmp(&summed_reward(b)))
     };
     first_max(votes.into_iter(), order).map(|votes| votes.first)
 }
@@ -318,8 +320,9 @@ fn first_max<T>(items: impl Iterator<Item = T>, order: impl Fn(&T, &T) -> Orderi
 /// The indices of the candidates with an answer, by number. All floating-point sums run in this
 /// order, so a shuffled slice gives the same bits.
 fn answered_by_number<T: Candidate>(candidates: &[T]) -> Vec<usize> {
-    let answered = |&index: &usize| candidates[index].answer().is_some();
-    let mut indices: Vec<usize> = (0..candidates.len()).filter(answered).collect();
+    let mut indices: Vec<usize> = (0..candidates.len())
+        .filter(|&index: &usize| candidates[index].answer().is_some())
+        .collect();
     indices.sort_by_key(|&index| candidates[index].number());
     indices
 }
