@@ -377,11 +377,14 @@ impl<'a> BatchPlan<'a> {
             questions.filter(|&q| self.footprints[q].beam.is_some()).collect();
         let fits = |group: &Range<usize>| {
             let group = &searched[group.clone()];
-            let extensions = |&q: &usize| self.footprints[q].beam.map_or(0, |b| b.extensions);
             let bytes = self.bytes.of(self.search_slots(group));
             let params = |q: usize| self.items[q].params;
             group.iter().all(|&q| params(q) == params(group[0]))
-                && group.iter().map(extensions).sum::<usize>() <= self.max_rows
+                && group
+                    .iter()
+                    .map(|&q: &usize| self.footprints[q].beam.map_or(0, |b| b.extensions))
+                    .sum::<usize>()
+                    <= self.max_rows
                 && bytes <= self.budget
         };
         let groups = split_greedily(0..searched.len(), fits);

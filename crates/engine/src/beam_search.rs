@@ -448,6 +448,7 @@ impl<'a> BeamSearch<'a> {
 
 /// Orders by question, then by descending cumulative reward.
 fn by_rank(a: &SearchPath, b: &SearchPath) -> Ordering {
-    let by_reward = || b.path.cumulative().total_cmp(&a.path.cumulative());
-    a.question().cmp(&b.question()).then_with(by_reward)
+    a.question()
+        .cmp(&b.question())
+        .then_with(|| b.path.cumulative().total_cmp(&a.path.cumulative()))
 }

@@ -402,8 +402,8 @@ impl<'a> Collector<'a> {
 
     fn open(&mut self, questions: Range<usize>, kind: impl Fn(usize) -> AnswerKind) {
         self.first = questions.start;
-        let state = |q: usize| QuestionState::new(self.question(q), kind(q));
-        self.states = questions.map(state).collect();
+        self.states =
+            questions.map(|q: usize| QuestionState::new(self.question(q), kind(q))).collect();
     }
 
     /// The next sequences of every question whose vote is still undecided.

@@ -123,8 +123,10 @@ impl FirstExpansion {
     ) -> Result<SearchStart<'_>, DeviceError> {
         cache.rewind(self.cache);
         reward_cache.rewind(self.reward_cache);
-        let of = |&question: &usize| self.extensions_of(question).unwrap_or_default();
-        let extensions: Vec<&FirstExtension> = questions.iter().flat_map(of).collect();
+        let extensions: Vec<&FirstExtension> = questions
+            .iter()
+            .flat_map(|&question: &usize| self.extensions_of(question).unwrap_or_default())
+            .collect();
         let paths = extensions.iter().map(|extension| &extension.scored);
         let (scorer, scored) = self.scorer.select(device, paths)?;
         Ok(SearchStart { extensions, scored, scorer })

@@ -119,8 +119,11 @@ pub(crate) fn score_positions(
         let head = model.decoder.lm_head();
         ops::linear(device, &hidden, head, Activation::None, OutputDtype::F32, &mut logits)?;
         let logits = logits.to_host()?;
-        let score = |(i, &row): (usize, &usize)| TokenScore::new(logits.row(i), next[row]);
-        scores.extend(rows.iter().enumerate().map(score));
+        scores.extend(
+            rows.iter()
+                .enumerate()
+                .map(|(i, &row): (usize, &usize)| TokenScore::new(logits.row(i), next[row])),
+        );
     }
     let mut scores = scores.into_iter();
     for (sequence, count) in parts {
@@ -132,8 +135,8 @@ pub(crate) fn score_positions(
 impl TokenScore {
     /// Scores a token, or the most likely one, from its logits.
     fn new(logits: &[f32], token: Option<u32>) -> Self {
-        let largest = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
-        let top = (0..logits.len()).fold(0, largest);
+        let top = (0..logits.len())
+            .fold(0, |best: usize, i: usize| if logits[i] > logits[best] { i } else { best });
         let sum: f64 = logits.iter().map(|&x| f64::from(x - logits[top]).exp()).sum();
         let logprob = |i: usize| (f64::from(logits[i] - logits[top]) - sum.ln()) as f32;
         let token = token.unwrap_or(top as u32);

@@ -49,8 +49,10 @@ impl LatentModel {
             }
         }
         let device = self.decoder.device();
-        let place = |token: &u32| distinct.partition_point(|other| other < token);
-        let places: Vec<usize> = tokens.iter().map(place).collect();
+        let places: Vec<usize> = tokens
+            .iter()
+            .map(|token: &u32| distinct.partition_point(|other| other < token))
+            .collect();
         ops::select(device, [&vectors.to_device(device)?], &places)
     }
 

@@ -73,8 +73,9 @@ pub fn prompt_hidden(model: &LatentModel, tokens: &[u32]) -> Result<Tensor, Devi
     let mut pass = Pass::default();
     let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
-    let forward = || decoder.forward(&mut cache, &pass, model.embed(tokens)?, None)?.to_host();
-    decoder.device().run(forward)
+    decoder
+        .device()
+        .run(|| decoder.forward(&mut cache, &pass, model.embed(tokens)?, None)?.to_host())
 }
 
 /// Runs the sequences of one prompt through prefill, thoughts and answer.

@@ -56,8 +56,14 @@ impl ReferenceTracer {
         prompts: &[&Prompt],
     ) -> Result<ReferenceTrace, DeviceError> {
         let thoughts = Cache::slots_for(model.method.length.limit());
-        let slots = |prompt: &&Prompt| Cache::slots_for(prompt.tokens.len()) + thoughts;
-        ensure_slots(&mut self.cache, prompts.iter().map(slots).sum(), &model.decoder)?;
+        ensure_slots(
+            &mut self.cache,
+            prompts
+                .iter()
+                .map(|prompt: &&Prompt| Cache::slots_for(prompt.tokens.len()) + thoughts)
+                .sum(),
+            &model.decoder,
+        )?;
         let Some(cache) = &mut self.cache else { return Ok(ReferenceTrace::default()) };
         let params = Self::params(model);
         let cancel = CancelToken::default();

@@ -82,8 +82,9 @@ impl Candidate for Trajectory {
 /// Omits the thoughts; the record is not graded.
 impl From<&Trajectory> for TrajectoryRecord {
     fn from(trajectory: &Trajectory) -> Self {
-        let token = |token: &LensToken| (token.text.clone(), token.probability);
-        let tokens = |tokens: &Vec<LensToken>| tokens.iter().map(token).collect();
+        let tokens = |tokens: &Vec<LensToken>| {
+            tokens.iter().map(|token: &LensToken| (token.text.clone(), token.probability)).collect()
+        };
         Self {
             index: trajectory.number,
             latent_steps: trajectory.thoughts as u32,

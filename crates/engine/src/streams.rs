@@ -127,8 +127,11 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = self.jobs.get(i) else { return };
-            let run = || (self.each)(job, &mut lock(&self.streams[stream]));
-            let done = self.device.on_stream(stream, run).map_err(E::from).flatten();
+            let done = self
+                .device
+                .on_stream(stream, || (self.each)(job, &mut lock(&self.streams[stream])))
+                .map_err(E::from)
+                .flatten();
             let failed = done.is_err();
             if sender.send((i, done)).is_err() || failed {
                 return;

@@ -336,8 +336,10 @@ struct TracedQuestions {
 impl TracedQuestions {
     /// Positions of some questions; `None` unless all are present.
     fn places(&self, questions: &[usize]) -> Option<Vec<usize>> {
-        let place = |question| self.questions.iter().position(|traced| traced == question);
-        questions.iter().map(place).collect()
+        questions
+            .iter()
+            .map(|question| self.questions.iter().position(|traced| traced == question))
+            .collect()
     }
 }
 

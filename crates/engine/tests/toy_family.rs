@@ -88,8 +88,7 @@ fn load(
 
 fn requests(params: SamplingParams) -> Vec<Request> {
     let texts = ["2+2?", "How many legs have 4 spiders and 2 dogs together in all?", "x"];
-    let request = |(id, text)| Request { id, ..Request::new(text, params) };
-    (0..).zip(texts).map(request).collect()
+    (0..).zip(texts).map(|(id, text)| Request { id, ..Request::new(text, params) }).collect()
 }
 
 fn run(engine: &Engine, requests: &[Request]) -> Vec<Reply> {

@@ -57,8 +57,8 @@ pub(crate) fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
         |seed| load(checkpoint, seed, |dir| Reasoner::load(&device, dir, Some(family)).unwrap());
     let mut own = reasoner(11);
     own.model.method.eos.clear();
-    let load_reward = |dir: &Path| RewardModel::load(&device, dir, &own).unwrap();
-    let mut reward_model = load(reward, 111, load_reward);
+    let mut reward_model =
+        load(reward, 111, |dir: &Path| RewardModel::load(&device, dir, &own).unwrap());
     if matches!(rewards, TinyRewards::Outcome) {
         let config = reward_model.decoder.config();
         let weights = RandomWeights { seed: 5 };
@@ -153,11 +153,11 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             let texts = ["2+2?", "A hen lays 12 eggs; how many do 3 hens lay?", "x"];
             let prompt = |(id, text)| Prompt::new(engine.reasoner(), id, text).unwrap();
             let prompts: Vec<Prompt> = (3..).zip(texts).map(prompt).collect();
-            let item = |prompt| BatchItem::new(prompt, &params, &cancel);
-            let items: Vec<BatchItem<'_>> = prompts.iter().map(item).collect();
+            let items: Vec<BatchItem<'_>> =
+                prompts.iter().map(|prompt| BatchItem::new(prompt, &params, &cancel)).collect();
             let plan = BatchPlan::new(&context, &items, engine.memory());
-            let range = |question| RowRange { question, rows: 0..params.rows() };
-            let waves = plan.waves(&[0, 1, 2].map(range));
+            let waves = plan
+                .waves(&[0, 1, 2].map(|question| RowRange { question, rows: 0..params.rows() }));
             let streams = streams::open(1);
             let seconds = &mut StageSeconds::default();
             let mut search = |questions: &[usize], caches: &mut WaveCaches| {
@@ -168,8 +168,11 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             assert!(expected.iter().all(Option::is_some), "{what}");
             // All at once, and in consecutive groups.
             for groups in [vec![vec![0, 1, 2]], vec![vec![2], vec![0, 1]]] {
-                let take = |_: &[RowRange], _, _| Ok::<_, EngineError>(());
-                context.run_waves(&plan, &waves, &streams, take).unwrap();
+                context
+                    .run_waves(&plan, &waves, &streams, |_: &[RowRange], _, _| {
+                        Ok::<_, EngineError>(())
+                    })
+                    .unwrap();
                 let caches = &mut streams::lock(&streams[0]);
                 for group in groups {
                     begun += usize::from(caches.hold_searches(&group));

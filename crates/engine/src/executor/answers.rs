@@ -212,8 +212,8 @@ impl Executor<'_> {
         let eos = &self.model.method.eos;
         let read = |max_ended: usize| {
             *tokens = pending.read()?;
-            let ends = |&&i: &&usize| eos.contains(&tokens[i].token);
-            let ended = indices.iter().filter(ends).count();
+            let ended =
+                indices.iter().filter(|&&i: &&usize| eos.contains(&tokens[i].token)).count();
             if ended > max_ended { Err(StepAborted::Ended) } else { Ok(&*tokens) }
         };
         let output = self.answer_dtype();

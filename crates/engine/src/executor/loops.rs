@@ -91,8 +91,11 @@ impl Executor<'_> {
             let at = hidden.select(self, starting)?;
             read_lens(self.model, sampler, &at, (&mut self.sequences, starting))?;
         }
-        let limit = |&i: &usize| self.sequences[i].limit.unwrap_or(0);
-        let longest = starting.iter().map(limit).max().unwrap_or(0);
+        let longest = starting
+            .iter()
+            .map(|&i: &usize| self.sequences[i].limit.unwrap_or(0))
+            .max()
+            .unwrap_or(0);
         let fed = self.model.embed(&vec![looped.token; longest])?;
         let embedded = Arc::new(MadeThoughts { fed, noiseless: None });
         for &i in starting {
@@ -156,8 +159,10 @@ impl Executor<'_> {
             let count = sequence.thoughts.len();
             let is_last = sequence.loops >= looped.loops;
             if let Some(of) = hidden.0[i].as_ref().filter(|_| is_last && keep_states) {
-                let state = |row| HiddenRef { outputs: Arc::clone(&of.outputs), row };
-                sequence.states.extend((of.row + 1 - count..=of.row).map(state));
+                sequence.states.extend(
+                    (of.row + 1 - count..=of.row)
+                        .map(|row| HiddenRef { outputs: Arc::clone(&of.outputs), row }),
+                );
             }
             sequence.set_thoughts(thought_refs(&made, first, count), is_last);
             first += count;

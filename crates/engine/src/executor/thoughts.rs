@@ -120,12 +120,12 @@ fn latent_output(
     };
     let Some(rule) = head.mixture_rule() else { return plain_output(hidden, live) };
     let ruled_output = |hidden: &Tensor, rows: &[usize]| {
-        let rule = |&i: &usize| sampler.mixture_rule(rule, &sequences[i]);
-        let rules: Vec<MixtureRule> = rows.iter().map(rule).collect();
+        let rules: Vec<MixtureRule> =
+            rows.iter().map(|&i: &usize| sampler.mixture_rule(rule, &sequences[i])).collect();
         head.forward_mixed(&model.decoder, hidden, &rules)
     };
-    let needs_rule = |&row: &usize| sampler.needs_rule(head, &sequences[live[row]]);
-    let (ruled, plain): (Vec<usize>, Vec<usize>) = (0..live.len()).partition(needs_rule);
+    let (ruled, plain): (Vec<usize>, Vec<usize>) =
+        (0..live.len()).partition(|&row: &usize| sampler.needs_rule(head, &sequences[live[row]]));
     if ruled.is_empty() {
         return plain_output(hidden, live);
     }

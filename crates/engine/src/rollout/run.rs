@@ -198,8 +198,9 @@ impl WaveRun<'_> {
     fn rollout_specs(&self, wave: &TrajectoryWave<'_>, kept: &[bool]) -> Vec<RolloutSpec> {
         let rows = wave.sequences.iter().enumerate();
         let open = rows.filter(|(_, row)| kept[row.spec.item]).flat_map(|(r, row)| {
-            let is_open = |&thought: &usize| !self.is_settled(wave.sampler, row, thought);
-            (1..=row.thoughts.len()).filter(is_open).map(move |thought| (r, thought))
+            (1..=row.thoughts.len())
+                .filter(|&thought: &usize| !self.is_settled(wave.sampler, row, thought))
+                .map(move |thought| (r, thought))
         });
         let rollouts = 0..self.runner.labels.rollouts();
         open.flat_map(|(row, thought)| {

@@ -55,8 +55,9 @@ impl RewardedReasoner {
         let blocks =
             CheckpointSpec { width, heads, kv_heads, head_dim, ffn, ..CheckpointSpec::default() };
         let spec = CheckpointSpec { family, seed: spec.seed + 100, ..blocks };
-        let load = |dir: &Path| RewardModel::load(device, dir, &reasoner).unwrap();
-        let reward_model = Arc::new(with_checkpoint(&spec, load));
+        let reward_model = Arc::new(with_checkpoint(&spec, |dir: &Path| {
+            RewardModel::load(device, dir, &reasoner).unwrap()
+        }));
         Self { reasoner: Arc::new(reasoner), reward_model }
     }
 

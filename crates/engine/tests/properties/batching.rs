@@ -152,8 +152,8 @@ fn a_pass_that_is_called_off_leaves_nothing_behind() {
 /// outputs are the same as in a single one.
 #[test]
 fn prompts_that_are_cut_into_parts_give_the_same_replies() {
-    let long = |id: u32| question(id, &format!("{id} ").repeat(80));
-    let many: Vec<_> = (1000..1008).map(long).collect();
+    let many: Vec<_> =
+        (1000..1008).map(|id: u32| question(id, &format!("{id} ").repeat(80))).collect();
     for family in [CheckpointFamily::Coconut, CheckpointFamily::CodiLlama] {
         let pair = RewardedReasoner::of(family);
         let positions: usize =

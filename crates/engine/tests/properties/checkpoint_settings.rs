@@ -29,8 +29,9 @@ fn edit_json(file: &Path, change: impl FnOnce(&mut Value)) {
 /// The method of a checkpoint whose config.json has a field `latent_tts`.
 fn method_with(family: CheckpointFamily, latent_tts: Value) -> Result<Method, EngineError> {
     let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-    let set = |config: &mut Value| config["latent_tts"] = latent_tts;
-    let changed = load_changed(&spec, |dir| edit_json(&dir.join("config.json"), set));
+    let changed = load_changed(&spec, |dir| {
+        edit_json(&dir.join("config.json"), |config: &mut Value| config["latent_tts"] = latent_tts)
+    });
     changed.map(|reasoner| reasoner.model.method)
 }
 
@@ -62,8 +63,9 @@ fn the_checkpoint_overrides_its_family() {
 fn a_named_family_overrides_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &CheckpointSpec::default()).unwrap();
-    let set = |config: &mut Value| config["latent_tts"] = json!({ "family": "cot" });
-    edit_json(&dir.path().join("config.json"), set);
+    edit_json(&dir.path().join("config.json"), |config: &mut Value| {
+        config["latent_tts"] = json!({ "family": "cot" })
+    });
     let reasoner = load(device(), dir.path(), CheckpointFamily::Coconut);
     assert_eq!(reasoner.method.family, Family::COCONUT);
 }

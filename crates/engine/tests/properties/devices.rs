@@ -203,8 +203,9 @@ fn merge_adapters(
         let outputs = weight.len() / inputs;
         for o in 0..outputs {
             for i in 0..inputs {
-                let product = |k| f64::from(b[o * rank + k]) * f64::from(a[k * inputs + i]);
-                let delta: f64 = (0..rank).map(product).sum();
+                let delta: f64 = (0..rank)
+                    .map(|k| f64::from(b[o * rank + k]) * f64::from(a[k * inputs + i]))
+                    .sum();
                 let at = if transposed { i * outputs + o } else { o * inputs + i };
                 weight[at] = (f64::from(weight[at]) + scale * delta) as f32;
             }

@@ -88,14 +88,20 @@ impl<'a> NaiveEngine<'a> {
                 let attn_out = if sites.attn_out { SiteSet::ATTN_OUT } else { SiteSet::EMPTY };
                 let mlp_out = if sites.mlp_out { SiteSet::MLP_OUT } else { SiteSet::EMPTY };
                 let sites = attn_out.union(mlp_out);
-                let row = |key| RowPerturbation { key, strength: p.get(), sites };
-                Some(self.keys.iter().map(|key| key.map(row)).collect::<Vec<_>>())
+                Some(
+                    self.keys
+                        .iter()
+                        .map(|key| key.map(|key| RowPerturbation { key, strength: p.get(), sites }))
+                        .collect::<Vec<_>>(),
+                )
             }
             _ => None,
         };
         let dropout = rows.as_deref().map(Dropout::Sampled);
-        let forward = || decoder.forward(&mut cache, &pass, self.inputs.clone(), dropout);
-        decoder.device().run(forward).unwrap()
+        decoder
+            .device()
+            .run(|| decoder.forward(&mut cache, &pass, self.inputs.clone(), dropout))
+            .unwrap()
     }
 
     pub fn logits(&self) -> Vec<f32> {

@@ -179,8 +179,10 @@ fn kept(
     let mut cache = Cache::new(device, config, keys.len() * Cache::slots_for(1)).unwrap();
     let mut pass = Pass::default();
     keys.iter().for_each(|_| pass.push(&mut cache, &mut Sequence::default(), true));
-    let row = |key| RowPerturbation { key, strength: p, sites: SiteSet::DROPOUT };
-    let rows: Vec<_> = keys.iter().map(|key| key.map(row)).collect();
+    let rows: Vec<_> = keys
+        .iter()
+        .map(|key| key.map(|key| RowPerturbation { key, strength: p, sites: SiteSet::DROPOUT }))
+        .collect();
     let dropout = Dropout::Sampled(&rows);
     let x = Tensor::zeros(keys.len(), config.width).to_device(device).unwrap();
     let out = decoder.forward(&mut cache, &pass, x, Some(dropout)).unwrap().to_host().unwrap();

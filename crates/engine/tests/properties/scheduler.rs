@@ -79,8 +79,7 @@ fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Ve
     pending.into_iter().flatten().for_each(reply);
     let stats = scheduler.stats();
     assert!(stats.passes > 0);
-    let place = |reply: &Reply| requests.iter().position(|request| request.id == reply.id);
-    replies.sort_by_key(place);
+    replies.sort_by_key(|reply: &Reply| requests.iter().position(|request| request.id == reply.id));
     replies
 }
 
@@ -263,8 +262,11 @@ fn what_is_not_asked_for_is_not_told() {
     assert!(matches!(receiver.recv().unwrap(), Event::Started));
     let Event::Done(Ok(reply)) = receiver.recv().unwrap() else { panic!("only the reply is told") };
     assert!(reply.diversity.is_empty());
-    let without_latents = |t: &Trajectory| Trajectory { latents: Default::default(), ..t.clone() };
-    let expected: Vec<Trajectory> = expected.trajectories.iter().map(without_latents).collect();
+    let expected: Vec<Trajectory> = expected
+        .trajectories
+        .iter()
+        .map(|t: &Trajectory| Trajectory { latents: Default::default(), ..t.clone() })
+        .collect();
     assert_eq!(reply.trajectories, expected);
 }
 
@@ -400,8 +402,7 @@ fn prompts_that_begin_alike_are_computed_once() {
         for (i, request) in requests.iter_mut().enumerate() {
             request.question = format!("{text} How many legs have {i} of them?");
         }
-        let fits = |r: &Request| engine.check(std::slice::from_ref(r)).is_ok();
-        requests.retain(fits);
+        requests.retain(|r: &Request| engine.check(std::slice::from_ref(r)).is_ok());
         assert!(requests.len() > 3, "{family:?}");
         let alone = solve_alone(&engine, &requests);
         let least = 2 * smallest_memory(&engine, &requests);

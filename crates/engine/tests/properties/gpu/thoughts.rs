@@ -68,8 +68,10 @@ fn a_lens_finds_the_tokens_of_the_cpu() {
         let gpu = RewardedReasoner::new(&gpu.device, &tiny(family));
         let params = short_params(&cpu.reasoner, 2, thought_dropout(0.2));
         let lens = Some(Lens { tokens: nonzero(1), sampled: true });
-        let request = |question: &TestQuestion| Request { lens, ..question.request(params) };
-        let requests: Vec<Request> = many_questions(20).iter().map(request).collect();
+        let requests: Vec<Request> = many_questions(20)
+            .iter()
+            .map(|question: &TestQuestion| Request { lens, ..question.request(params) })
+            .collect();
         let found = solve_all(&gpu.engine(), &requests);
         let expected = solve_all(&cpu.engine(), &requests);
         let mut thoughts = 0;
