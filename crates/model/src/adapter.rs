@@ -137,8 +137,7 @@ impl BaseRecord {
 
 /// A tensor's name with `*` replacing its block number.
 fn block_pattern(name: &str) -> String {
-    let is_number = |part: &&str| part.bytes().all(|b| b.is_ascii_digit());
-    match name.split('.').find(is_number) {
+    match name.split('.').find(|part: &&str| part.bytes().all(|b| b.is_ascii_digit())) {
         Some(number) if name.starts_with("layers.") || name.starts_with("h.") => {
             name.replacen(&format!(".{number}."), ".*.", 1)
         }
@@ -172,8 +171,9 @@ impl ModelFiles {
     pub fn chain(&self) -> Result<Vec<Self>, ModelError> {
         let mut chain = vec![self.clone()];
         while let Some(base) = chain[chain.len() - 1].base()? {
-            let is_base = |files: &Self| same_place(files.path(), base.path());
-            if chain.iter().any(is_base) || chain.len() > MAX_ADAPTERS {
+            if chain.iter().any(|files: &Self| same_place(files.path(), base.path()))
+                || chain.len() > MAX_ADAPTERS
+            {
                 return Err(ModelError::EndlessAdapters { dir: self.path().to_owned() });
             }
             chain.push(base);

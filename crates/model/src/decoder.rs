@@ -278,8 +278,12 @@ impl Decoder {
             // A graph has separate input buffers, and copies for its few rows take little time.
             let chunk = |x| PassChunk::new(device, pass, &rows, options.dropout)?.staged(device, x);
             let body = |chunk: PassChunk<'_>| {
-                let observe = |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(());
-                self.concat(self.forward_chunks(cache, vec![chunk], options.output, observe)?)
+                self.concat(self.forward_chunks(
+                    cache,
+                    vec![chunk],
+                    options.output,
+                    |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(()),
+                )?)
             };
             let x = x()?;
             proceed()?; // a graph cannot be aborted midway
@@ -318,8 +322,12 @@ impl Decoder {
             let rows = self.chunk_rows(pass, range);
             let mut chunks = self.chunks(pass, &rows, options.dropout)?;
             self.set_inputs(&mut chunks, &rows, x)?;
-            let observe = |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(());
-            hidden.extend(self.forward_chunks(cache, chunks, options.output, observe)?);
+            hidden.extend(self.forward_chunks(
+                cache,
+                chunks,
+                options.output,
+                |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(()),
+            )?);
         }
         self.concat(hidden)
     }

@@ -183,8 +183,9 @@ impl ModelFiles {
             }
             Self::Gguf(path) => {
                 let name = file.file_name().unwrap_or_default().to_string_lossy();
-                let missing = || ModelError::io(file, std::io::ErrorKind::NotFound.into());
-                gguf::text(path, &name)?.map(String::into_bytes).ok_or_else(missing)
+                gguf::text(path, &name)?
+                    .map(String::into_bytes)
+                    .ok_or_else(|| ModelError::io(file, std::io::ErrorKind::NotFound.into()))
             }
             Self::Embedded(embedded) => embedded.get(file).map(<[u8]>::to_vec),
             Self::Memory(memory) => memory.get(file).map(|bytes| bytes.to_vec()),

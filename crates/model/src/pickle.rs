@@ -57,8 +57,8 @@ impl PickledTensors {
         // SAFETY: the map is read-only, and every bit pattern is a valid u8. As for weights in
         // safetensors, the file must not be truncated while it is read.
         let bytes = unsafe { Mmap::map(&file) }.map_err(|e| ModelError::io(path, e))?;
-        let bad = |why: String| ModelError::BadPickle { file: path.to_owned(), why };
-        let (tensors, skipped_classes) = read_tensors(&bytes).map_err(bad)?;
+        let (tensors, skipped_classes) = read_tensors(&bytes)
+            .map_err(|why: String| ModelError::BadPickle { file: path.to_owned(), why })?;
         Ok(Self { path: path.to_owned(), bytes, tensors, skipped_classes })
     }
 
@@ -135,11 +135,12 @@ pub fn write_tensors(
     path: &Path,
     tensors: Vec<(String, TensorBytes<'_>)>,
 ) -> Result<(), ModelError> {
-    let failed = |e: safetensors::SafeTensorError| ModelError::io(path, std::io::Error::other(e));
     let (key, value) = crate::save::PT_METADATA;
     let metadata = std::collections::HashMap::from([(key.to_owned(), value.to_owned())]);
     let partial = path.with_extension("partial");
-    safetensors::serialize_to_file(tensors, Some(metadata), &partial).map_err(failed)?;
+    safetensors::serialize_to_file(tensors, Some(metadata), &partial).map_err(
+        |e: safetensors::SafeTensorError| ModelError::io(path, std::io::Error::other(e)),
+    )?;
     std::fs::rename(&partial, path).map_err(|e| ModelError::io(path, e))
 }
 

@@ -550,8 +550,12 @@ impl StateScale {
         for tensor in tensors.iter_mut().filter(|tensor| tensor.name == weight) {
             for row in tensor.values.chunks_exact_mut(self.mean.len().max(1)) {
                 row.iter_mut().zip(&self.std).for_each(|(w, std)| *w /= std);
-                let product = |(w, mean): (&f32, &f32)| f64::from(*w) * f64::from(*mean);
-                shift.push(row.iter().zip(&self.mean).map(product).sum::<f64>() as f32);
+                shift.push(
+                    row.iter()
+                        .zip(&self.mean)
+                        .map(|(w, mean): (&f32, &f32)| f64::from(*w) * f64::from(*mean))
+                        .sum::<f64>() as f32,
+                );
             }
         }
         let bias = format!("{layer}.bias");

@@ -88,8 +88,9 @@ impl StopGate {
     ) -> Result<Vec<bool>, DeviceError> {
         let &Self::Rows { go_on, stop } = self else { return Ok(vec![false; hidden.rows()]) };
         let logits = super::logits(decoder, hidden)?.to_host()?;
-        let stops = |row: usize| logits.row(row)[stop as usize] > logits.row(row)[go_on as usize];
-        Ok((0..hidden.rows()).map(stops).collect())
+        Ok((0..hidden.rows())
+            .map(|row: usize| logits.row(row)[stop as usize] > logits.row(row)[go_on as usize])
+            .collect())
     }
 }
 

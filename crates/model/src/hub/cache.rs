@@ -30,8 +30,9 @@ impl HubCache {
         };
         let cache =
             || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-        let home = || Some(cache()?.join("huggingface"));
-        let hub = || Some(variable("HF_HOME").or_else(home)?.join("hub"));
+        let hub = || {
+            Some(variable("HF_HOME").or_else(|| Some(cache()?.join("huggingface")))?.join("hub"))
+        };
         Some(Self { dir: variable("HF_HUB_CACHE").or_else(hub)? })
     }
 
@@ -64,8 +65,9 @@ impl HubCache {
         let commit = std::fs::read_to_string(repo.join("refs").join(id.revision())).ok();
         let named = commit.map(|commit| snapshots.join(commit.trim()));
         let named = named.or_else(|| Some(snapshots.join(id.revision.as_ref()?)));
-        let newest = || id.revision.is_none().then(|| newest_dir(&snapshots))?;
-        named.filter(|dir| dir.is_dir()).or_else(newest)
+        named
+            .filter(|dir| dir.is_dir())
+            .or_else(|| id.revision.is_none().then(|| newest_dir(&snapshots))?)
     }
 
     /// A cached model: a directory, or the GGUF file that the id names or that is the only one of
@@ -75,8 +77,10 @@ impl HubCache {
         if let Some(file) = &id.file {
             return Some(snapshot.join(file)).filter(|path| path.is_file());
         }
-        let described = |name: &&str| snapshot.join(name).is_file();
-        if ["config.json", "adapter_config.json"].iter().any(described) {
+        if ["config.json", "adapter_config.json"]
+            .iter()
+            .any(|name: &&str| snapshot.join(name).is_file())
+        {
             return Some(snapshot);
         }
         let mut files = gguf_files(&snapshot).into_iter();

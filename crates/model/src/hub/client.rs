@@ -71,10 +71,11 @@ impl HubClient {
             let text = std::fs::read_to_string(token_file?).ok()?;
             Some(text.trim().to_owned()).filter(|token| !token.is_empty())
         };
-        let is_on = |value: String| ["1", "true", "yes", "on"].contains(&&*value.to_lowercase());
         Self {
             token: variable("HF_TOKEN").or_else(stored),
-            offline: variable("HF_HUB_OFFLINE").is_some_and(is_on),
+            offline: variable("HF_HUB_OFFLINE").is_some_and(|value: String| {
+                ["1", "true", "yes", "on"].contains(&&*value.to_lowercase())
+            }),
             ..Self::new(&variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned()), cache)
         }
     }

@@ -79,8 +79,9 @@ impl fmt::Display for HubId {
 
 /// A valid name on the Hub: letters, digits, `-`, `_` and `.`, not starting with a dot.
 fn is_name(part: &str) -> bool {
-    let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
+    !part.is_empty()
+        && !part.starts_with('.')
+        && part.chars().all(|c: char| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 /// A revision becomes part of file paths, so it must not leave their directory.

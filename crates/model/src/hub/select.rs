@@ -82,8 +82,12 @@ fn only_file(id: &HubId, files: &[String], extensions: &[&str]) -> Result<Vec<St
 fn with_extension(files: &[String], extensions: &[&str]) -> Vec<String> {
     // Metadata such as dataset_infos.json are not data.
     let described = |file: &&String| !file.ends_with("_infos.json");
-    let known = |file: &&String| extensions.contains(&extension(file));
-    files.iter().filter(known).filter(described).cloned().collect()
+    files
+        .iter()
+        .filter(|file: &&String| extensions.contains(&extension(file)))
+        .filter(described)
+        .cloned()
+        .collect()
 }
 
 fn extension(file: &str) -> &str {

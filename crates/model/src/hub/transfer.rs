@@ -65,8 +65,9 @@ impl HubClient {
             return Err(HubError::Answer { url: url.to_owned(), what });
         }
         let is_redirect = answer.status().is_redirection();
-        let length = || (!is_redirect).then(|| text("content-length")).flatten();
-        let size = text("x-linked-size").or_else(length).and_then(|size| size.parse().ok());
+        let size = text("x-linked-size")
+            .or_else(|| (!is_redirect).then(|| text("content-length")).flatten())
+            .and_then(|size| size.parse().ok());
         Ok(RemoteFile { etag, size })
     }
 

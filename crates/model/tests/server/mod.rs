@@ -178,8 +178,9 @@ impl Behaviour {
         let whole = &self.files[request.path.strip_prefix("/blob/").unwrap()];
         let part = &whole[request.from.min(whole.len())..];
         let cut = self.cut_after.filter(|_| {
-            let down = |cuts: usize| cuts.checked_sub(1);
-            self.cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, down).is_ok()
+            self.cuts
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |cuts: usize| cuts.checked_sub(1))
+                .is_ok()
         });
         let status = if request.from > 0 { "206 Partial Content" } else { "200 OK" };
         request.reply(status, &[], part, cut.unwrap_or(usize::MAX));
