@@ -22,8 +22,8 @@ pub fn write_document(path: &Path, content: &impl Serialize) -> Result<(), Recor
 
 /// Writes `bytes` to `path` atomically; see [`crate::files::replace`].
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
-    let named = |source| RecordError::Write { path: path.into(), source };
-    crate::files::write_atomic(path, bytes).map_err(named)
+    crate::files::write_atomic(path, bytes)
+        .map_err(|source| RecordError::Write { path: path.into(), source })
 }
 
 /// Reads the document at `path` after checking its format version.
