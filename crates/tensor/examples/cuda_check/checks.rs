@@ -145,8 +145,9 @@ impl KernelCheck {
             (37, 768, 2304),
             (300, 768, 768),
         ];
-        let elements = |(rows, inputs, outputs)| (rows + outputs) * inputs;
-        for (rows, inputs, outputs) in self::shapes(&shapes, elements) {
+        for (rows, inputs, outputs) in
+            self::shapes(&shapes, |(rows, inputs, outputs)| (rows + outputs) * inputs)
+        {
             let x = self.rounded(numbers(rows * inputs, 1));
             let w = self.rounded(numbers(rows + inputs * outputs, 2)[rows..].to_vec());
             let b = self.rounded(numbers(outputs, 3));

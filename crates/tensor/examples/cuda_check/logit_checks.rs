@@ -103,8 +103,9 @@ impl KernelCheck {
 
     pub(crate) fn top_k_mixture(&mut self) -> CheckResult {
         let all = [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)];
-        let elements = |(rows, width, vocab, _)| (rows + vocab) * width;
-        for (rows, width, vocab, k) in shapes(&all, elements) {
+        for (rows, width, vocab, k) in
+            shapes(&all, |(rows, width, vocab, _)| (rows + vocab) * width)
+        {
             let x = self.rounded(numbers(rows * width, 22));
             let w = self.rounded(numbers(vocab * width, 23));
             let map = CudaLinear::from_output_major(&self.cuda, width, vocab, &w, None)?;

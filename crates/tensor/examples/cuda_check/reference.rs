@@ -131,12 +131,23 @@ pub(crate) fn smooth_l1_group(student: &[f32], teacher: &[f32], weight: f32) -> 
     let mean = teacher.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = teacher.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
     let std = (squares / (n - 1.0).max(1.0)).sqrt().max(f64::from(MIN_STD));
-    let difference = |(s, t): (&f32, &f32)| f64::from(*s) - f64::from(*t);
-    let differences: Vec<f64> = student.iter().zip(teacher).map(difference).collect();
-    let smooth = |d: &f64| if d.abs() < 1.0 { 0.5 * d * d } else { d.abs() - 0.5 };
-    let slope = |d: &f64| f64::from(weight) * d.clamp(-1.0, 1.0) / (n * std);
-    let loss = differences.iter().map(smooth).sum::<f64>() / (n * std);
-    (loss, differences.iter().map(slope).collect())
+    let differences: Vec<f64> = student
+        .iter()
+        .zip(teacher)
+        .map(|(s, t): (&f32, &f32)| f64::from(*s) - f64::from(*t))
+        .collect();
+    let loss = differences
+        .iter()
+        .map(|d: &f64| if d.abs() < 1.0 { 0.5 * d * d } else { d.abs() - 0.5 })
+        .sum::<f64>()
+        / (n * std);
+    (
+        loss,
+        differences
+            .iter()
+            .map(|d: &f64| f64::from(weight) * d.clamp(-1.0, 1.0) / (n * std))
+            .collect(),
+    )
 }
 
 /// The gradient of one head's input from that of its RMSNorm's result, and its share of the

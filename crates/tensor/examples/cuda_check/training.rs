@@ -80,8 +80,9 @@ fn small_shapes() -> Vec<KernelBenchShape> {
 
 pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     if small() {
-        let of = |shape: &KernelBenchShape| KernelBench::new(cuda, shape)?.run();
-        small_shapes().iter().try_for_each(of)?;
+        small_shapes()
+            .iter()
+            .try_for_each(|shape: &KernelBenchShape| KernelBench::new(cuda, shape)?.run())?;
         return wide_norms(cuda);
     }
     SHAPES.iter().try_for_each(|shape| KernelBench::new(cuda, shape)?.run())?;

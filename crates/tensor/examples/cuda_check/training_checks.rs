@@ -43,8 +43,8 @@ impl KernelCheck {
             let expected: Vec<f64> = (0..rows * cols).map(one).collect();
             let name = format!("{rows} x {cols}");
             self.report(&format!("add_scaled {name}"), &sum.to_host()?, &expected, 1e-7);
-            let one = |i: usize| f64::from(x[i] * factors[i / cols]);
-            let expected: Vec<f64> = (0..rows * cols).map(one).collect();
+            let expected: Vec<f64> =
+                (0..rows * cols).map(|i: usize| f64::from(x[i] * factors[i / cols])).collect();
             self.report(&format!("scale_rows {name}"), &scaled.to_host()?, &expected, 0.0);
         }
         Ok(())
@@ -134,8 +134,9 @@ impl KernelCheck {
     /// Gradients in the compute dtype, and in f32 as in the last layer.
     fn qk_norm_backward(&mut self) -> CheckResult {
         let all = [(70, 16, 8, 128), (1100, 4, 2, 32), (9, 2, 1, 13), (5, 2, 1, 256)];
-        let elements = |(rows, heads, kv_heads, dim)| rows * (heads + 2 * kv_heads) * dim;
-        for shape in shapes(&all, elements) {
+        for shape in
+            shapes(&all, |(rows, heads, kv_heads, dim)| rows * (heads + 2 * kv_heads) * dim)
+        {
             for dtype in [self.cuda.compute_dtype(), CudaDtype::F32] {
                 self.qk_norm_backward_of(shape, dtype)?;
             }

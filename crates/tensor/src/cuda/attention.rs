@@ -170,8 +170,9 @@ impl CudaAttentionMetadata {
         rows: usize,
         spans_of: impl Fn(usize) -> I,
     ) -> Result<Self, CudaError> {
-        let first = |r: usize| spans_of(r).into_iter().next().map_or(0, |(_, len)| len);
-        Self::with_prefixes(cuda, rows, &spans_of, first)
+        Self::with_prefixes(cuda, rows, &spans_of, |r: usize| {
+            spans_of(r).into_iter().next().map_or(0, |(_, len)| len)
+        })
     }
 
     /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot

@@ -422,8 +422,11 @@ impl CudaTensor {
             }
             CudaDtype::E4m3 => {
                 let (codes, scales) = self.codes_to_host()?;
-                let element = |(i, code)| e4m3::to_f32(code) * scales[i / self.stride];
-                codes.into_iter().enumerate().map(element).collect()
+                codes
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, code)| e4m3::to_f32(code) * scales[i / self.stride])
+                    .collect()
             }
         };
         Ok(match self.stride == self.cols {

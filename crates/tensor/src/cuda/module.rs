@@ -269,8 +269,12 @@ impl Kernels {
         for (source, found) in needed().zip(images) {
             load_image(source, &found?, major >= 9, &mut functions)?;
         }
-        let unlaunched = |(name, kernel)| (name, (kernel, AtomicBool::new(false)));
-        Ok(Self(functions.into_iter().map(unlaunched).collect()))
+        Ok(Self(
+            functions
+                .into_iter()
+                .map(|(name, kernel)| (name, (kernel, AtomicBool::new(false))))
+                .collect(),
+        ))
     }
 
     /// A kernel by name.
@@ -351,8 +355,12 @@ fn cache_name(source: &KernelSource, arch: &str) -> String {
     let stem = source.file.trim_end_matches(".cu");
     // Two digests with different salts: 64 bits are few for files that are trusted by name.
     let digest = |name| {
-        let with = |digest: Fingerprint, part: &&str| digest.with(name, part.as_bytes());
-        parts.iter().fold(Fingerprint::default(), with).finish()
+        parts
+            .iter()
+            .fold(Fingerprint::default(), |digest: Fingerprint, part: &&str| {
+                digest.with(name, part.as_bytes())
+            })
+            .finish()
     };
     format!("{stem}-{arch}-{}{}", digest("source"), digest("kernel"))
 }

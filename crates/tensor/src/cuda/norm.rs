@@ -27,8 +27,11 @@ fn result_scale(scale: &[f32], shift: Option<&[f32]>) -> CommonScale {
     let largest = match shift {
         Some(shift) => {
             let root = (n - 1.0).max(0.0).sqrt();
-            let element = |(g, b): (&f32, &f32)| root * g.abs() + b.abs();
-            scale.iter().zip(shift).map(element).fold(0.0, f32::max)
+            scale
+                .iter()
+                .zip(shift)
+                .map(|(g, b): (&f32, &f32)| root * g.abs() + b.abs())
+                .fold(0.0, f32::max)
         }
         None => n.sqrt() * magnitude(scale),
     };
@@ -382,8 +385,9 @@ mod tests {
             for shift in [Some(&shift[..]), None] {
                 let by = result_scale(&scale, shift);
                 let bound = f64::from(by.scale * e4m3::MAX);
-                let one_hot = |at: usize| (0..n).map(|c| f32::from(u8::from(c == at))).collect();
-                let rows = (0..n.min(64)).map(one_hot).chain((3..9).map(|salt| numbers(n, salt)));
+                let rows = (0..n.min(64))
+                    .map(|at: usize| (0..n).map(|c| f32::from(u8::from(c == at))).collect())
+                    .chain((3..9).map(|salt| numbers(n, salt)));
                 let mut largest = 0.0f64;
                 for row in rows {
                     let y = normalised(&row, &scale, shift);

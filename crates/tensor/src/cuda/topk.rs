@@ -67,8 +67,12 @@ impl PendingRowTokens {
 
     /// Waits for the tokens and their log-probabilities.
     pub(crate) fn read(self) -> Result<Vec<(u32, f32)>, CudaError> {
-        let split = |word: u64| ((word >> 32) as u32, f32::from_bits(word as u32));
-        Ok(self.readback.read()?.into_iter().map(split).collect())
+        Ok(self
+            .readback
+            .read()?
+            .into_iter()
+            .map(|word: u64| ((word >> 32) as u32, f32::from_bits(word as u32)))
+            .collect())
     }
 
     pub(crate) fn rows(&self) -> usize {

@@ -253,11 +253,12 @@ impl<'a> AttentionMetadata<'a> {
     pub fn new(device: &Device, spans: Cow<'a, AttentionSpans>) -> Result<Self, DeviceError> {
         let on_gpu = match device.backend() {
             Backend::Cpu(_) => None,
-            Backend::Cuda(cuda) => {
-                let of = |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len));
-                let prefix_of = |r: usize| spans.prefixes[r];
-                Some(CudaAttentionMetadata::with_prefixes(cuda, spans.rows(), of, prefix_of)?)
-            }
+            Backend::Cuda(cuda) => Some(CudaAttentionMetadata::with_prefixes(
+                cuda,
+                spans.rows(),
+                |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len)),
+                |r: usize| spans.prefixes[r],
+            )?),
         };
         Ok(Self { spans, on_gpu, of_backward: OnceLock::new() })
     }
@@ -266,8 +267,9 @@ impl<'a> AttentionMetadata<'a> {
         if let Some(made) = self.of_backward.get() {
             return Ok(made);
         }
-        let of = |r: usize| self.spans.row_spans(r).iter().map(|s| (s.start, s.len));
-        let made = CudaAttentionMetadata::new(cuda, self.spans.rows(), of)?;
+        let made = CudaAttentionMetadata::new(cuda, self.spans.rows(), |r: usize| {
+            self.spans.row_spans(r).iter().map(|s| (s.start, s.len))
+        })?;
         Ok(self.of_backward.get_or_init(|| made))
     }
 }
@@ -303,8 +305,11 @@ pub fn attention(
     assert!(heads * dim <= q.cols(), "attention: {heads} heads of {dim} do not fit {}", q.cols());
     match (device.backend(), &store.0, &metadata.on_gpu) {
         (Backend::Cpu(cpu), KvStorage::Cpu(kv), _) => {
-            let inside = |s: &Span| s.start as usize + s.len as usize <= kv.slots;
-            assert!(spans.spans.iter().all(inside), "attention: a span beyond {} slots", kv.slots);
+            assert!(
+                spans.spans.iter().all(|s: &Span| s.start as usize + s.len as usize <= kv.slots),
+                "attention: a span beyond {} slots",
+                kv.slots
+            );
             out.reshape(q.rows(), heads * dim);
             kernel::attention(cpu.isa, q, kv, &kernel::AttentionCall { layer, heads, spans }, out);
         }

@@ -27,8 +27,11 @@ impl PerturbedRows {
     pub fn new(device: &Device, rows: Vec<Option<RowPerturbation>>) -> Result<Self, DeviceError> {
         let kinds = [SiteSet::DROPOUT.union(SiteSet::LORA), SiteSet::NOISE, SiteSet::GUMBEL];
         let is_mixed = |row: &RowPerturbation| {
-            let has = |kind: &&SiteSet| !row.sites.intersection(**kind).is_empty();
-            kinds.iter().filter(has).count() > 1
+            kinds
+                .iter()
+                .filter(|kind: &&SiteSet| !row.sites.intersection(**kind).is_empty())
+                .count()
+                > 1
         };
         assert!(!rows.iter().flatten().any(is_mixed), "a row has both dropout and noise");
         let on_gpu = match device.backend() {

@@ -41,8 +41,11 @@ impl GraphKey {
     ) -> Self {
         let kv = kv.on_gpu().unwrap_or_else(|| panic!("graph: the kv store is not on a gpu"));
         let extent = |spans: &AttentionSpans| {
-            let of = |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len));
-            kv.metadata_extent(spans.rows(), of, |r| spans.prefixes[r])
+            kv.metadata_extent(
+                spans.rows(),
+                |r: usize| spans.row_spans(r).iter().map(|s| (s.start, s.len)),
+                |r| spans.prefixes[r],
+            )
         };
         let attention = [Some(extent(spans)), output_spans.map(extent)];
         Self { stream: 0, kv: kv.address_and_shape(), attention, dropout, dtype }

@@ -129,10 +129,10 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(Box::new(match device.backend() {
-            Backend::Cpu(cpu) => {
-                let at = |k: usize, j: usize| matrix[j * inputs + k];
-                LinearWeights::on_cpu(CpuWeights::new(cpu, inputs, outputs, at), bias)
-            }
+            Backend::Cpu(cpu) => LinearWeights::on_cpu(
+                CpuWeights::new(cpu, inputs, outputs, |k: usize, j: usize| matrix[j * inputs + k]),
+                bias,
+            ),
             Backend::Cuda(cuda) => {
                 let bias = bias.as_deref();
                 let weights = CudaLinear::from_output_major(cuda, inputs, outputs, matrix, bias)?;
@@ -151,10 +151,10 @@ impl Linear {
     ) -> Result<Self, DeviceError> {
         check_shapes(inputs, outputs, matrix, bias.as_deref());
         Ok(Self(Box::new(match device.backend() {
-            Backend::Cpu(cpu) => {
-                let at = |k: usize, j: usize| matrix[k * outputs + j];
-                LinearWeights::on_cpu(CpuWeights::new(cpu, inputs, outputs, at), bias)
-            }
+            Backend::Cpu(cpu) => LinearWeights::on_cpu(
+                CpuWeights::new(cpu, inputs, outputs, |k: usize, j: usize| matrix[k * outputs + j]),
+                bias,
+            ),
             Backend::Cuda(cuda) => {
                 let bias = bias.as_deref();
                 let weights = CudaLinear::from_input_major(cuda, inputs, outputs, matrix, bias)?;

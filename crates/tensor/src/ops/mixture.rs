@@ -156,8 +156,14 @@ impl RowMixture {
             MixtureDraw::None => nucleus(&best, largest, rule),
             MixtureDraw::Gumbel { key, tau } => {
                 let kept = nucleus(&best, largest, rule);
-                let score = |&(token, p): &(u32, f32)| (token, p.ln() + key.gumbel(token as usize));
-                softmax(kept.iter().map(score).collect(), tau)
+                softmax(
+                    kept.iter()
+                        .map(|&(token, p): &(u32, f32)| {
+                            (token, p.ln() + key.gumbel(token as usize))
+                        })
+                        .collect(),
+                    tau,
+                )
             }
             MixtureDraw::OneSidedGumbel { key, tau, scale, top_p } => {
                 let scores = one_sided(logits, &best, (key, scale, top_p));

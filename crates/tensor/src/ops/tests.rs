@@ -49,8 +49,13 @@ fn upload(device: &Device, x: &Tensor) -> Tensor {
 
 /// Dropout of probability `p` at both sites of the rows that have a key.
 fn dropout_rows(device: &Device, keys: &[Option<RngKey>], p: f32) -> PerturbedRows {
-    let row = |key| RowPerturbation { key, strength: p, sites: SiteSet::DROPOUT };
-    PerturbedRows::new(device, keys.iter().map(|key| key.map(row)).collect()).unwrap()
+    PerturbedRows::new(
+        device,
+        keys.iter()
+            .map(|key| key.map(|key| RowPerturbation { key, strength: p, sites: SiteSet::DROPOUT }))
+            .collect(),
+    )
+    .unwrap()
 }
 
 /// The heads of a layer.
@@ -300,8 +305,11 @@ fn add_positions_norm_leaves_shared_tensors_unchanged() {
     let x = matrix(5, 19, 26);
     let table = matrix(3, 19, 27);
     let picked = vec![2, 0, 0, 1, 2];
-    let one = |i: usize| x.data()[i] + table.row(picked[i / 19] as usize)[i % 19];
-    let sum = Tensor::from_vec(5, 19, (0..95).map(one).collect());
+    let sum = Tensor::from_vec(
+        5,
+        19,
+        (0..95).map(|i: usize| x.data()[i] + table.row(picked[i / 19] as usize)[i % 19]).collect(),
+    );
     for device in devices() {
         let by = Normalization::layer(&device, 1e-5, numbers(19, 28), numbers(19, 29)).unwrap();
         let table = upload(&device, &table);
@@ -366,8 +374,13 @@ fn a_clone_is_not_changed_by_its_original() {
 fn streams_do_not_share_memory() {
     const SIDE: usize = 512;
     let x = |stream: usize, step: usize| {
-        let element = |i: usize| ((i * (2 * step + 1) + stream) % (1 << 20)) as f32;
-        Tensor::from_vec(SIDE, SIDE, (0..SIDE * SIDE).map(element).collect())
+        Tensor::from_vec(
+            SIDE,
+            SIDE,
+            (0..SIDE * SIDE)
+                .map(|i: usize| ((i * (2 * step + 1) + stream) % (1 << 20)) as f32)
+                .collect(),
+        )
     };
     let reversed: Vec<usize> = (0..SIDE).rev().collect();
     for device in devices() {

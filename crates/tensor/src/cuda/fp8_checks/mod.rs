@@ -80,8 +80,8 @@ fn numbers(n: usize, salt: u64) -> Vec<f32> {
 
 /// Integers from -2 to 2, the first of each row 2, times a power of two per row.
 fn whole(rows: usize, cols: usize, salt: u64) -> Vec<f32> {
-    let clipped = |x: f32| x.round().clamp(-2.0, 2.0);
-    let mut x: Vec<f32> = numbers(rows * cols, salt).into_iter().map(clipped).collect();
+    let mut x: Vec<f32> =
+        numbers(rows * cols, salt).into_iter().map(|x: f32| x.round().clamp(-2.0, 2.0)).collect();
     for (r, row) in x.chunks_mut(cols).enumerate() {
         row[0] = 2.0;
         let by = 2f32.powi((r * 7 % 11) as i32 - 5);
@@ -103,16 +103,19 @@ fn picked_rows(rows: usize) -> Vec<usize> {
 fn product(x: &[f32], w: &[f32], depth: usize, picked: &[usize]) -> Vec<f64> {
     let row = |r: &usize| {
         let x = &x[r * depth..(r + 1) * depth];
-        let dot = |w: &[f32]| x.iter().zip(w).map(|(a, b)| f64::from(a * b)).sum::<f64>();
-        w.chunks(depth).map(dot).collect::<Vec<f64>>()
+        w.chunks(depth)
+            .map(|w: &[f32]| x.iter().zip(w).map(|(a, b)| f64::from(a * b)).sum::<f64>())
+            .collect::<Vec<f64>>()
     };
     picked.iter().flat_map(row).collect()
 }
 
 /// The smallest scale of rows (rows, cols), and their largest norm.
 fn common_scale(cols: usize, x: &[f32]) -> CommonScale {
-    let norm = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    let max_norm = x.chunks(cols).map(norm).fold(0.0, f64::max) as f32;
+    let max_norm = x
+        .chunks(cols)
+        .map(|row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt())
+        .fold(0.0, f64::max) as f32;
     CommonScale { scale: e4m3::scale_for(largest(x)), max_norm }
 }
 

@@ -26,8 +26,12 @@ impl Fp8Checks<'_> {
             (x, 1.001 * half_step(x, by.scale) + 1e-6 * f64::from(largest))
         };
         let of = Compared { name: name.to_owned(), picked: &picked, cols };
-        let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
-        self.compare(&of, |r, c| (f64::from(found[r * cols + c]), 0.0), expected, close);
+        self.compare(
+            &of,
+            |r, c| (f64::from(found[r * cols + c]), 0.0),
+            expected,
+            |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1,
+        );
         Ok(())
     }
 
@@ -125,15 +129,23 @@ impl Fp8Checks<'_> {
                 (x, 1.01 * half_step(x, scales[r]) + x.abs() / 256.0)
             };
             let of = Compared { name: name.clone(), picked: &picked, cols: n };
-            let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
-            self.compare(&of, |r, c| (f64::from(found[r * n + c]), 0.0), expected, close);
+            self.compare(
+                &of,
+                |r, c| (f64::from(found[r * n + c]), 0.0),
+                expected,
+                |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1,
+            );
             let largest = |r: usize| (0..n).fold(0.0f64, |m, c| m.max(one(r, c).abs())) as f32;
             let scale = |r: usize| {
                 (e4m3::scale_for(largest(r) * 0.996), e4m3::scale_for(largest(r) * 1.004))
             };
-            let near = |a: (f32, f32), b: (f32, f32)| a.0 == b.0 || a.0 == b.1;
             let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
-            self.compare(&of, |r, _| (scales[r], 0.0), |r, _| scale(r), near);
+            self.compare(
+                &of,
+                |r, _| (scales[r], 0.0),
+                |r, _| scale(r),
+                |a: (f32, f32), b: (f32, f32)| a.0 == b.0 || a.0 == b.1,
+            );
         }
         Ok(())
     }
@@ -196,9 +208,12 @@ impl Fp8Checks<'_> {
                     _ => 1e-5 * (1.0 + x.abs()),
                 };
                 let of = Compared { name, picked: &picked, cols: width };
-                let should = |i: usize, c: usize| exact[picked[i] * width + c];
-                let close = |a: f32, b: f32| (a - b).abs() <= tolerance(b);
-                self.compare(&of, |r, c| got[r * width + c], should, close);
+                self.compare(
+                    &of,
+                    |r, c| got[r * width + c],
+                    |i: usize, c: usize| exact[picked[i] * width + c],
+                    |a: f32, b: f32| (a - b).abs() <= tolerance(b),
+                );
             }
         }
         self.fused_dropout()?;
@@ -259,8 +274,12 @@ impl Fp8Checks<'_> {
             let picked: Vec<usize> = (0..rows).collect();
             let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
             let at = |x: &[f32], r: usize, c: usize| x[r * width + c];
-            let near = |a: f32, b: f32| (a - b).abs() <= 1e-6 * (1.0 + b.abs());
-            self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), near);
+            self.compare(
+                &of,
+                |r, c| at(&after, r, c),
+                |r, c| at(&before, r, c),
+                |a: f32, b: f32| (a - b).abs() <= 1e-6 * (1.0 + b.abs()),
+            );
             self.compare_rounded(&name, &got, &exact)?;
         }
         Ok(())

@@ -106,8 +106,12 @@ impl Fp8Checks<'_> {
                 (gelu(y), 1.01 * half_step(gelu(y), scale) + 2e-3 * y.abs())
             };
             let of = Compared { name, picked: &picked, cols: outputs };
-            let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
-            self.compare(&of, |r, c| (f64::from(got[r * outputs + c]), 0.0), expected, close);
+            self.compare(
+                &of,
+                |r, c| (f64::from(got[r * outputs + c]), 0.0),
+                expected,
+                |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1,
+            );
         }
         Ok(())
     }
@@ -135,8 +139,12 @@ impl Fp8Checks<'_> {
             };
             let name = format!("GELU without a bound {rows} x {depth} -> {outputs}, {kind}");
             let of = Compared { name, picked: &picked, cols: outputs };
-            let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1;
-            self.compare(&of, |r, c| (f64::from(got[r * outputs + c]), 0.0), expected, close);
+            self.compare(
+                &of,
+                |r, c| (f64::from(got[r * outputs + c]), 0.0),
+                expected,
+                |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).abs() <= b.1,
+            );
         }
         Ok(())
     }
@@ -217,10 +225,14 @@ impl Fp8Checks<'_> {
                 let token = row.iter().position(|&x| x == largest).unwrap_or(0);
                 (token as u32, -sum.ln() as f32)
             };
-            let same = |a: (u32, f32), b: (u32, f32)| a.0 == b.0 && (a.1 - b.1).abs() < 2e-5;
             let name = format!("gemm_fp8_argmax {rows} x {depth} -> {vocab}");
             let of = Compared { name, picked: &picked, cols: 1 };
-            self.compare(&of, |r, _| got[r], expected, same);
+            self.compare(
+                &of,
+                |r, _| got[r],
+                expected,
+                |a: (u32, f32), b: (u32, f32)| a.0 == b.0 && (a.1 - b.1).abs() < 2e-5,
+            );
         }
         Ok(())
     }

@@ -42,11 +42,14 @@ impl Fp8Checks<'_> {
         let scales: Vec<f32> = (0..8).map(|r| 2f32.powi(r - 4)).collect();
         let x = CudaTensor::from_codes(self.cuda, cols, &codes, &scales)?;
         let got = fp8::dequantize_rows(&x)?.to_host()?;
-        let expected = |r: usize, c: usize| e4m3::to_f32(c as u8) * scales[r];
         let rows: Vec<usize> = (0..8).collect();
         let of = Compared { name: "dequantize_rows of every code".to_owned(), picked: &rows, cols };
-        let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
-        self.compare(&of, |r, c| got[r * cols + c], expected, same);
+        self.compare(
+            &of,
+            |r, c| got[r * cols + c],
+            |r: usize, c: usize| e4m3::to_f32(c as u8) * scales[r],
+            |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan()),
+        );
         let numbers: Vec<f32> = (0..128).map(|c| e4m3::to_f32(c) / 8.0).collect();
         let numbers: Vec<f32> = numbers.into_iter().filter(|x| !x.is_nan()).chain([0.0]).collect();
         let got = fp8::dequantize_rows(&self.scaled_operand(1, 128, &numbers)?)?.to_host()?;
@@ -66,14 +69,18 @@ impl Fp8Checks<'_> {
             }
             let (codes, scales) = self.operand(rows, cols, &x)?.codes_to_host()?;
             let picked: Vec<usize> = (0..rows).collect();
-            let scale = |row: &[f32]| e4m3::scale_for(largest(row));
-            let expected: Vec<f32> = x.chunks(cols).map(scale).collect();
+            let expected: Vec<f32> =
+                x.chunks(cols).map(|row: &[f32]| e4m3::scale_for(largest(row))).collect();
             let name = format!("quantize_rows {rows} x {cols}");
             let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
             self.compare(&of, |r, _| scales[r], |r, _| expected[r], |a, b| a == b);
-            let code = |r: usize, c: usize| e4m3::from_f32(x[r * cols + c] / expected[r]);
             let of = Compared { name, picked: &picked, cols };
-            self.compare(&of, |r, c| codes[r * cols + c], code, |a, b| a == b);
+            self.compare(
+                &of,
+                |r, c| codes[r * cols + c],
+                |r: usize, c: usize| e4m3::from_f32(x[r * cols + c] / expected[r]),
+                |a, b| a == b,
+            );
         }
         Ok(())
     }
@@ -96,9 +103,13 @@ impl Fp8Checks<'_> {
             self.line(&format!("{name}, scale"), good, format!("{by:?}, should be {expected:?}"));
             let codes = weights.matrix.codes_to_host()?.0;
             let picked = picked_rows(outputs);
-            let code = |i: usize, c: usize| e4m3::from_f32(w[picked[i] * inputs + c] / by.scale);
             let of = Compared { name, picked: &picked, cols: inputs };
-            self.compare(&of, |r, c| codes[r * inputs + c], code, |a, b| a == b);
+            self.compare(
+                &of,
+                |r, c| codes[r * inputs + c],
+                |i: usize, c: usize| e4m3::from_f32(w[picked[i] * inputs + c] / by.scale),
+                |a, b| a == b,
+            );
         }
         Ok(())
     }

@@ -153,8 +153,9 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
                     // Both results, concatenated.
                     let stream = stream.to_host()?;
                     let out = out.to_host()?;
-                    let both = |r| stream.row(r).iter().chain(out.row(r)).copied();
-                    let data = (0..stream.rows()).flat_map(both).collect();
+                    let data = (0..stream.rows())
+                        .flat_map(|r| stream.row(r).iter().chain(out.row(r)).copied())
+                        .collect();
                     Ok(Tensor::from_vec(stream.rows(), 2 * outputs, data))
                 });
             }
@@ -197,8 +198,9 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
                 let qkv = qkv.to_host()?;
                 let values = values.to_host()?;
                 let width = heads * dim;
-                let both = |r| qkv.row(r)[..width].iter().chain(values.row(r)).copied();
-                let data = (0..count).flat_map(both).collect();
+                let data = (0..count)
+                    .flat_map(|r| qkv.row(r)[..width].iter().chain(values.row(r)).copied())
+                    .collect();
                 Ok(Tensor::from_vec(count, 2 * width, data))
             });
         }
@@ -294,8 +296,7 @@ fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
             misses.check(&device, &what, |rows| attend(rows, false));
             let (together, apart) =
                 device.run(|| (attend(0..ROWS, false).unwrap(), attend(0..ROWS, true).unwrap()));
-            let differs = |r: &usize| together.row(*r) != apart.row(*r);
-            let different = (0..ROWS).filter(differs).count();
+            let different = (0..ROWS).filter(|r: &usize| together.row(*r) != apart.row(*r)).count();
             if different > 0 {
                 let on = device.describe();
                 misses.0.push(format!("{what} on {on}: {different} rows differ in pieces"));

@@ -107,8 +107,11 @@ impl TestBlock {
         linear_residual_norm(device, of, &mut stream, &mut normed)?;
         let stream = stream.to_host()?;
         let normed = normed.to_host()?;
-        let both = |r| stream.row(r).iter().chain(normed.row(r)).copied();
-        Ok(Tensor::from_vec(rows, 2 * stream.cols(), (0..rows).flat_map(both).collect()))
+        Ok(Tensor::from_vec(
+            rows,
+            2 * stream.cols(),
+            (0..rows).flat_map(|r| stream.row(r).iter().chain(normed.row(r)).copied()).collect(),
+        ))
     }
 }
 

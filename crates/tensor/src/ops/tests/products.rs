@@ -33,8 +33,11 @@ fn products_with_weights_that_are_bf16_numbers() {
     let x = matrix(rows, inputs, 3);
     let f32_weights = matrix(outputs, inputs, 4);
     let bias = vec![0.5; 90];
-    let leading = |w: &f32| f32::from_bits(w.to_bits() & 0xffff_0000);
-    let w: Vec<f32> = f32_weights.data().iter().map(leading).collect();
+    let w: Vec<f32> = f32_weights
+        .data()
+        .iter()
+        .map(|w: &f32| f32::from_bits(w.to_bits() & 0xffff_0000))
+        .collect();
     for device in devices() {
         let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()));
         let mut map = map.unwrap();

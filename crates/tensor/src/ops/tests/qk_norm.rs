@@ -44,8 +44,7 @@ fn naive(
             dscales[which].iter_mut().zip(dscale).for_each(|(s, d)| *s += d);
         }
     }
-    let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect();
-    (out.data().to_vec(), dscales.map(narrow))
+    (out.data().to_vec(), dscales.map(|x: Vec<f64>| x.into_iter().map(|x| x as f32).collect()))
 }
 
 #[test]
@@ -134,12 +133,24 @@ fn qk_norm_gradients_match_finite_differences() {
         for device in devices() {
             let (_, [dqkv, dq, dk]) = case.run(&device, &qkv, [&q, &k]);
             let what = |which: &str| format!("{device:?} {shape:?} {which}");
-            let of_qkv = |x: &Tensor| case.run(&device, x, [&q, &k]).0;
-            assert_gradient(dqkv.data(), &qkv, of_qkv, &what("qkv"));
-            let of_q = |x: &Tensor| case.run(&device, &qkv, [x, &k]).0;
-            assert_gradient(dq.data(), &q, of_q, &what("query scale"));
-            let of_k = |x: &Tensor| case.run(&device, &qkv, [&q, x]).0;
-            assert_gradient(dk.data(), &k, of_k, &what("key scale"));
+            assert_gradient(
+                dqkv.data(),
+                &qkv,
+                |x: &Tensor| case.run(&device, x, [&q, &k]).0,
+                &what("qkv"),
+            );
+            assert_gradient(
+                dq.data(),
+                &q,
+                |x: &Tensor| case.run(&device, &qkv, [x, &k]).0,
+                &what("query scale"),
+            );
+            assert_gradient(
+                dk.data(),
+                &k,
+                |x: &Tensor| case.run(&device, &qkv, [&q, x]).0,
+                &what("key scale"),
+            );
         }
     }
 }

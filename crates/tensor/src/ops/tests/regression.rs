@@ -33,12 +33,23 @@ fn naive_smooth_l1(student: &[f32], teacher: &[f32], weight: f32) -> (f32, Vec<f
     let mean = teacher.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = teacher.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
     let scale = 1.0 / (n * (squares / (n - 1.0).max(1.0)).sqrt().max(1e-6));
-    let difference = |(s, t): (&f32, &f32)| f64::from(*s) - f64::from(*t);
-    let differences: Vec<f64> = student.iter().zip(teacher).map(difference).collect();
-    let smooth = |d: &f64| if d.abs() < 1.0 { 0.5 * d * d } else { d.abs() - 0.5 };
-    let slope = |d: &f64| (f64::from(weight) * scale * d.clamp(-1.0, 1.0)) as f32;
-    let loss = differences.iter().map(smooth).sum::<f64>() * scale;
-    (loss as f32, differences.iter().map(slope).collect())
+    let differences: Vec<f64> = student
+        .iter()
+        .zip(teacher)
+        .map(|(s, t): (&f32, &f32)| f64::from(*s) - f64::from(*t))
+        .collect();
+    let loss = differences
+        .iter()
+        .map(|d: &f64| if d.abs() < 1.0 { 0.5 * d * d } else { d.abs() - 0.5 })
+        .sum::<f64>()
+        * scale;
+    (
+        loss as f32,
+        differences
+            .iter()
+            .map(|d: &f64| (f64::from(weight) * scale * d.clamp(-1.0, 1.0)) as f32)
+            .collect(),
+    )
 }
 
 #[test]

@@ -11,8 +11,12 @@ fn add_scaled_equals_its_definition() {
         let x = matrix(rows, cols, 70);
         let y = matrix(rows, cols, 71);
         for by in [0.0, 1.0, -0.37] {
-            let sum = |(x, y): (&f32, &f32)| (f64::from(*x) + f64::from(by) * f64::from(*y)) as f32;
-            let expected: Vec<f32> = x.data().iter().zip(y.data()).map(sum).collect();
+            let expected: Vec<f32> = x
+                .data()
+                .iter()
+                .zip(y.data())
+                .map(|(x, y): (&f32, &f32)| (f64::from(*x) + f64::from(by) * f64::from(*y)) as f32)
+                .collect();
             for device in devices() {
                 let mut to = upload(&device, &x);
                 let from = upload(&device, &y);
@@ -47,8 +51,8 @@ fn scale_rows_equals_its_definition() {
         let x = matrix(rows, cols, 74);
         let mut factors = numbers(rows, 75);
         factors[0] = 0.0;
-        let one = |i: usize| x.data()[i] * factors[i / cols];
-        let expected: Vec<f32> = (0..rows * cols).map(one).collect();
+        let expected: Vec<f32> =
+            (0..rows * cols).map(|i: usize| x.data()[i] * factors[i / cols]).collect();
         for device in devices() {
             let mut scaled = upload(&device, &x);
             device.run(|| scale_rows(&device, &mut scaled, &factors)).unwrap();

@@ -237,8 +237,9 @@ fn sampled_rows_are_batch_invariant_whatever_the_sampling_of_their_neighbours() 
         }
         let greedy: Vec<u32> = device.run(|| argmax(&device, &upload(&device, &x), &map)).unwrap();
         assert!((0..rows).any(|r| all[r].token != greedy[r]), "{device:?}");
-        let is_greedy = |r: &usize| sampling(*r).is_none_or(|sampling| sampling == tiny_top_p);
-        for r in (0..rows).filter(is_greedy) {
+        for r in
+            (0..rows).filter(|r: &usize| sampling(*r).is_none_or(|sampling| sampling == tiny_top_p))
+        {
             assert_eq!(all[r].token, greedy[r], "{device:?} row {r}");
         }
     }
