@@ -455,8 +455,8 @@ impl<'a> Collector<'a> {
         let questions = self.first..self.first + complete.len();
         self.first = questions.end;
         let mut found: Vec<Option<BeamOutput>> = complete.iter().map(|_| None).collect();
-        let wanted = questions.clone().zip(&complete).filter(|(_, state)| !state.cancelled);
-        for group in self.plan.searches(wanted.map(|(question, _)| question)) {
+        let searched = questions.clone().zip(&complete).filter(|(_, state)| !state.cancelled);
+        for group in self.plan.searches(searched.map(|(question, _)| question)) {
             let caches = &mut streams::lock(self.stream);
             let outputs = self.context.search(self.plan, &group, caches, &mut self.seconds)?;
             for (question, output) in group.into_iter().zip(outputs) {

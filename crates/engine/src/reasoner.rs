@@ -49,11 +49,11 @@ impl LatentModel {
             }
         }
         let device = self.decoder.device();
-        let places: Vec<usize> = tokens
+        let indices: Vec<usize> = tokens
             .iter()
             .map(|token: &u32| distinct.partition_point(|other| other < token))
             .collect();
-        ops::select(device, [&vectors.to_device(device)?], &places)
+        ops::select(device, [&vectors.to_device(device)?], &indices)
     }
 
     /// The input vectors of some tokens; `None` if there are no tokens.

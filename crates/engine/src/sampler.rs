@@ -382,12 +382,12 @@ impl<'a> Sampler<'a> {
             return PendingTokens::greedy(device, hidden, decoder.lm_head());
         }
         let rows: Vec<&SequenceState> = rows.collect();
-        let draws = |places: &[usize]| -> Vec<Option<TokenDraw>> {
+        let draws = |indices: &[usize]| -> Vec<Option<TokenDraw>> {
             let draw = |&i: &usize| {
                 let (key, sampling) = self.token_key(rows[i]).zip(self.token_sampling(rows[i]))?;
                 Some(TokenDraw { key, sampling })
             };
-            places.iter().map(draw).collect()
+            indices.iter().map(draw).collect()
         };
         let (sampled, greedy): (Vec<usize>, Vec<usize>) =
             (0..rows.len()).partition(|&i| self.token_sampling(rows[i]).is_some());
@@ -397,7 +397,7 @@ impl<'a> Sampler<'a> {
         if greedy.is_empty() {
             return PendingTokens::sampled(device, hidden, decoder.lm_head(), &draws(&sampled));
         }
-        let of = |places: &[usize]| ops::select(device, [hidden], places);
+        let of = |indices: &[usize]| ops::select(device, [hidden], indices);
         let argmax = PendingTokens::greedy(device, &of(&greedy)?, decoder.lm_head())?;
         let drawn =
             PendingTokens::sampled(device, &of(&sampled)?, decoder.lm_head(), &draws(&sampled))?;

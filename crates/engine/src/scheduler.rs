@@ -381,18 +381,18 @@ impl QueueState {
 
     /// Removes work that was cancelled while it waited.
     fn remove_cancelled(&mut self) -> Vec<Work> {
-        let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+        let (removed, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.requests).into_iter().partition(|job| job.is_cancelled());
         self.requests = kept;
-        let mut gone: Vec<Work> = gone.into_iter().map(Work::Generate).collect();
+        let mut removed: Vec<Work> = removed.into_iter().map(Work::Generate).collect();
         for jobs in &mut self.tokens {
             let (cancelled, kept): (VecDeque<TokenJob>, _) =
                 std::mem::take(jobs).into_iter().partition(|job| job.cancel.is_cancelled());
             *jobs = kept;
-            gone.extend(cancelled.into_iter().map(Work::Score));
+            removed.extend(cancelled.into_iter().map(Work::Score));
         }
         self.tokens.retain(|jobs| !jobs.is_empty());
-        gone
+        removed
     }
 
     /// The first request, if there is room for it, or if there never will be.
@@ -470,12 +470,12 @@ impl Shared {
     fn take_work(&self, running: &mut RunningRequests<'_>, passes: u64) -> bool {
         loop {
             let mut state = self.lock();
-            let gone = state.remove_cancelled();
+            let removed = state.remove_cancelled();
             let next = state.next_request(running);
             let tokens = state.next_tokens(running);
             state.count_waiting();
             state.stats = SchedulerStats { passes, ..running.stats(state.stats) };
-            let idle = gone.is_empty() && next.is_none() && tokens.is_empty();
+            let idle = removed.is_empty() && next.is_none() && tokens.is_empty();
             if idle && running.is_empty() {
                 if state.closed && state.is_empty() {
                     return false;
@@ -484,7 +484,7 @@ impl Shared {
                 continue;
             }
             drop(state);
-            gone.into_iter().for_each(Work::cancelled);
+            removed.into_iter().for_each(Work::cancelled);
             tokens.into_iter().for_each(|job| running.score_tokens(job));
             match next {
                 Some(job) => self.start(*job, running),

@@ -243,9 +243,9 @@ impl BatchContext<'_> {
             return search.run_from(start, cache, reward_cache);
         }
         let prompts: Vec<&Prompt> = items.iter().map(|item| item.prompt).collect();
-        let places = traced.as_ref().and_then(|traced| traced.places(questions));
-        let trace = match traced.as_ref().zip(places) {
-            Some((traced, places)) => Some(traced.trace.select(device, &places)?),
+        let positions = traced.as_ref().and_then(|traced| traced.positions(questions));
+        let trace = match traced.as_ref().zip(positions) {
+            Some((traced, positions)) => Some(traced.trace.select(device, &positions)?),
             None => reference_trace(reward_model, tracer, &prompts)?,
         };
         search.run(&prompts, trace.as_ref(), cache, reward_cache)
@@ -335,7 +335,7 @@ struct TracedQuestions {
 
 impl TracedQuestions {
     /// Positions of some questions; `None` unless all are present.
-    fn places(&self, questions: &[usize]) -> Option<Vec<usize>> {
+    fn positions(&self, questions: &[usize]) -> Option<Vec<usize>> {
         questions
             .iter()
             .map(|question| self.questions.iter().position(|traced| traced == question))

@@ -367,8 +367,8 @@ impl Decoder {
     ) -> Result<(), DeviceError> {
         let mut chunks: Vec<_> = chunks.iter_mut().zip(rows).collect();
         self.device.for_each(&mut chunks, |(chunk, rows)| {
-            let picked: Vec<usize> = rows.range.clone().collect();
-            chunk.x = ops::select(&self.device, [x], &picked)?;
+            let indices: Vec<usize> = rows.range.clone().collect();
+            chunk.x = ops::select(&self.device, [x], &indices)?;
             Ok(())
         })
     }

@@ -33,8 +33,8 @@ pub(crate) fn check_resumable(
     }
     // Checked before the other settings, because the reward model determines some of their
     // defaults.
-    let [stored, wanted] = [manifest, requested].map(|of| &of.settings["rewards"]);
-    let difference = first_difference("settings.rewards", stored, wanted)
+    let [stored, requested_rewards] = [manifest, requested].map(|of| &of.settings["rewards"]);
+    let difference = first_difference("settings.rewards", stored, requested_rewards)
         .or_else(|| first_difference("settings", &manifest.settings, &requested.settings))
         .or_else(|| {
             value_difference("seeds", &manifest.seeds, &requested.seeds, |s| format!("{s:?}"))

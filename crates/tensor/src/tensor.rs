@@ -170,11 +170,11 @@ impl Tensor {
         &mut self.data_mut()[i * cols..(i + 1) * cols]
     }
 
-    /// Gathers the rows `picked`, in that order.
-    pub fn select(&self, picked: impl ExactSizeIterator<Item = usize>) -> Self {
-        let rows = picked.len();
+    /// Gathers the rows `indices`, in that order.
+    pub fn select(&self, indices: impl ExactSizeIterator<Item = usize>) -> Self {
+        let rows = indices.len();
         let mut data = Vec::with_capacity(rows * self.cols);
-        for i in picked {
+        for i in indices {
             data.extend_from_slice(self.row(i));
         }
         Self::from_vec(rows, self.cols, data)

@@ -135,15 +135,15 @@ fn latent_output(
     let of = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|&row| live[row]).collect() };
     let first = ruled_output(&ops::select(device, [hidden], &ruled)?, &of(&ruled))?;
     let second = plain_output(&ops::select(device, [hidden], &plain)?, &of(&plain))?;
-    let mut places = vec![0; live.len()];
-    ruled.iter().chain(&plain).enumerate().for_each(|(place, &row)| places[row] = place);
+    let mut order = vec![0; live.len()];
+    ruled.iter().chain(&plain).enumerate().for_each(|(place, &row)| order[row] = place);
     let argmax = [first.argmax, second.argmax].map(Option::unwrap_or_default).concat();
     let mut entropies = vec![f32::INFINITY; live.len()];
     let certainties = first.entropies.unwrap_or_default();
     ruled.iter().zip(certainties).for_each(|(&row, entropy)| entropies[row] = entropy);
     Ok(LatentOutput {
-        thoughts: ops::select(device, [&first.thoughts, &second.thoughts], &places)?,
-        argmax: Some(places.iter().map(|&place| argmax[place]).collect()),
+        thoughts: ops::select(device, [&first.thoughts, &second.thoughts], &order)?,
+        argmax: Some(order.iter().map(|&place| argmax[place]).collect()),
         entropies: Some(entropies),
     })
 }

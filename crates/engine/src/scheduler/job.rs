@@ -105,7 +105,7 @@ pub(crate) struct RunningJob<'a> {
     /// Finished sequences of the round; sorted once it is complete.
     finished: Vec<ScoredLater>,
     /// Number of answer tokens already sent, per sequence of the round.
-    told: Vec<usize>,
+    tokens_sent: Vec<usize>,
     seconds: StageSeconds,
     since: Instant,
 }
@@ -123,7 +123,7 @@ impl<'a> RunningJob<'a> {
             state,
             waiting: VecDeque::new(),
             finished: Vec::new(),
-            told: Vec::new(),
+            tokens_sent: Vec::new(),
             seconds: StageSeconds::default(),
             since: Instant::now(),
         };
@@ -134,7 +134,7 @@ impl<'a> RunningJob<'a> {
     fn open_round(&mut self) {
         self.state.round = self.state.next_rows(&self.job.request.params);
         self.waiting = self.state.round.clone().collect();
-        self.told = vec![0; self.state.round.len()];
+        self.tokens_sent = vec![0; self.state.round.len()];
     }
 
     /// A sequence's index within the request: the greedy one comes first.
@@ -242,10 +242,10 @@ impl SequenceSource for RunningJob<'_> {
         }
         let SequenceSpec { id, perturbed, .. } = sequence.spec;
         let row = self.number(id, perturbed) - self.state.round.start;
-        let told = std::mem::replace(&mut self.told[row], sequence.tokens.len());
+        let sent = std::mem::replace(&mut self.tokens_sent[row], sequence.tokens.len());
         // A restarted sequence generates the same tokens again.
-        self.told[row] = self.told[row].max(told);
-        for (position, &token) in sequence.tokens.iter().enumerate().skip(told) {
+        self.tokens_sent[row] = self.tokens_sent[row].max(sent);
+        for (position, &token) in sequence.tokens.iter().enumerate().skip(sent) {
             self.job.send(Event::Token { number: id.trajectory, position, token });
         }
     }

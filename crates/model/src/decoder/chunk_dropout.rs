@@ -55,24 +55,24 @@ impl ChunkDropout {
     pub(super) fn select(
         &self,
         device: &Device,
-        wanted: &[usize],
+        indices: &[usize],
         width: usize,
     ) -> Result<Self, DeviceError> {
         Ok(match self {
             Self::None => Self::None,
             Self::Sampled { sites, rows } => {
-                let rows = wanted.iter().map(|&r| rows.rows()[r]).collect();
+                let rows = indices.iter().map(|&r| rows.rows()[r]).collect();
                 Self::Sampled { sites: *sites, rows: PerturbedRows::new(device, rows)? }
             }
             Self::Recorded { p, sites, masks, .. } => {
-                let picked = |mask: &Vec<u8>| {
-                    wanted
+                let selected = |mask: &Vec<u8>| {
+                    indices
                         .iter()
                         .flat_map(|&r| &mask[r * width..(r + 1) * width])
                         .copied()
                         .collect()
                 };
-                let masks: Vec<Vec<u8>> = masks.iter().map(picked).collect();
+                let masks: Vec<Vec<u8>> = masks.iter().map(selected).collect();
                 let keep = keep(device, &masks, width)?;
                 Self::Recorded { p: *p, sites: *sites, masks, keep }
             }

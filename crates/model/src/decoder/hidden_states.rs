@@ -29,8 +29,8 @@ impl Decoder {
             let mut chunks = self.chunks(pass, &rows, None)?;
             self.set_inputs(&mut chunks, &rows, x)?;
             let mut keep = |layer: usize, parts: &[&Tensor]| {
-                let wanted = layers.iter().zip(&mut states).filter(|(of, _)| **of == layer);
-                for (_, state) in wanted {
+                let requested = layers.iter().zip(&mut states).filter(|(of, _)| **of == layer);
+                for (_, state) in requested {
                     for &part in parts {
                         state.extend(&part.clone().to_host()?);
                     }

@@ -44,12 +44,12 @@ fn model_files(id: &HubId, files: &[String]) -> Result<Vec<String>, HubError> {
         None => true,
         Some((dir, name)) => SUBDIRS.contains(&dir) && !name.contains('/'),
     };
-    let wanted = |file: &&String| {
+    let is_selected = |file: &&String| {
         let name = file.rsplit('/').next().unwrap_or(file);
         is_weight(name) || DESCRIPTIONS.contains(&name)
     };
     if files.iter().filter(near).any(|file| extension(file) == "safetensors") {
-        return Ok(files.iter().filter(near).filter(wanted).cloned().collect());
+        return Ok(files.iter().filter(near).filter(is_selected).cloned().collect());
     }
     if files.iter().any(|file| extension(file) == "gguf") {
         return only_file(id, files, &["gguf"]);

@@ -295,7 +295,7 @@ fn encode(values: &[f32], kind: GgmlType, name: &str) -> Vec<u8> {
 
 /// Blocks of random integers with scales such that values are about the size of weights.
 fn random_blocks(kind: GgmlType, blocks: usize, name: &str) -> Vec<u8> {
-    let (scale, places): (f32, &[usize]) = match kind {
+    let (scale, offsets): (f32, &[usize]) = match kind {
         GgmlType::Q4_1 | GgmlType::Q5_1 => (0.01, &[0, 2]),
         GgmlType::Q8_0 => (0.001, &[0]),
         GgmlType::Q4K | GgmlType::Q5K => (0.0002, &[0, 2]),
@@ -306,7 +306,7 @@ fn random_blocks(kind: GgmlType, blocks: usize, name: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..blocks {
         let mut block: Vec<u8> = (0..kind.block_bytes()).map(|_| random.next() as u8).collect();
-        for (place, sign) in places.iter().zip([1.0, -8.0]) {
+        for (place, sign) in offsets.iter().zip([1.0, -8.0]) {
             let minimum = matches!(kind, GgmlType::Q4K | GgmlType::Q5K);
             let value = if minimum { scale } else { scale * sign };
             block[*place..place + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());

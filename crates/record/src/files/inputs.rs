@@ -57,8 +57,8 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     #[cfg(not(unix))]
     {
         let _ = second;
-        let place = |path: &Path| path.canonicalize().ok();
-        comparable && place(one).is_some() && place(one) == place(other)
+        let resolved = |path: &Path| path.canonicalize().ok();
+        comparable && resolved(one).is_some() && resolved(one) == resolved(other)
     }
 }
 

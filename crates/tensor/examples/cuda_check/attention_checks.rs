@@ -178,13 +178,13 @@ impl KernelCheck {
         let metadata = CudaAttentionMetadata::new(&self.cuda, rows, |r| spans[r].iter().copied())?;
         let got = attention(&self.operand(rows, cols, &q)?, &kv, 1, heads, &metadata)?.to_host()?;
         // All rows if they are few; else some, including those at both ends of tiles.
-        let picked: Vec<usize> = (0..rows)
+        let indices: Vec<usize> = (0..rows)
             .filter(|r| {
                 rows < 500 || r % 37 == 0 || [0, 63, 64, 599, 600].contains(r) || r + 1 == rows
             })
             .collect();
         let mut expected = Vec::new();
-        for &r in &picked {
+        for &r in &indices {
             let slots: Vec<usize> =
                 spans[r].iter().flat_map(|s| s.0 as usize..(s.0 + s.1) as usize).collect();
             for h in 0..heads {
@@ -197,7 +197,7 @@ impl KernelCheck {
         }
         let width = heads * dim;
         let got: Vec<f32> =
-            picked.iter().flat_map(|r| got[r * width..(r + 1) * width].to_vec()).collect();
+            indices.iter().flat_map(|r| got[r * width..(r + 1) * width].to_vec()).collect();
         let tolerance = if self.cuda.precision() == Precision::F32 { 1e-5 } else { 6e-3 };
         self.report(
             &format!("attention {what} {rows} rows, {heads}/{kv_heads} heads of {dim}"),

@@ -46,7 +46,7 @@ impl KernelCheck {
                 };
                 (0..vocab).map(dot).collect()
             };
-            let picked: Vec<usize> =
+            let indices: Vec<usize> =
                 (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
             let right = |&&r: &&usize| {
                 let logits = logits(r);
@@ -58,11 +58,11 @@ impl KernelCheck {
                     && (sum.is_nan() == logprob.is_nan())
                     && (sum.is_nan() || (f64::from(logprob) + sum.ln()).abs() < 2e-5)
             };
-            let wrong = picked.len() - picked.iter().filter(right).count();
+            let wrong = indices.len() - indices.iter().filter(right).count();
             self.line(
                 &format!("greedy_tokens {rows} x {inputs} -> {vocab} bias {biased}"),
                 wrong == 0,
-                &format!("{wrong} of {} wrong", picked.len()),
+                &format!("{wrong} of {} wrong", indices.len()),
             );
         }
         Ok(())

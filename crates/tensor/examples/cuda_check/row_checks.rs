@@ -127,8 +127,8 @@ impl KernelCheck {
             );
 
             let x = self.operand(rows, width, &self.rounded(numbers(rows * width, 17)))?;
-            let picked: Vec<u32> = (0..rows as u32 + 3).map(|r| r * 5 % rows as u32).collect();
-            let picked_there = CudaIndices::new(&self.cuda, &picked)?;
+            let indices: Vec<u32> = (0..rows as u32 + 3).map(|r| r * 5 % rows as u32).collect();
+            let picked_there = CudaIndices::new(&self.cuda, &indices)?;
             let selected = embedding::select(&[&x], &picked_there)?;
             let joined = embedding::concat(&[&selected, &x, &selected])?.to_host()?;
             for parts in [2, 16, 17] {
@@ -136,7 +136,7 @@ impl KernelCheck {
                 let rows = rows as u32 * (parts - 1);
                 let there = CudaIndices::new(
                     &self.cuda,
-                    &picked.iter().map(|r| rows + r).collect::<Vec<_>>(),
+                    &indices.iter().map(|r| rows + r).collect::<Vec<_>>(),
                 )?;
                 let other = embedding::select(
                     &[&x],
@@ -148,7 +148,7 @@ impl KernelCheck {
             }
             let x = x.to_host()?;
             let selected = selected.to_host()?;
-            let expected: Vec<f64> = picked
+            let expected: Vec<f64> = indices
                 .iter()
                 .flat_map(|&r| x[r as usize * width..][..width].to_vec())
                 .map(f64::from)

@@ -260,10 +260,10 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
         time(cuda, || activation::swiglu(cuda, &gates))?,
         ROWS * 6144 * operand.size() * 3 / 2,
     );
-    let picked = CudaIndices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
+    let indices = CudaIndices::new(cuda, &(0..ROWS as u32).rev().collect::<Vec<_>>())?;
     report_bandwidth(
         "select 4096 x 768",
-        time(cuda, || embedding::select(&[&x], &picked))?,
+        time(cuda, || embedding::select(&[&x], &indices))?,
         ROWS * width * 8,
     );
     Ok(())

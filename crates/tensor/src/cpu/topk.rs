@@ -210,11 +210,11 @@ fn panel_maxes<const FUSED: bool, const L: usize>(
     for l in 0..L {
         shift[l] = finite_or_zero(max[l]);
     }
-    let mut places = [NO_INDEX; L];
+    let mut indices = [NO_INDEX; L];
     let mut terms = [[0.0; L]; PANEL];
     for c in (0..PANEL).rev() {
         for l in 0..L {
-            places[l] = if columns[c][l] == max[l] { c as u32 } else { places[l] };
+            indices[l] = if columns[c][l] == max[l] { c as u32 } else { indices[l] };
             terms[c][l] = exp::<FUSED>(columns[c][l] - shift[l]);
         }
     }
@@ -222,7 +222,7 @@ fn panel_maxes<const FUSED: bool, const L: usize>(
     for l in 0..L {
         // A column beyond the outputs equals the maximum only if all others are negative infinity
         // or NaN.
-        let at = (cols[l] as u32).saturating_add(places[l]);
+        let at = (cols[l] as u32).saturating_add(indices[l]);
         index[l] = if at < outputs as u32 { at } else { NO_INDEX };
     }
     PanelMaxes { max, index, exp_sum: fold_lanes(terms, sums) }

@@ -53,14 +53,14 @@ const MAX_PARTS: usize = 16;
 /// the same dtype.
 unsafe fn gather(
     parts: &[&CudaTensor],
-    picked: u64,
+    indices: u64,
     stride: u32,
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
     let cols = int(out.cols());
     let count = int(parts.len());
     let scalars =
-        kernel_args![picked, stride, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
+        kernel_args![indices, stride, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
     let mut at = [0; MAX_PARTS];
     let mut firsts = [0; MAX_PARTS];
     let mut first = 0;
@@ -74,9 +74,12 @@ unsafe fn gather(
 }
 
 /// Gathers rows of at least one matrix, which are indexed as if they were concatenated.
-pub(crate) fn select(parts: &[&CudaTensor], picked: &CudaIndices) -> Result<CudaTensor, CudaError> {
+pub(crate) fn select(
+    parts: &[&CudaTensor],
+    indices: &CudaIndices,
+) -> Result<CudaTensor, CudaError> {
     if parts.len() > MAX_PARTS {
-        return select(&[&concat(parts)?], picked);
+        return select(&[&concat(parts)?], indices);
     }
     let first = parts[0];
     let rows = parts.iter().map(|p| p.rows()).sum();
@@ -84,10 +87,10 @@ pub(crate) fn select(parts: &[&CudaTensor], picked: &CudaIndices) -> Result<Cuda
         parts.iter().all(|p| (p.cols(), p.dtype()) == (first.cols(), first.dtype())),
         "select: rows of different widths or dtypes"
     );
-    assert!(picked.all_below(rows), "select: a row beyond {rows}");
-    let out = CudaTensor::uninit(first.cuda(), picked.len(), first.cols(), first.dtype())?;
-    // SAFETY: every index and the parts were checked; out is (picked, width).
-    unsafe { gather(parts, picked.pointer(), 1, &out) }?;
+    assert!(indices.all_below(rows), "select: a row beyond {rows}");
+    let out = CudaTensor::uninit(first.cuda(), indices.len(), first.cols(), first.dtype())?;
+    // SAFETY: every index and the parts were checked; out is (indices, width).
+    unsafe { gather(parts, indices.pointer(), 1, &out) }?;
     Ok(out)
 }
 
@@ -109,23 +112,23 @@ pub(crate) fn concat(parts: &[&CudaTensor]) -> Result<CudaTensor, CudaError> {
     Ok(out)
 }
 
-/// `to[picked[r]] += x[r]`: x of any dtype, to of f32.
+/// `to[indices[r]] += x[r]`: x of any dtype, to of f32.
 pub(crate) fn scatter_add(
     x: &CudaTensor,
-    picked: &CudaIndices,
+    indices: &CudaIndices,
     to: &mut CudaTensor,
 ) -> Result<(), CudaError> {
     assert_eq!(
         (x.rows(), x.cols()),
-        (picked.len(), to.cols()),
+        (indices.len(), to.cols()),
         "scatter_add: {} rows of {}",
-        picked.len(),
+        indices.len(),
         to.cols()
     );
-    assert!(picked.all_below(to.rows()), "scatter_add: a row beyond {}", to.rows());
+    assert!(indices.all_below(to.rows()), "scatter_add: a row beyond {}", to.rows());
     assert_eq!(to.dtype(), CudaDtype::F32, "scatter_add: sums are f32");
     let arguments =
-        kernel_args![x.pointer(), x.dtype(), picked.pointer(), to.pointer(), int(x.cols())];
+        kernel_args![x.pointer(), x.dtype(), indices.pointer(), to.pointer(), int(x.cols())];
     // SAFETY: every index was checked; both are equally wide.
     unsafe { x.cuda().launch("scatter_add", config(x), arguments) }
 }

@@ -218,10 +218,10 @@ impl AttentionSpans {
         self.ends.len()
     }
 
-    /// The rows `picked`, in that order.
-    pub fn select(&self, picked: impl IntoIterator<Item = usize>) -> Self {
+    /// The rows `indices`, in that order.
+    pub fn select(&self, indices: impl IntoIterator<Item = usize>) -> Self {
         let mut out = Self::default();
-        for r in picked {
+        for r in indices {
             out.push_with_prefix(self.row_spans(r).iter().copied(), self.prefixes[r]);
         }
         out

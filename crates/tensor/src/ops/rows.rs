@@ -40,28 +40,28 @@ impl Indices {
 pub fn select<'a>(
     device: &Device,
     parts: impl IntoIterator<Item = &'a Tensor>,
-    picked: &[usize],
+    indices: &[usize],
 ) -> Result<Tensor, DeviceError> {
     let parts: Vec<&Tensor> = parts.into_iter().collect();
     let Some(&first) = parts.first() else {
-        assert!(picked.is_empty(), "select: rows without a tensor to pick from");
+        assert!(indices.is_empty(), "select: rows without a tensor to pick from");
         return Ok(Tensor::default());
     };
     match device.backend() {
         Backend::Cpu(_) => {
-            let rows: Vec<&[f32]> = picked.iter().map(|&r| row_of(&parts, r)).collect();
+            let rows: Vec<&[f32]> = indices.iter().map(|&r| row_of(&parts, r)).collect();
             Ok(cpu::rows::matrix_of(&rows, first.cols()))
         }
         Backend::Cuda(cuda) => {
             if parts.len() == 1
-                && picked.len() == first.rows()
-                && picked.iter().enumerate().all(|(i, &r)| i == r)
+                && indices.len() == first.rows()
+                && indices.iter().enumerate().all(|(i, &r)| i == r)
             {
                 return Ok(first.clone()); // the identity: share it
             }
-            let picked: Vec<u32> = picked.iter().map(|&r| r as u32).collect();
+            let indices: Vec<u32> = indices.iter().map(|&r| r as u32).collect();
             let parts: Vec<_> = parts.iter().map(|part| part.gpu()).collect();
-            Ok(cuda::embedding::select(&parts, &cuda::CudaIndices::new(cuda, &picked)?)?.into())
+            Ok(cuda::embedding::select(&parts, &cuda::CudaIndices::new(cuda, &indices)?)?.into())
         }
     }
 }
@@ -77,10 +77,10 @@ fn row_of<'a>(parts: &[&'a Tensor], mut row: usize) -> &'a [f32] {
 }
 
 /// Gathers rows of one tensor by indices that are already on the device.
-pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, DeviceError> {
+pub fn gather(device: &Device, x: &Tensor, indices: &Indices) -> Result<Tensor, DeviceError> {
     match device.backend() {
-        Backend::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
-        Backend::Cuda(_) => Ok(cuda::embedding::select(&[x.gpu()], picked.gpu())?.into()),
+        Backend::Cpu(_) => Ok(x.select(indices.host.iter().map(|&r| r as usize))),
+        Backend::Cuda(_) => Ok(cuda::embedding::select(&[x.gpu()], indices.gpu())?.into()),
     }
 }
 

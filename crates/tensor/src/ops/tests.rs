@@ -276,16 +276,16 @@ fn select_concat_lookup_and_add_move_rows() {
         let x = upload(&device, &a);
         let y = upload(&device, &b);
         let both = concat(&device, &[&x, &y]).unwrap();
-        let picked = select(&device, [&both], &[6, 0, 6]).unwrap().to_host().unwrap();
-        assert_eq!(picked.data(), [b.row(2), a.row(0), b.row(2)].concat());
+        let selected = select(&device, [&both], &[6, 0, 6]).unwrap().to_host().unwrap();
+        assert_eq!(selected.data(), [b.row(2), a.row(0), b.row(2)].concat());
         let none = select(&device, [&both], &[]).unwrap();
         for parts in
             [vec![&x, &y], vec![&none, &x, &none, &y], [vec![&none; 20], vec![&x, &y]].concat()]
         {
-            let picked =
+            let selected =
                 select(&device, parts.iter().copied(), &[6, 0, 3, 4]).unwrap().to_host().unwrap();
             assert_eq!(
-                picked.data(),
+                selected.data(),
                 [b.row(2), a.row(0), a.row(3), b.row(0)].concat(),
                 "{device:?}: {} parts",
                 parts.len()
@@ -304,16 +304,18 @@ fn select_concat_lookup_and_add_move_rows() {
 fn add_positions_norm_leaves_shared_tensors_unchanged() {
     let x = matrix(5, 19, 26);
     let table = matrix(3, 19, 27);
-    let picked = vec![2, 0, 0, 1, 2];
+    let selected = vec![2, 0, 0, 1, 2];
     let sum = Tensor::from_vec(
         5,
         19,
-        (0..95).map(|i: usize| x.data()[i] + table.row(picked[i / 19] as usize)[i % 19]).collect(),
+        (0..95)
+            .map(|i: usize| x.data()[i] + table.row(selected[i / 19] as usize)[i % 19])
+            .collect(),
     );
     for device in devices() {
         let by = Normalization::layer(&device, 1e-5, numbers(19, 28), numbers(19, 29)).unwrap();
         let table = upload(&device, &table);
-        let positions = Indices::new(&device, picked.clone()).unwrap();
+        let positions = Indices::new(&device, selected.clone()).unwrap();
         let learned = LearnedPositions { table: &table, positions: &positions };
         for (positions, expected) in [(Some(learned), &sum), (None, &x)] {
             let mut expected_norm = Tensor::default();
@@ -423,6 +425,6 @@ fn events_measure_elapsed_time() {
 
 fn select_repeatedly(device: &Device) -> Tensor {
     let x = upload(device, &matrix(64, 64, 1));
-    let picked = Vec::from_iter(0..64);
-    (0..10).fold(x, |x, _| select(device, [&x], &picked).unwrap())
+    let selected = Vec::from_iter(0..64);
+    (0..10).fold(x, |x, _| select(device, [&x], &selected).unwrap())
 }

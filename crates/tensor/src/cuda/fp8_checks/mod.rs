@@ -92,7 +92,7 @@ fn whole(rows: usize, cols: usize, salt: u64) -> Vec<f32> {
 
 /// The rows of a product that are computed on the host: all if there are few; otherwise those at
 /// both ends of tiles, of halves of tiles and of warps' rows, and some between.
-fn picked_rows(rows: usize) -> Vec<usize> {
+fn checked_rows(rows: usize) -> Vec<usize> {
     let edges = |r: usize| [0, 7, 8, 15, 16, 63, 64, 127].contains(&(r % 128));
     let chosen =
         |r: &usize| rows <= 40 || (*r < 300 && edges(*r)) || r.is_multiple_of(211) || r + 3 > rows;
@@ -100,14 +100,14 @@ fn picked_rows(rows: usize) -> Vec<usize> {
 }
 
 /// `x W^T` of some rows in f64: x is (rows, depth), w (outputs, depth).
-fn product(x: &[f32], w: &[f32], depth: usize, picked: &[usize]) -> Vec<f64> {
+fn product(x: &[f32], w: &[f32], depth: usize, selected: &[usize]) -> Vec<f64> {
     let row = |r: &usize| {
         let x = &x[r * depth..(r + 1) * depth];
         w.chunks(depth)
             .map(|w: &[f32]| x.iter().zip(w).map(|(a, b)| f64::from(a * b)).sum::<f64>())
             .collect::<Vec<f64>>()
     };
-    picked.iter().flat_map(row).collect()
+    selected.iter().flat_map(row).collect()
 }
 
 /// The smallest scale of rows (rows, cols), and their largest norm.
@@ -144,7 +144,7 @@ fn dropout_rows(rows: usize) -> Vec<Option<RowPerturbation>> {
 /// Actual and expected results of some rows of a matrix.
 struct Compared<'a> {
     name: String,
-    picked: &'a [usize],
+    selected: &'a [usize],
     cols: usize,
 }
 
@@ -153,7 +153,7 @@ impl Fp8Checks<'_> {
         self.lines.push(Fp8CheckLine { name: name.to_owned(), good, what });
     }
 
-    /// Compares elements (picked rows, cols) by `is_right`, and reports the first wrong one and the
+    /// Compares elements (selected rows, cols) by `is_right`, and reports the first wrong one and the
     /// common range of all wrong ones.
     fn compare<T: Copy + std::fmt::Debug>(
         &mut self,
@@ -166,7 +166,7 @@ impl Fp8Checks<'_> {
         let mut first = None;
         let mut rows = (usize::MAX, 0);
         let mut cols = (usize::MAX, 0);
-        for (i, &r) in of.picked.iter().enumerate() {
+        for (i, &r) in of.selected.iter().enumerate() {
             for c in 0..of.cols {
                 let found = got(r, c);
                 let should = expected(i, c);
@@ -177,7 +177,7 @@ impl Fp8Checks<'_> {
                 }
             }
         }
-        let all = of.picked.len() * of.cols;
+        let all = of.selected.len() * of.cols;
         let what = match first {
             None => format!("{all} right"),
             Some((r, c, found, should)) => format!(

@@ -16,7 +16,7 @@ impl Fp8Checks<'_> {
         assert_eq!(got.dtype(), CudaDtype::E4m3, "{name} writes e4m3");
         let Some(by) = got.common_scale() else { panic!("{name} writes rows of one scale") };
         let found = got.to_host()?;
-        let picked = (0..rows).collect::<Vec<_>>();
+        let selected = (0..rows).collect::<Vec<_>>();
         let needed = common_scale(cols, exact);
         let largest = largest(exact);
         let good = needed.scale <= by.scale && needed.max_norm <= by.max_norm * 1.000_01;
@@ -25,7 +25,7 @@ impl Fp8Checks<'_> {
             let x = f64::from(exact[r * cols + c]);
             (x, 1.001 * half_step(x, by.scale) + 1e-6 * f64::from(largest))
         };
-        let of = Compared { name: name.to_owned(), picked: &picked, cols };
+        let of = Compared { name: name.to_owned(), selected: &selected, cols };
         self.compare(
             &of,
             |r, c| (f64::from(found[r * cols + c]), 0.0),
@@ -72,8 +72,8 @@ impl Fp8Checks<'_> {
                 let name = format!("add_norm of e4m3 {rows} x {cols} {kind}");
                 let before = streams[0].to_host()?;
                 let after = streams[1].to_host()?;
-                let picked: Vec<usize> = (0..rows).collect();
-                let of = Compared { name: format!("{name}, stream"), picked: &picked, cols };
+                let selected: Vec<usize> = (0..rows).collect();
+                let of = Compared { name: format!("{name}, stream"), selected: &selected, cols };
                 let at = |x: &[f32], r: usize, c: usize| x[r * cols + c];
                 self.compare(&of, |r, c| at(&after, r, c), |r, c| at(&before, r, c), |a, b| a == b);
                 self.compare_rounded(&name, &got, &exact)?;
@@ -123,12 +123,12 @@ impl Fp8Checks<'_> {
                 at(c) / (1.0 + (-at(c)).exp()) * at(n + c)
             };
             let found = got.to_host()?;
-            let picked = (0..rows).collect::<Vec<_>>();
+            let selected = (0..rows).collect::<Vec<_>>();
             let expected = |r: usize, c: usize| {
                 let x = one(r, c);
                 (x, 1.01 * half_step(x, scales[r]) + x.abs() / 256.0)
             };
-            let of = Compared { name: name.clone(), picked: &picked, cols: n };
+            let of = Compared { name: name.clone(), selected: &selected, cols: n };
             self.compare(
                 &of,
                 |r, c| (f64::from(found[r * n + c]), 0.0),
@@ -139,7 +139,7 @@ impl Fp8Checks<'_> {
             let scale = |r: usize| {
                 (e4m3::scale_for(largest(r) * 0.996), e4m3::scale_for(largest(r) * 1.004))
             };
-            let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
+            let of = Compared { name: format!("{name}, scales"), selected: &selected, cols: 1 };
             self.compare(
                 &of,
                 |r, _| (scales[r], 0.0),
@@ -178,8 +178,8 @@ impl Fp8Checks<'_> {
                 true => self.scaled_operand(rows, depth, &x)?,
                 false => self.upload(rows, depth, &x)?.cast(CudaDtype::Bf16)?,
             };
-            let picked = picked_rows(rows);
-            let sums = product(&x, &w, depth, &picked);
+            let selected = checked_rows(rows);
+            let sums = product(&x, &w, depth, &selected);
             for dtype in [CudaDtype::E4m3, CudaDtype::Bf16, CudaDtype::F32] {
                 let mut stream = CudaTensor::zeros(self.cuda, rows, width, CudaDtype::F32)?;
                 let of =
@@ -195,7 +195,8 @@ impl Fp8Checks<'_> {
                 let kind = format!("e4m3 {is_e4m3} to {dtype:?}, fused {is_fused}");
                 let name = format!("residual fp8 {shape}, {kind}");
                 let got = stream.to_host()?;
-                let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
+                let of =
+                    Compared { name: format!("{name}, stream"), selected: &selected, cols: width };
                 self.compare(&of, |r, c| got[r * width + c], expected, |a, b| a == b);
                 if dtype == CudaDtype::E4m3 {
                     self.compare_rounded(&name, &normed, &exact)?;
@@ -207,11 +208,11 @@ impl Fp8Checks<'_> {
                     CudaDtype::Bf16 => step * x.abs() + 1e-5,
                     _ => 1e-5 * (1.0 + x.abs()),
                 };
-                let of = Compared { name, picked: &picked, cols: width };
+                let of = Compared { name, selected: &selected, cols: width };
                 self.compare(
                     &of,
                     |r, c| got[r * width + c],
-                    |i: usize, c: usize| exact[picked[i] * width + c],
+                    |i: usize, c: usize| exact[selected[i] * width + c],
                     |a: f32, b: f32| (a - b).abs() <= tolerance(b),
                 );
             }
@@ -271,8 +272,8 @@ impl Fp8Checks<'_> {
             let name = format!("{kernel} {rows} x {depth} with dropout, rms {is_rms}");
             let before = streams[0].to_host()?;
             let after = streams[1].to_host()?;
-            let picked: Vec<usize> = (0..rows).collect();
-            let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
+            let selected: Vec<usize> = (0..rows).collect();
+            let of = Compared { name: format!("{name}, stream"), selected: &selected, cols: width };
             let at = |x: &[f32], r: usize, c: usize| x[r * width + c];
             self.compare(
                 &of,

@@ -24,8 +24,8 @@ impl Fp8Checks<'_> {
             let w = whole(outputs, depth, 3);
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 13) as f32 - 6.0).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
-            let picked = picked_rows(rows);
-            let sums = product(&x, &w, depth, &picked);
+            let selected = checked_rows(rows);
+            let sums = product(&x, &w, depth, &selected);
             let operands = self.operands(rows, depth, &x)?;
             for (biased, (x_there, kind)) in
                 [true, false].iter().flat_map(|&biased| operands.iter().map(move |x| (biased, x)))
@@ -41,7 +41,7 @@ impl Fp8Checks<'_> {
                 };
                 let shape = format!("{rows} x {depth} -> {outputs}");
                 let name = format!("gemm_fp8_store {shape} bias {biased}, {kind}");
-                let of = Compared { name, picked: &picked, cols: outputs };
+                let of = Compared { name, selected: &selected, cols: outputs };
                 self.compare(&of, |r, c| got[r * outputs + c], expected, |a, b| a == b);
             }
         }
@@ -61,11 +61,11 @@ impl Fp8Checks<'_> {
             let w = numbers(outputs * depth, 5);
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
             let x = self.operand(rows, depth, &x)?;
-            let picked: Vec<usize> = (0..rows).step_by(16).collect();
+            let selected: Vec<usize> = (0..rows).step_by(16).collect();
             let weights = map.fp8().map(|w| w.matrix.to_host()).transpose()?.unwrap_or_default();
-            let sums = product(&x.to_host()?, &weights[..outputs * depth], depth, &picked);
+            let sums = product(&x.to_host()?, &weights[..outputs * depth], depth, &selected);
             let got = matmul(&x, &map, CudaDtype::Bf16)?.to_host()?;
-            let at = |i: usize| f64::from(got[picked[i / outputs] * outputs + i % outputs]);
+            let at = |i: usize| f64::from(got[selected[i / outputs] * outputs + i % outputs]);
             let errors: Vec<f64> = (0..sums.len()).map(|i| at(i) - sums[i]).collect();
             let rms = (sums.iter().map(|x| x * x).sum::<f64>() / sums.len() as f64).sqrt();
             let name = format!("gemm_fp8_store {rows} x {depth} -> {outputs}, Gaussian");
@@ -90,7 +90,7 @@ impl Fp8Checks<'_> {
             let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
             assert_eq!(out.dtype(), CudaDtype::E4m3, "gelu writes e4m3");
             let bounds = common_scale(depth, &x);
-            let picked = picked_rows(rows);
+            let selected = checked_rows(rows);
             let bound = 1.13 * bounds.max_norm * common_scale(depth, &w).max_norm + largest(&bias);
             let name = format!("gemm_fp8_gelu {rows} x {depth} -> {outputs}");
             // The bound may be within rounding of the next power of two.
@@ -98,14 +98,14 @@ impl Fp8Checks<'_> {
             let scale = out.common_scale().map_or(f32::NAN, |by| by.scale);
             let what = format!("{scale}, should be of {near:?}");
             self.line(&format!("{name}, scale"), near.contains(&scale), what);
-            let sums = product(&x, &w, depth, &picked);
+            let sums = product(&x, &w, depth, &selected);
             let got = out.to_host()?;
             let expected = |i: usize, c: usize| {
                 let y = sums[i * outputs + c] + f64::from(bias[c]);
                 // Before GELU a result is rounded to f16.
                 (gelu(y), 1.01 * half_step(gelu(y), scale) + 2e-3 * y.abs())
             };
-            let of = Compared { name, picked: &picked, cols: outputs };
+            let of = Compared { name, selected: &selected, cols: outputs };
             self.compare(
                 &of,
                 |r, c| (f64::from(got[r * outputs + c]), 0.0),
@@ -125,8 +125,8 @@ impl Fp8Checks<'_> {
         let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 64.0).collect();
         let w: Vec<f32> = whole(outputs, depth, 7).iter().map(|x| x * 64.0).collect();
         let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
-        let picked = picked_rows(rows);
-        let sums = product(&x, &w, depth, &picked);
+        let selected = checked_rows(rows);
+        let sums = product(&x, &w, depth, &selected);
         for (x_there, kind) in self.operands(rows, depth, &x)? {
             assert!(fp8::gelu_scale(&x_there, &map).is_none(), "such results fit f16");
             let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
@@ -134,11 +134,11 @@ impl Fp8Checks<'_> {
             let got = out.to_host()?;
             let expected = |i: usize, c: usize| {
                 let y = sums[i * outputs + c];
-                let tolerance = 1.01 * half_step(gelu(y), scales[picked[i]]);
+                let tolerance = 1.01 * half_step(gelu(y), scales[selected[i]]);
                 (gelu(y), tolerance + 4e-3 * y.abs())
             };
             let name = format!("GELU without a bound {rows} x {depth} -> {outputs}, {kind}");
-            let of = Compared { name, picked: &picked, cols: outputs };
+            let of = Compared { name, selected: &selected, cols: outputs };
             self.compare(
                 &of,
                 |r, c| (f64::from(got[r * outputs + c]), 0.0),
@@ -169,8 +169,8 @@ impl Fp8Checks<'_> {
             let to = CudaIndices::new(self.cuda, &slots)?;
             let transform = CudaQkvTransform { heads, qk_norms: None, rope: None };
             let mapping = CudaSlotMapping { positions: &to, slots: &to };
-            let picked = picked_rows(rows);
-            let sums = product(&x, &w, depth, &picked);
+            let selected = checked_rows(rows);
+            let sums = product(&x, &w, depth, &selected);
             for (x_there, kind) in self.operands(rows, depth, &x)? {
                 let mut kv = CudaKv::new(self.cuda, 2, kv_heads, dim, rows + 5)?;
                 let queries =
@@ -194,7 +194,7 @@ impl Fp8Checks<'_> {
                 };
                 let shape = format!("{rows} x {depth}, {heads}/{kv_heads} heads of {dim}");
                 let name = format!("gemm_fp8_qkv {shape}, {kind}");
-                let of = Compared { name, picked: &picked, cols: outputs };
+                let of = Compared { name, selected: &selected, cols: outputs };
                 self.compare(&of, got, expected, |a, b| a == b);
             }
         }
@@ -216,8 +216,8 @@ impl Fp8Checks<'_> {
             let map = CudaLinear::from_output_major(self.cuda, depth, vocab, &w, None)?;
             let x_there = self.upload(rows, depth, &x)?.cast(CudaDtype::Bf16)?;
             let got = topk::PendingRowTokens::launch(&x_there, &map)?.read()?;
-            let picked: Vec<usize> = (0..rows).filter(|r| r % 29 == 0 || r + 1 == rows).collect();
-            let logits = product(&x, &w, depth, &picked);
+            let selected: Vec<usize> = (0..rows).filter(|r| r % 29 == 0 || r + 1 == rows).collect();
+            let logits = product(&x, &w, depth, &selected);
             let expected = |i: usize, _: usize| {
                 let row = &logits[i * vocab..(i + 1) * vocab];
                 let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -226,7 +226,7 @@ impl Fp8Checks<'_> {
                 (token as u32, -sum.ln() as f32)
             };
             let name = format!("gemm_fp8_argmax {rows} x {depth} -> {vocab}");
-            let of = Compared { name, picked: &picked, cols: 1 };
+            let of = Compared { name, selected: &selected, cols: 1 };
             self.compare(
                 &of,
                 |r, _| got[r],

@@ -18,7 +18,7 @@ impl Fp8Checks<'_> {
             .collect();
         let count = rows.len();
         let x = rows.concat();
-        let picked: Vec<usize> = (0..count).collect();
+        let selected: Vec<usize> = (0..count).collect();
         let codes = |i: usize| e4m3::from_f32(x[i]);
         let same = |a: u8, b: u8| a == b || (a & 0x7f == 0x7f && b & 0x7f == 0x7f);
         for dtype in [CudaDtype::F32, CudaDtype::Bf16] {
@@ -31,9 +31,9 @@ impl Fp8Checks<'_> {
             ] {
                 let (got, scales) = quantized.codes_to_host()?;
                 let name = format!("e4m3 of every bf16 number, from {dtype:?}, {kind}");
-                let of = Compared { name: name.clone(), picked: &picked, cols };
+                let of = Compared { name: name.clone(), selected: &selected, cols };
                 self.compare(&of, |r, c| got[r * cols + c], |r, c| codes(r * cols + c), same);
-                let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
+                let of = Compared { name: format!("{name}, scales"), selected: &selected, cols: 1 };
                 self.compare(&of, |r, _| scales[r], |_, _| 1.0, |a, b| a == b);
             }
         }
@@ -43,7 +43,8 @@ impl Fp8Checks<'_> {
         let x = CudaTensor::from_codes(self.cuda, cols, &codes, &scales)?;
         let got = fp8::dequantize_rows(&x)?.to_host()?;
         let rows: Vec<usize> = (0..8).collect();
-        let of = Compared { name: "dequantize_rows of every code".to_owned(), picked: &rows, cols };
+        let of =
+            Compared { name: "dequantize_rows of every code".to_owned(), selected: &rows, cols };
         self.compare(
             &of,
             |r, c| got[r * cols + c],
@@ -54,7 +55,7 @@ impl Fp8Checks<'_> {
         let numbers: Vec<f32> = numbers.into_iter().filter(|x| !x.is_nan()).chain([0.0]).collect();
         let got = fp8::dequantize_rows(&self.scaled_operand(1, 128, &numbers)?)?.to_host()?;
         let of =
-            Compared { name: "dequantize_rows, one scale".to_owned(), picked: &[0], cols: 128 };
+            Compared { name: "dequantize_rows, one scale".to_owned(), selected: &[0], cols: 128 };
         self.compare(&of, |_, c| got[c], |_, c| numbers[c], |a, b| a == b);
         Ok(())
     }
@@ -68,13 +69,13 @@ impl Fp8Checks<'_> {
                 row.iter_mut().for_each(|x| *x = bf16::from_f32(*x * by).to_f32());
             }
             let (codes, scales) = self.operand(rows, cols, &x)?.codes_to_host()?;
-            let picked: Vec<usize> = (0..rows).collect();
+            let selected: Vec<usize> = (0..rows).collect();
             let expected: Vec<f32> =
                 x.chunks(cols).map(|row: &[f32]| e4m3::scale_for(largest(row))).collect();
             let name = format!("quantize_rows {rows} x {cols}");
-            let of = Compared { name: format!("{name}, scales"), picked: &picked, cols: 1 };
+            let of = Compared { name: format!("{name}, scales"), selected: &selected, cols: 1 };
             self.compare(&of, |r, _| scales[r], |r, _| expected[r], |a, b| a == b);
-            let of = Compared { name, picked: &picked, cols };
+            let of = Compared { name, selected: &selected, cols };
             self.compare(
                 &of,
                 |r, c| codes[r * cols + c],
@@ -102,12 +103,12 @@ impl Fp8Checks<'_> {
             let good = by.scale == expected.scale && close;
             self.line(&format!("{name}, scale"), good, format!("{by:?}, should be {expected:?}"));
             let codes = weights.matrix.codes_to_host()?.0;
-            let picked = picked_rows(outputs);
-            let of = Compared { name, picked: &picked, cols: inputs };
+            let selected = checked_rows(outputs);
+            let of = Compared { name, selected: &selected, cols: inputs };
             self.compare(
                 &of,
                 |r, c| codes[r * inputs + c],
-                |i: usize, c: usize| e4m3::from_f32(w[picked[i] * inputs + c] / by.scale),
+                |i: usize, c: usize| e4m3::from_f32(w[selected[i] * inputs + c] / by.scale),
                 |a, b| a == b,
             );
         }

@@ -19,7 +19,7 @@ pub(super) fn weighted_sum(weights: &[f32], y: &Tensor) -> f64 {
 pub(super) fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> f64, what: &str) {
     assert_eq!(found.len(), x.data().len(), "{what}");
     let count = found.len();
-    let picked: Vec<usize> = if count <= 40 {
+    let indices: Vec<usize> = if count <= 40 {
         (0..count).collect()
     } else {
         (0..40).map(|i| i * 7919 % count).collect()
@@ -29,10 +29,10 @@ pub(super) fn assert_gradient(found: &[f32], x: &Tensor, f: impl Fn(&Tensor) -> 
         x.data_mut()[i] += by;
         f(&x)
     };
-    let found: Vec<f32> = picked.iter().map(|&i| found[i]).collect();
+    let found: Vec<f32> = indices.iter().map(|&i| found[i]).collect();
     assert_close(
         &found,
-        &picked
+        &indices
             .iter()
             .map(|&i: &usize| ((moved(i, STEP) - moved(i, -STEP)) / f64::from(2.0 * STEP)) as f32)
             .collect::<Vec<_>>(),

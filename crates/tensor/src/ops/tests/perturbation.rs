@@ -184,12 +184,12 @@ fn dropout_rows_of_unlike_strengths_and_sites_equal_each_row_alone() {
         let map = Linear::from_output_major(&device, inputs, cols, &w, None).unwrap();
         let by = Normalization::rms(&device, 1e-5, vec![1.0; cols]).unwrap();
         for site in [Site::AttnOut, Site::MlpOut] {
-            // Separate dropout, and dropout fused with the linear map, for the rows `picked`.
-            let run = |picked: &[usize]| {
-                let perturbed = picked.iter().map(|&r| rows[r]).collect();
+            // Separate dropout, and dropout fused with the linear map, for the rows `indices`.
+            let run = |indices: &[usize]| {
+                let perturbed = indices.iter().map(|&r| rows[r]).collect();
                 let perturbed = PerturbedRows::new(&device, perturbed).unwrap();
                 let mask = Some(DropoutMask::Sampled { layer: 2, site, rows: &perturbed });
-                let pick = |x: &Tensor| upload(&device, &x.select(picked.iter().copied()));
+                let pick = |x: &Tensor| upload(&device, &x.select(indices.iter().copied()));
                 let mut stream = pick(&start);
                 let from = pick(&x);
                 let mut apart = Tensor::default();
@@ -234,10 +234,10 @@ fn noise_rows_of_unlike_strengths_equal_each_row_alone() {
     let rows = mixed_rows();
     let x = matrix(mixed_rows().len(), 33, 64);
     for device in devices() {
-        let run = |picked: &[usize]| {
-            let perturbed = picked.iter().map(|&r| rows[r]).collect();
+        let run = |indices: &[usize]| {
+            let perturbed = indices.iter().map(|&r| rows[r]).collect();
             let perturbed = PerturbedRows::new(&device, perturbed).unwrap();
-            let mut x = upload(&device, &x.select(picked.iter().copied()));
+            let mut x = upload(&device, &x.select(indices.iter().copied()));
             device.run(|| add_noise(&device, &mut x, &perturbed)).unwrap();
             x.to_host().unwrap()
         };
