@@ -120,7 +120,7 @@ impl Footprint {
     }
 
     /// Slots of the reasoner used by each sequence.
-    pub(crate) fn own_slots(&self) -> usize {
+    pub(crate) fn sequence_slots(&self) -> usize {
         self.row_slots + if self.private_prompt { self.prompt_slots } else { 0 }
     }
 
@@ -321,7 +321,7 @@ impl<'a> BatchPlan<'a> {
         for range in wave {
             let footprint = &self.footprints[range.question];
             let rows = range.rows.len();
-            slots.reasoner += footprint.shared_slots() + rows * footprint.own_slots();
+            slots.reasoner += footprint.shared_slots() + rows * footprint.sequence_slots();
             slots.reward += footprint.reward_slots(rows);
         }
         if self.holds_searches(wave) {

@@ -407,7 +407,7 @@ impl QueueState {
         let mut next = Vec::new();
         // A request that runs alone waits only for running requests, not for later ones.
         let drains = self.requests.front().is_some_and(|job| job.runs_alone());
-        if drains || !running.wants_tokens() {
+        if drains || !running.accepts_tokens() {
             return next;
         }
         let mut positions = 0;

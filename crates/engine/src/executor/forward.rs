@@ -41,7 +41,7 @@ impl StepOutputs {
         let mut gather = Gather::with_capacity(sequences.len());
         for &i in sequences {
             let Some(hidden) = &self.0[i] else {
-                unreachable!("a sequence that goes on has fed something")
+                unreachable!("every active sequence has fed an input")
             };
             gather.push(&hidden.outputs, hidden.row);
         }

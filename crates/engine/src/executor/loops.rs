@@ -184,7 +184,7 @@ impl Executor<'_> {
         let item = &sampler.items[sequence.spec.item];
         let shared = item.continued_tokens();
         let Some(prefix) = &self.prefixes[sequence.spec.item] else {
-            unreachable!("a shared prompt is passed before its sequences begin")
+            unreachable!("a shared prompt is computed before its sequences start")
         };
         sequence.kv = prefix.kv.fork_at(shared).continued();
         for (position, &token) in item.prompt.tokens.iter().enumerate().skip(shared) {

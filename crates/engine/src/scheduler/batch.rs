@@ -88,10 +88,10 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
     /// all admitted and waiting ones.
     pub(crate) fn has_room(&self, footprint: &Footprint) -> bool {
         let mut sequences = self.executor.sequences.len();
-        let mut slots = footprint.shared_slots() + footprint.own_slots();
+        let mut slots = footprint.shared_slots() + footprint.sequence_slots();
         for before in &self.sources {
             sequences += before.waiting();
-            slots += before.waiting() * before.footprint().own_slots();
+            slots += before.waiting() * before.footprint().sequence_slots();
         }
         sequences < self.max_sequences && self.fits(slots)
     }
@@ -167,7 +167,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
     /// is closed only one, and only if there is no other.
     pub(crate) fn admit(&mut self) {
         for item in 0..self.sources.len() {
-            let slots = self.sources[item].footprint().own_slots();
+            let slots = self.sources[item].footprint().sequence_slots();
             while self.sources[item].waiting() > 0 {
                 let count = self.executor.sequences.len();
                 let is_full = count >= self.max_sequences || (self.is_closed && count > 0);
@@ -229,7 +229,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
             let of = source.item();
             let shared = &of.prompt.tokens[..of.shared_tokens()];
             let kv = prefix.map(|prefix| prefix.kv).unwrap_or_default();
-            self.prefixes.give_back(self.cache.as_mut(), (shared, kv), lease);
+            self.prefixes.return_lease(self.cache.as_mut(), (shared, kv), lease);
             removed.push(source);
         }
         removed.reverse();
@@ -244,7 +244,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
             1.. if self.model.method.looped.is_some() => item.continued_tokens(),
             shared => shared,
         };
-        self.reserved -= source.footprint().own_slots();
+        self.reserved -= source.footprint().sequence_slots();
         let kv = std::mem::take(&mut sequence.kv);
         if let Some(cache) = self.cache.as_mut().filter(|_| !kv.is_empty()) {
             cache.release(kv, shared);
@@ -262,7 +262,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         let (stay, unfit) =
             std::mem::take(&mut self.sources).into_iter().partition(|source: &S| {
                 let footprint = source.footprint();
-                footprint.shared_slots() + footprint.own_slots() <= self.slots
+                footprint.shared_slots() + footprint.sequence_slots() <= self.slots
             });
         let stay: Vec<S> = stay;
         stay.into_iter().for_each(|source| self.join(source));

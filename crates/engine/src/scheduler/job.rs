@@ -74,7 +74,7 @@ impl Job {
         self.fail(EngineError::Cancelled { id });
     }
 
-    fn tells_progress(&self) -> bool {
+    fn sends_progress(&self) -> bool {
         self.options.progress && self.request.params.samples.get() > 1
     }
 }
@@ -178,7 +178,7 @@ impl<'a> RunningJob<'a> {
 
     /// Sends the rewards of the finished sequences.
     pub(crate) fn send_rewards(&mut self) {
-        if !self.job.tells_progress() {
+        if !self.job.sends_progress() {
             return;
         }
         for done in self.finished.iter().filter(|done| done.row.perturbed) {
@@ -258,7 +258,7 @@ impl SequenceSource for RunningJob<'_> {
         self.job.options.latents
     }
 
-    /// Sends the trajectory event.
+    /// Stores a finished sequence and sends the trajectory event.
     fn finish(
         &mut self,
         sequence: SequenceState,
@@ -267,7 +267,7 @@ impl SequenceSource for RunningJob<'_> {
         let mut row = FinishedSequence::new(&sequence);
         row.latents = latents;
         row.lens = sequence.lens;
-        if row.perturbed && self.job.tells_progress() {
+        if row.perturbed && self.job.sends_progress() {
             let of = QuestionContext { engine: self.engine, item: self.job.item() };
             let kind = self.job.request.answer_kind;
             of.parse(kind, &mut row)?;

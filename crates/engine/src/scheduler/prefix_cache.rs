@@ -98,7 +98,7 @@ impl PrefixCache {
 
     /// Returns a lease. The whole blocks of the prompt stay in the cache, with their slots; the
     /// other slots of its sequence are freed.
-    pub(crate) fn give_back(
+    pub(crate) fn return_lease(
         &mut self,
         cache: Option<&mut Cache>,
         (tokens, kv): (&[u32], Sequence),

@@ -91,7 +91,7 @@ impl<'a> RunningRequests<'a> {
     }
 
     /// Whether all scoring jobs are done, so that it accepts more.
-    pub(crate) fn wants_tokens(&self) -> bool {
+    pub(crate) fn accepts_tokens(&self) -> bool {
         self.token_scores.is_empty()
     }
 
@@ -135,7 +135,7 @@ impl<'a> RunningRequests<'a> {
     pub(crate) fn recover(&mut self, error: &EngineError) {
         let why = error.to_string();
         let failed = match error {
-            EngineError::Device(device) if device.is_out_of_memory() => self.begin_anew(),
+            EngineError::Device(device) if device.is_out_of_memory() => self.restart_all(),
             _ => {
                 self.token_scores.fail(&why);
                 self.batch.clear()
@@ -148,7 +148,7 @@ impl<'a> RunningRequests<'a> {
     }
 
     /// Restarts all sequences with half the memory. Returns the requests that do not fit.
-    pub(crate) fn begin_anew(&mut self) -> Vec<RunningJob<'a>> {
+    pub(crate) fn restart_all(&mut self) -> Vec<RunningJob<'a>> {
         self.reward_memory /= 2;
         let requests = self.batch.sources.len();
         tracing::warn!(

@@ -43,7 +43,7 @@ fn requests_that_begin_anew_get_what_they_get_otherwise() {
             for _ in 0..steps {
                 running.step().unwrap();
             }
-            assert!(running.begin_anew().is_empty());
+            assert!(running.restart_all().is_empty());
             while !running.is_empty() {
                 running.step().unwrap();
             }

@@ -44,7 +44,7 @@ pub fn select<'a>(
 ) -> Result<Tensor, DeviceError> {
     let parts: Vec<&Tensor> = parts.into_iter().collect();
     let Some(&first) = parts.first() else {
-        assert!(indices.is_empty(), "select: rows without a tensor to pick from");
+        assert!(indices.is_empty(), "select: indices without a tensor");
         return Ok(Tensor::default());
     };
     match device.backend() {
