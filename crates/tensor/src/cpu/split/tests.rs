@@ -14,7 +14,7 @@ fn present() -> Vec<SplitKernel> {
     if Isa::Amx.is_present() {
         kernels.push(SplitKernel::Amx);
     } else {
-        println!("skipped with AMX: this processor has none, or the system does not lend it");
+        println!("skipped with AMX: this CPU has none, or the system does not permit its use");
     }
     kernels
 }

@@ -153,8 +153,8 @@ impl Fp8Checks<'_> {
         self.lines.push(Fp8CheckLine { name: name.to_owned(), good, what });
     }
 
-    /// Compares elements (selected rows, cols) by `is_right`, and reports the first wrong one and the
-    /// common range of all wrong ones.
+    /// Compares elements (selected rows, cols) by `is_right`, and reports the first wrong one and
+    /// the common range of all wrong ones.
     fn compare<T: Copy + std::fmt::Debug>(
         &mut self,
         of: &Compared<'_>,
