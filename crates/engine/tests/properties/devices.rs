@@ -46,7 +46,7 @@ fn instruction_sets_agree() {
             let portable = on(Isa::Portable);
             let vectors: Vec<_> = vector_isas().map(on).collect();
             if vectors.is_empty() {
-                println!("skipped: this processor has no vector kernels to compare");
+                println!("skipped: this CPU has no vector kernels to compare");
             }
             let what = format!("{family:?}, {perturbation:?}");
             for other in &vectors {

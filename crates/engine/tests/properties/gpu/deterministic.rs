@@ -59,7 +59,7 @@ fn some_models() -> [CheckpointSpec; 4] {
 
 #[test]
 fn the_flag_is_the_devices() {
-    assert!(device().is_deterministic(), "a processor is without asking");
+    assert!(device().is_deterministic(), "a CPU always is");
     assert_eq!(device().deterministic_numerics(), None, "and says nothing of it in a manifest");
     let Some(GpuFixture { device, _turn }) = gpu_as(Precision::Bf16, true) else { return };
     assert!(device.is_deterministic() && device.describe().ends_with(", deterministic"));
