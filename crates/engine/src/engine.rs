@@ -278,9 +278,9 @@ impl Engine {
         BatchPlan::check(&self.context(), item, memory)
     }
 
-    /// The voting rule for requests that specify none. Outcome rewards are calibrated and weight
-    /// votes directly; process rewards are not and are normalized; without rewards, the probe's
-    /// scores weight the votes, and without a probe the plain majority decides.
+    /// The voting rule for requests that specify none. Outcome rewards have an absolute scale and
+    /// weight votes directly; process rewards have none and are normalized; without rewards, the
+    /// probe's scores weight the votes, and without a probe the plain majority decides.
     pub fn default_rule(&self) -> Rule {
         match self.reward_model() {
             Some(model) if model.outcome_head.is_some() => Rule::WEIGHTED,

@@ -92,7 +92,7 @@ impl TokenSequence {
     }
 }
 
-/// Scores the next positions of each sequence, as many as given beside it, in one forward pass.
+/// Scores the next positions of each sequence in one forward pass; each comes with their number.
 pub(crate) fn score_positions(
     model: &LatentModel,
     cache: &mut Cache,

@@ -140,7 +140,7 @@ impl<'a> RolloutPlan<'a> {
         self.prompts.len() - first
     }
 
-    /// Number of concurrent rollouts that fit beside a batch: at least one.
+    /// Number of concurrent rollouts that fit in addition to a batch: at least one.
     pub(super) fn rollouts(&self, wave: Range<usize>) -> usize {
         let lasting: usize = wave.clone().map(|q| self.lasting_slots(q)).sum();
         let room = self.budget.saturating_sub(lasting) / self.rollout_slots.max(1);
