@@ -283,7 +283,7 @@ mod tests {
     fn a_token_outside_a_models_vocabulary_is_named() {
         assert!(check_vocab(3, &[1, 8], "the reward model", 9).is_ok());
         let error = check_vocab(3, &[1, 9], "the reward model", 9).unwrap_err().to_string();
-        let expected = "token 9, the reward model has 9";
+        let expected = "token 9, but the vocabulary of the reward model has only 9";
         assert!(error.contains("problem 3") && error.contains(expected), "{error}");
     }
 }
