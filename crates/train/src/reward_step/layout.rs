@@ -1,5 +1,5 @@
-//! A batch of the reward model as one decoder pass: what is fed at each position, and which output
-//! rows the heads read.
+//! Layout of a reward-model batch as one forward pass: the input at each position, and the output
+//! rows that the heads read.
 //!
 //! ```text
 //! prompt, reference trace ─┬─ thoughts of trajectory 1, end-latent tokens, answer
@@ -15,14 +15,15 @@ use super::{RewardExample, RewardTrainStep};
 use crate::dropout::DropoutConfig;
 use crate::rows::{PassRows, RowInput, scatter_add};
 
-/// Output rows that a head reads, one entry per thought or per answer.
+/// Indices of the output rows that a head reads, one entry per thought or per answer.
 #[derive(Default)]
 pub(super) struct HeadPositions {
-    /// The thought, or the answer's last token.
+    /// At the thought, or at the answer's last token.
     pub(super) at: Vec<usize>,
-    /// One position before the thought, or the last one before the answer.
+    /// One position before the thought, or the last position before the answer.
     pub(super) before: Vec<usize>,
-    /// The last thought before an answer. `None` for thoughts: their head reads the input vectors.
+    /// At the last thought before the answer. `None` for thoughts, whose head reads the input
+    /// vectors.
     pub(super) thought: Option<Vec<usize>>,
 }
 
@@ -43,10 +44,10 @@ pub(super) struct RewardForward {
     pub(super) answers: Option<HeadForward>,
 }
 
-/// The rows of a batch. Vectors are fed in the order: all reference traces, then all thoughts.
+/// The rows of a batch. Input vectors are ordered: all reference traces, then all thoughts.
 struct RewardBatchLayout<'a> {
     cache: &'a mut Cache,
-    /// Tokens between thoughts and answer; `None` if answers are not read.
+    /// Tokens between thoughts and answer; `None` without an outcome head.
     end_latent: Option<&'a [u32]>,
     dropout: Option<DropoutConfig>,
     input: PassRows,
@@ -56,7 +57,7 @@ struct RewardBatchLayout<'a> {
 }
 
 impl RewardBatchLayout<'_> {
-    /// Adds the next position of a sequence; returns the index of its output row, if it has one.
+    /// Adds the next position of a sequence; returns the index of its output row, if any.
     fn push(
         &mut self,
         example: &RewardExample,
@@ -65,7 +66,8 @@ impl RewardBatchLayout<'_> {
         input: RowInput,
         is_output: bool,
     ) -> usize {
-        // The RNG key packs step and branch into one number: up to 4095 trajectories per problem.
+        // The RNG key packs step and branch into one number, which allows 4095 trajectories per
+        // problem.
         let dropout = self
             .dropout
             .map(|dropout| dropout.row(example.id, dropout.step << 12 | branch as u32, sequence));
@@ -74,7 +76,7 @@ impl RewardBatchLayout<'_> {
         self.outputs - usize::from(is_output)
     }
 
-    /// Adds prompt and reference trace; returns their sequence and the output row at its end.
+    /// Adds prompt and reference trace; returns their sequence and its last output row.
     fn push_prefix(&mut self, example: &RewardExample) -> (Sequence, usize) {
         let (mut sequence, mut last) = (Sequence::default(), 0);
         let prompt = example.prompt.iter().map(|&token| RowInput::Token(token));
@@ -102,7 +104,7 @@ impl RewardBatchLayout<'_> {
         self.answers.at.push(last);
     }
 
-    /// Adds tokens of trajectory `n`; returns the output row of the last one.
+    /// Adds tokens of trajectory `n`; returns the output row of the last token.
     fn push_tokens(
         &mut self,
         example: &RewardExample,
@@ -160,7 +162,7 @@ impl RewardTrainStep {
     }
 }
 
-/// All parts (any, width), one below the other, on the device.
+/// Concatenates the parts, (any, width) each, on the device.
 fn concat<'a>(
     device: &Device,
     parts: impl Iterator<Item = &'a Tensor>,
@@ -173,7 +175,7 @@ fn concat<'a>(
 
 impl HeadForward {
     /// Runs a head on its rows of `hidden`. Without `thoughts`, the head reads the hidden states at
-    /// the last thought in their place.
+    /// the last thought instead.
     fn run(
         device: &Device,
         head: &TrainableRewardHead,
@@ -194,7 +196,7 @@ impl HeadForward {
         Ok(Self { positions, rewards, input, activations })
     }
 
-    /// Adds the head's gradients, and those of the hidden states that it read to `dhidden`.
+    /// Accumulates the head's gradients, and adds the gradients of its input rows to `dhidden`.
     pub(super) fn backward(
         &self,
         device: &Device,
