@@ -220,7 +220,7 @@ pub struct LotusTrainStep {
     pub model: TrainableDecoder,
     /// The latent positions.
     pub shape: LotusShape,
-    /// Weight of the loss of the steps' tokens.
+    /// Weight of the loss on step tokens.
     pub step_loss_weight: f32,
     cache: Option<Cache>,
 }
