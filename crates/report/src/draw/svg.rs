@@ -1,7 +1,7 @@
 //! The SVG backend.
 //!
-//! Attributes hold the colours of the light theme; CSS classes let a style sheet override them. A
-//! standalone file includes one for the dark theme; in the page, the page's own rules apply.
+//! Attributes hold the colors of the light theme; CSS classes let a style sheet override them. A
+//! standalone file includes a style sheet for the dark theme; in the page, the page's rules apply.
 
 use std::fmt::Write;
 
