@@ -1,7 +1,7 @@
 //! Hand-written equivalents of the regular expressions in the families' graders.
 //!
-//! Each function names its expression and follows Python's `re`: leftmost match, greedy digits.
-//! Matches begin and end at ASCII digits or markers, so byte offsets are character boundaries.
+//! Each function documents its expression and follows Python's `re`: leftmost match, greedy digits.
+//! Matches start and end at ASCII digits or markers, so byte offsets are character boundaries.
 
 use std::borrow::Cow;
 
@@ -84,7 +84,7 @@ fn marked_number<'a>(
     })
 }
 
-/// Every byte offset of `mark`, overlapping ones included.
+/// All byte offsets of `mark`, including overlapping matches.
 fn positions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.char_indices().map(|(at, _)| at).filter(move |&at| text[at..].starts_with(mark))
 }
@@ -113,7 +113,7 @@ fn dollars(text: &str) -> Option<&str> {
     text.match_indices('$').find_map(|(at, _)| some_number(leading_number(&text[at + 1..])))
 }
 
-/// The longest `\d+\.?\d*` at the end of the text, trailing white space ignored.
+/// The longest `\d+\.?\d*` at the end of the text, ignoring trailing white space.
 fn trailing_number(text: &str) -> Option<&str> {
     let text = text.trim_end_matches(is_space);
     let digit = |c: char| c.is_ascii_digit();
