@@ -24,7 +24,7 @@ pub(super) enum Effect {
     Product3,
     /// `{0} * {1}`, `{2} * {3}`, and their sum.
     TwoProducts,
-    /// `v` is unchanged: a question about `v` itself.
+    /// A question about `v`, which is unchanged.
     Ask,
     /// `v + {0}`
     Add,
@@ -79,8 +79,8 @@ impl Effect {
         )
     }
 
-    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may have
-    /// been recorded by then.
+    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may already
+    /// be recorded.
     pub(super) fn apply(self, draft: &mut ProblemDraft) -> Option<SlotNumbers> {
         match self.steps() {
             0 | 1 => self.one_step(draft),
