@@ -22,7 +22,8 @@ const MAX_FOUND: usize = 20;
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default: u64| args.get(at).map_or(default, |arg| arg.parse().unwrap());
-    let (seconds, seed) = (number(0, 60), number(1, 0));
+    let seconds = number(0, 60);
+    let seed = number(1, 0);
     let named: Vec<FuzzTarget> =
         args.iter().skip(2).map(|name| FuzzTarget::find(name).unwrap()).collect();
     // Panics are counted and saved; caught panics of libraries would flood the terminal.
@@ -40,8 +41,10 @@ fn run(target: FuzzTarget, seed: u64, duration: Duration) -> u64 {
     let corpus = target.corpus().unwrap();
     // Initializes the fixtures shared by the bodies before memory is counted.
     corpus.iter().for_each(|(_, input)| drop(catch_unwind(|| target.run(input))));
-    let (mut mutator, mut input) = (Mutator::new(seed), Vec::new());
-    let (mut count, mut broken) = (0_u64, 0);
+    let mut mutator = Mutator::new(seed);
+    let mut input = Vec::new();
+    let mut count = 0_u64;
+    let mut broken = 0;
     let start = Instant::now();
     while start.elapsed() < duration {
         for _ in 0..64 {

@@ -92,7 +92,8 @@ pub(crate) fn annotations(input: &[u8]) {
     for problem in annotations.problems() {
         let _ = (problem.id(), problem.prompt(), problem.steps());
         for trajectory in problem.trajectories() {
-            let (thoughts, labels) = (trajectory.thoughts(), trajectory.labels());
+            let thoughts = trajectory.thoughts();
+            let labels = trajectory.labels();
             assert_eq!(thoughts.chunks(width).len(), labels.len(), "a label for each thought");
             assert!(
                 labels.iter().all(|label| (0.0..=1.0).contains(label)),

@@ -20,7 +20,8 @@ fn check(name: &str) {
         let outcome = std::panic::catch_unwind(|| target.run(input));
         assert!(outcome.is_ok(), "fuzz/corpus/{name}/{file} breaks its parser");
     }
-    let (mut mutator, mut input) = (Mutator::new(0), Vec::new());
+    let mut mutator = Mutator::new(0);
+    let mut input = Vec::new();
     let mutations = if SLOW.contains(&name) { SLOW_MUTATIONS } else { MUTATIONS };
     for number in 0..mutations {
         mutator.mutate(&corpus, target.words, &mut input);

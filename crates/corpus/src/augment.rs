@@ -67,7 +67,8 @@ pub trait VariantSource {
     /// The first `count` distinct variants with their numbers, counted from 1; fewer if sampling
     /// fails repeatedly.
     fn variants(&self, seed: u64, problem: u32, count: usize) -> Vec<(u32, TrainExample)> {
-        let (mut variants, mut seen) = (Vec::new(), HashSet::new());
+        let mut variants = Vec::new();
+        let mut seen = HashSet::new();
         let mut failures = 0;
         for number in 1.. {
             if variants.len() == count || failures == MAX_FAILURES {

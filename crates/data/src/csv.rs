@@ -89,7 +89,8 @@ impl Iterator for CsvRows<'_> {
         if self.rest.is_empty() {
             return None;
         }
-        let (line, mut cells) = (self.line, Vec::new());
+        let line = self.line;
+        let mut cells = Vec::new();
         loop {
             match self.cell() {
                 Ok((cell, more)) => {

@@ -70,7 +70,8 @@ const STEP_SEPARATOR: &str = "||";
 
 fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, DatasetProblem> {
     let mut input = file.take(MAX_BYTES + 1);
-    let (mut examples, mut bytes) = (Vec::new(), Vec::new());
+    let mut examples = Vec::new();
+    let mut bytes = Vec::new();
     for line in 1.. {
         bytes.clear();
         if examples.len() == limit || input.read_until(b'\n', &mut bytes)? == 0 {

@@ -170,7 +170,8 @@ fn listed(
     place: fn(usize) -> FilePosition,
     walk: impl FnOnce(&mut dyn FnMut(DataRecord) -> ControlFlow<()>) -> Result<(), DatasetProblem>,
 ) -> Result<Vec<Question>, DatasetProblem> {
-    let (mut questions, mut flaw) = (Vec::new(), None);
+    let mut questions = Vec::new();
+    let mut flaw = None;
     walk(&mut |record| {
         match shape::question(&record, fields, questions.len()) {
             Ok(question) => questions.push(question),
@@ -214,7 +215,9 @@ fn lines(
     limit: usize,
     skipped: usize,
 ) -> Result<Vec<Question>, DatasetProblem> {
-    let (mut questions, mut bytes, mut line) = (Vec::new(), Vec::new(), skipped);
+    let mut questions = Vec::new();
+    let mut bytes = Vec::new();
+    let mut line = skipped;
     while questions.len() < limit && input.read_until(b'\n', &mut bytes)? > 0 {
         if !bytes.trim_ascii().is_empty() {
             let record =

@@ -73,7 +73,8 @@ impl DataRecord {
         row: Vec<String>,
     ) -> Result<Self, String> {
         if row.len() != header.len() {
-            let (found, wanted) = (row.len(), header.len());
+            let found = row.len();
+            let wanted = header.len();
             return Err(format!("the row has {found} cells, the header has {wanted}"));
         }
         let mut record = DataRecord::default();

@@ -42,9 +42,11 @@ pub fn differences(runs: &[RunData]) -> Vec<RunDifference> {
     let Some((first, others)) = runs.split_first() else { return Vec::new() };
     let difference = |run: &RunData, metric: MetricName| {
         let k = shared_k(first, run, metric)?;
-        let (own, base) = (run.columns.column(metric, k)?, first.columns.column(metric, k)?);
+        let own = run.columns.column(metric, k)?;
+        let base = first.columns.column(metric, k)?;
         let Interval { value, low, high } = paired_difference(own, base, &Bootstrap::default())?;
-        let (run, over) = (run.label.clone(), first.label.clone());
+        let run = run.label.clone();
+        let over = first.label.clone();
         Some(RunDifference { run, over, metric, k, value, low, high })
     };
     others
@@ -102,7 +104,8 @@ fn row(run: &RunData, shown: &[MetricName]) -> Vec<String> {
         let last = run.curve(*metric).pop();
         last.map_or("-".to_owned(), |(_, interval)| format!("{:.1}", 100.0 * interval.value))
     };
-    let (questions, n) = (run.results.questions.to_string(), run.traits.n.to_string());
+    let questions = run.results.questions.to_string();
+    let n = run.traits.n.to_string();
     [run.label.clone(), questions, n].into_iter().chain(shown.iter().map(value)).collect()
 }
 

@@ -102,7 +102,8 @@ impl Bootstrap {
 /// The q-quantile of sorted values, linearly interpolated.
 fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     let place = q * sorted.len().checked_sub(1)? as f64;
-    let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    let below = sorted[place.floor() as usize];
+    let above = sorted[place.ceil() as usize];
     Some(below + (above - below) * place.fract())
 }
 

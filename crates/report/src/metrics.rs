@@ -171,7 +171,8 @@ impl QuestionMetrics {
     }
 
     fn add(&mut self, sample: &Sample, settings: &MetricSettings) -> Result<(), ReportError> {
-        let (id, seed) = (sample.id, sample.seed);
+        let id = sample.id;
+        let seed = sample.seed;
         if !self.seen.insert((seed, id)) {
             return Err(ReportError::Duplicate { id, seed });
         }

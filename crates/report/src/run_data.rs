@@ -137,7 +137,8 @@ pub struct RunTraits {
 
 impl RunTraits {
     fn of_run(run: &RunDir, n: usize) -> Self {
-        let (host, settings) = (&run.manifest().host, &run.manifest().settings);
+        let host = &run.manifest().host;
+        let settings = &run.manifest().settings;
         let method = settings["method"].as_str().unwrap_or("model");
         let data = host["data"].as_str().unwrap_or("questions");
         let file =

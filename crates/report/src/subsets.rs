@@ -207,9 +207,11 @@ mod tests {
         ) {
             let rewards: Vec<f32> = rewards.into_iter().map(f32::from).collect();
             let trajectories = trajectories(&answers, &rewards);
-            let (n, k) = (answers.len(), k.min(answers.len()));
+            let n = answers.len();
+            let k = k.min(answers.len());
             let subsets = Subsets::new(&trajectories, 0);
-            let (rule, params) = (Rule::BEST_OF_MEAN, VoteParams::default());
+            let rule = Rule::BEST_OF_MEAN;
+            let params = VoteParams::default();
             let right = combinations(n, k).filter(|chosen| subsets.is_right(chosen, rule, &params));
             let expected = right.count() as f64 / binomial(n, k).unwrap() as f64;
             prop_assert!((subsets.accuracy(rule, &params, k) - expected).abs() < 1e-9);

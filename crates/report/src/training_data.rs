@@ -31,7 +31,8 @@ pub struct TrainingData {
 impl TrainingData {
     /// Reads the records of a training.
     pub fn load(training: &TrainingDir) -> Result<Self, ReportError> {
-        let (path, steps) = (training.path(), training.steps()?);
+        let path = training.path();
+        let steps = training.steps()?;
         if steps.is_empty() {
             return Err(ReportError::NoSteps { path: training.log_file() });
         }
@@ -89,7 +90,8 @@ pub fn label_trainings(trainings: &mut [TrainingData]) {
 /// The exponential moving average of a curve over 2% of its length.
 pub fn smooth(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let decay = 1.0 - 1.0 / (SMOOTHING * curve.len() as f64).max(1.0);
-    let (mut sum, mut weight) = (0.0, 0.0);
+    let mut sum = 0.0;
+    let mut weight = 0.0;
     let smoothed = |&(x, y): &(f64, f64)| {
         (sum, weight) = (decay * sum + y, decay * weight + 1.0);
         (x, sum / weight)
@@ -99,7 +101,8 @@ pub fn smooth(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 /// The score of an evaluation with its 95% Wilson interval, if it is a fraction of `problems`.
 pub fn score_interval(eval: &EvalRecord) -> Option<Interval> {
-    let (p, n) = (eval.score, eval.metrics.get("problems")?.as_f64()?);
+    let p = eval.score;
+    let n = eval.metrics.get("problems")?.as_f64()?;
     if !(0.0..=1.0).contains(&p) || n < 1.0 {
         return None;
     }

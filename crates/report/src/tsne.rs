@@ -171,7 +171,9 @@ fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
         .filter(|(j, _)| *j != i)
         .map(|(_, d)| *d)
         .fold(f64::INFINITY, f64::min);
-    let (mut beta, mut low, mut high) = (1.0, 0.0, f64::INFINITY);
+    let mut beta = 1.0;
+    let mut low = 0.0;
+    let mut high = f64::INFINITY;
     let mut p = vec![0.0; squared.len()];
     for _ in 0..60 {
         p.iter_mut().enumerate().for_each(|(j, p)| {
@@ -202,7 +204,8 @@ fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
 fn gradient(positions: &[[f64; 2]], joint: &[f64], exaggeration: f64) -> Vec<[f64; 2]> {
     let n = positions.len();
     let kernel = |i: usize, j: usize| {
-        let (dx, dy) = (positions[i][0] - positions[j][0], positions[i][1] - positions[j][1]);
+        let dx = positions[i][0] - positions[j][0];
+        let dy = positions[i][1] - positions[j][1];
         (dx, dy, 1.0 / (1.0 + dx * dx + dy * dy))
     };
     let total: f64 = (0..n).map(|i| (0..i).map(|j| 2.0 * kernel(i, j).2).sum::<f64>()).sum();
@@ -263,7 +266,8 @@ mod tests {
     fn cluster_distances(map: &[[f64; 2]]) -> (f64, f64) {
         let distance =
             |a: [f64; 2], b: [f64; 2]| ((a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2)).sqrt();
-        let (mut within, mut between) = (0.0_f64, f64::INFINITY);
+        let mut within = 0.0_f64;
+        let mut between = f64::INFINITY;
         for i in 0..map.len() {
             for j in 0..i {
                 let d = distance(map[i], map[j]);

@@ -24,10 +24,12 @@ pub struct BatchRows {
 impl BatchRows {
     /// Activation memory of such a batch, in bytes.
     pub fn activation_bytes(&self, model: &TrainableDecoder) -> u64 {
-        let (config, device) = (model.decoder.config(), model.decoder.device());
+        let config = model.decoder.config();
+        let device = model.decoder.device();
         // The residual stream is f32; inputs of matrix products have the compute dtype.
         let compute = if device.is_f32() { 4 } else { 2 };
-        let (width, kv) = (config.width, config.kv_heads * config.head_dim);
+        let width = config.width;
+        let kv = config.kv_heads * config.head_dim;
         let (heads, qkv) = (
             config.heads * config.head_dim,
             (config.heads + 2 * config.kv_heads) * config.head_dim,
@@ -36,7 +38,8 @@ impl BatchRows {
             Mlp::SwiGlu => 2 * config.ffn,
             Mlp::GeluTanh | Mlp::GeluErf => config.ffn,
         };
-        let (x, normed) = (width * 4, width * compute);
+        let x = width * 4;
+        let normed = width * compute;
         let inside = width * (4 + compute) // mid_residual, mlp_normed
             + (qkv + heads + pre_activation + config.ffn) * compute;
         let others = config.layers.saturating_sub(1) * self.fed;

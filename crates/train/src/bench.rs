@@ -109,7 +109,8 @@ impl TrainBench {
             let benched = BenchedStep::Colar { train_step, examples: batch.colar() };
             return Ok(Self::new(device, benched));
         }
-        let (mut head, mut auxiliary) = (TrainableHead::Identity, AuxiliaryLosses::default());
+        let mut head = TrainableHead::Identity;
+        let mut auxiliary = AuxiliaryLosses::default();
         if matches!(method, BenchMethod::Codi | BenchMethod::Simcot) {
             let shape = MlpShape { inputs: width, hidden: width, outputs: width };
             let projector = TrainableMlp::load(device, &source, &CODI_PROJECTOR, shape)?;
@@ -186,7 +187,8 @@ impl TrainBench {
     /// for a reasoner, per problem for a reward model.
     pub fn step(&mut self) -> Result<f64, DeviceError> {
         let Self { device, benched, dropout, steps } = self;
-        let (step, p) = (*steps, *dropout);
+        let step = *steps;
+        let p = *dropout;
         *steps += 1;
         let adapters = match benched {
             BenchedStep::Reasoner { train_step, .. } => train_step.model.has_adapter_dropout(),

@@ -96,7 +96,8 @@ impl ExampleMixture {
         // Each source has one slot; the others are split by weight, rounding the cumulative sums.
         let total: f64 = weights.iter().sum();
         let free = (MIXTURE_CYCLE - count) as f64;
-        let (mut slots, mut sum) = (vec![0], 0.0);
+        let mut slots = vec![0];
+        let mut sum = 0.0;
         for (source, weight) in weights.iter().enumerate() {
             sum += weight;
             slots.push((free * sum / total).round() as u64 + source as u64 + 1);
@@ -121,7 +122,8 @@ impl ExampleMixture {
         let order = self.seed.wrapping_add(cycle).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slot = shuffled_index(i % MIXTURE_CYCLE, MIXTURE_CYCLE, order);
         let source = self.slots.partition_point(|first| *first <= slot) - 1;
-        let (first, end) = (self.slots[source], self.slots[source + 1]);
+        let first = self.slots[source];
+        let end = self.slots[source + 1];
         (source, cycle * (end - first) + slot - first)
     }
 }

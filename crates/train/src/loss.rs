@@ -115,7 +115,8 @@ fn pairwise(problem: ScoredProblem<'_>, t: usize, weight: f64, gradient: &mut [f
     let total: f64 = pairs.iter().map(|(.., gap)| gap).sum();
     let mut loss = 0.0;
     for (better, worse, gap) in pairs {
-        let (margin, share) = (f64::from(scores[better] - scores[worse]), weight * gap / total);
+        let margin = f64::from(scores[better] - scores[worse]);
+        let share = weight * gap / total;
         loss += share * ((-margin).max(0.0) + (-margin.abs()).exp().ln_1p());
         let slope = (share / (1.0 + margin.exp())) as f32;
         gradient[better] -= slope;

@@ -225,7 +225,8 @@ pub fn train_probe(
     let objective = options.objective()?;
     let device = probe.device().clone();
     let mut best: Option<ProbeProgress> = None;
-    let (mut loss, mut losses) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut losses = 0;
     for step in 0..steps {
         let batch = batch(&examples, (step, options.batch.get()), seed);
         loss += device.run(|| accumulate(probe, &batch, objective))?;
@@ -299,7 +300,8 @@ fn accumulate(
     let (states, counts) = inputs(probe, batch)?;
     let forward = probe.forward(&states, &counts)?;
     let mut dscores = vec![0.0; counts.len()];
-    let (mut loss, mut start) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut start = 0;
     for example in batch {
         let range = start..start + example.counts.len();
         start = range.end;

@@ -88,7 +88,8 @@ impl RewardTask {
     }
 
     fn check_problem(&self, problem: &AnnotatedProblem<'_>) -> Result<(), TrainError> {
-        let (id, prompt) = (problem.id(), problem.prompt());
+        let id = problem.id();
+        let prompt = problem.prompt();
         let config = self.train_step.model.decoder.config();
         let (trace, reference) = match &self.reference_reasoner {
             Some(model) => (model.method.length.limit(), model.decoder.config()),

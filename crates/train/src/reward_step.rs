@@ -295,7 +295,8 @@ impl RewardTrainStep {
             predictions.push(DigitPrediction::new(answer, &answers.positions.before, &last));
         }
         predictions.retain(|prediction| !prediction.rows.is_empty());
-        let (mut total, heads) = (0.0, predictions.len());
+        let mut total = 0.0;
+        let heads = predictions.len();
         for DigitPrediction { head, rows, numbers } in predictions {
             let digits = numbers.len() * DIGITS * heads;
             let x = ops::select(device, [&forward.hidden], &rows)?;
@@ -367,7 +368,8 @@ fn objective_loss(
     config: RewardLossConfig<'_>,
 ) -> Result<(f64, Vec<f32>), DeviceError> {
     let rewards = head.rewards.clone().to_host()?;
-    let (mut loss, mut start) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut start = 0;
     let mut drewards = vec![0.0; head.positions.at.len()];
     for HeadTargets { labels, steps, ranges, permuted_from } in targets {
         let labelled = start..start + labels.len();

@@ -273,10 +273,12 @@ impl<'a> TrainRun<'a> {
         task: &mut dyn TrainTask,
         on_event: &mut EventCallback<'_>,
     ) -> Result<ControlFlow<()>, TrainError> {
-        let (config, started) = (self.trainer.config, Instant::now());
+        let config = self.trainer.config;
+        let started = Instant::now();
         let record = self.step(task)?;
         let seconds = started.elapsed().as_secs_f64();
-        let (steps, total) = (self.state.steps, config.optimizer.schedule.steps);
+        let steps = self.state.steps;
+        let total = config.optimizer.schedule.steps;
         let event = TrainEvent::Stepped { steps, total, record: &record, seconds };
         let mut interrupted = on_event(event).is_break();
         let mut timing = TrainTiming { step: record.step, seconds, eval_seconds: None };
@@ -318,7 +320,8 @@ impl<'a> TrainRun<'a> {
     /// Runs one optimizer step, writes its log line and returns it.
     fn step(&mut self, task: &mut dyn TrainTask) -> Result<StepRecord, TrainError> {
         let TrainLoop { device, config } = self.trainer;
-        let (step, accumulated) = (self.state.steps, config.accumulation_steps);
+        let step = self.state.steps;
+        let accumulated = config.accumulation_steps;
         let mut record = StepRecord { step, ..StepRecord::default() };
         for micro_batch in 0..accumulated {
             let part = task.accumulate_gradients(step, micro_batch)?;

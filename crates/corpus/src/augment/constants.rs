@@ -146,7 +146,8 @@ impl KnownConstants {
 
     /// Small integers implied by words of the question, such as 2 by `twice`.
     pub(super) fn factors(&self) -> Vec<Rational> {
-        let (low, high) = (Rational::whole(2), Rational::whole(10));
+        let low = Rational::whole(2);
+        let high = Rational::whole(10);
         let is_factor = |value: &Rational| value.is_whole() && (low..=high).contains(value);
         let mut factors: Vec<Rational> = self.certain.iter().copied().filter(is_factor).collect();
         factors.sort_unstable();

@@ -162,7 +162,8 @@ pub(super) fn is_fixed(tokens: &[QuestionToken], span: &Range<usize>, value: Rat
 
 /// Whether the number is joined to letters, to `:` or to another number.
 fn is_part_of_numeral(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
-    let (first, last) = (&tokens[span.start], &tokens[span.end - 1]);
+    let first = &tokens[span.start];
+    let last = &tokens[span.end - 1];
     let before = span.start.checked_sub(1).map(|at| &tokens[at]);
     let joined_before = before.filter(|token| token.range.end == first.range.start);
     let joined_after = tokens.get(span.end).filter(|token| token.range.start == last.range.end);

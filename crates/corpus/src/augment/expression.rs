@@ -167,7 +167,8 @@ impl StepExpression {
 
 /// Splits an expression into signs and operands.
 fn symbols(expression: &str) -> Option<(Vec<StepSymbol>, Vec<Rational>)> {
-    let (mut symbols, mut operands) = (Vec::new(), Vec::new());
+    let mut symbols = Vec::new();
+    let mut operands = Vec::new();
     let mut rest = expression;
     while let Some(first) = rest.chars().next() {
         let length = rest

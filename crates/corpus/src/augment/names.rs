@@ -198,7 +198,8 @@ impl NameSwap {
         if self.0.is_empty() {
             return text.to_owned();
         }
-        let (mut swapped, mut copied) = (String::with_capacity(text.len() + 16), 0);
+        let mut swapped = String::with_capacity(text.len() + 16);
+        let mut copied = 0;
         for token in super::lexer::tokens(text) {
             let name = stem(&token.text);
             let Some(other) = self.0.get(name).filter(|_| token.capital) else { continue };

@@ -122,7 +122,8 @@ impl NumberRange {
             _ if decimals >= 1 && cents % 5 == 0 => 5,
             _ => 1,
         };
-        let (rest, half) = (cents % step, cents / 2);
+        let rest = cents % step;
+        let half = cents / 2;
         let low = rest + ((half - rest).max(0) + step - 1) / step * step;
         let low = if low == 0 { step } else { low };
         let high = cents * 2;

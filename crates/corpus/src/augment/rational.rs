@@ -117,7 +117,8 @@ impl Rational {
         let scale = 10i128.checked_pow(decimals)?;
         let scaled = self.mul(Self::whole(scale))?.as_whole()?;
         let sign = if scaled < 0 { "-" } else { "" };
-        let (whole, rest) = (scaled.abs() / scale, scaled.abs() % scale);
+        let whole = scaled.abs() / scale;
+        let rest = scaled.abs() % scale;
         Some(match decimals {
             0 => format!("{sign}{whole}"),
             _ => format!("{sign}{whole}.{rest:0width$}", width = decimals as usize),
@@ -203,14 +204,16 @@ mod tests {
         assert_eq!(huge.add(Rational::ONE), None);
         assert_eq!(huge.mul(huge), None);
         assert_eq!(Rational::ONE.div(Rational::ZERO), None);
-        let (tiny, tinier) = (Rational::new(1, i128::MAX - 1), Rational::new(1, i128::MAX));
+        let tiny = Rational::new(1, i128::MAX - 1);
+        let tinier = Rational::new(1, i128::MAX);
         assert!(tiny > tinier && Rational::new(i128::MAX - 1, 3) < Rational::new(i128::MAX, 2));
     }
 
     proptest! {
         #[test]
         fn arithmetic_is_that_of_fractions(a in -999i128..999, b in 1i128..99, c in -999i128..999, d in 1i128..99) {
-            let (x, y) = (Rational::new(a, b).unwrap(), Rational::new(c, d).unwrap());
+            let x = Rational::new(a, b).unwrap();
+            let y = Rational::new(c, d).unwrap();
             prop_assert_eq!(x.add(y).unwrap(), Rational::new(a * d + c * b, b * d).unwrap());
             prop_assert_eq!(x.add(y).unwrap().sub(y).unwrap(), x);
             prop_assert_eq!(x.cmp(&y), (a * d).cmp(&(c * b)));

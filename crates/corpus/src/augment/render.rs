@@ -12,7 +12,8 @@ pub(super) fn question(
     variables: &[Option<usize>],
     assignment: &Assignment,
 ) -> Option<String> {
-    let (mut text, mut copied) = (String::with_capacity(question.len() + 16), 0);
+    let mut text = String::with_capacity(question.len() + 16);
+    let mut copied = 0;
     for (mention, variable) in mentions.iter().zip(variables) {
         let Some(value) = variable.and_then(|index| assignment.variables.get(index)) else {
             continue;

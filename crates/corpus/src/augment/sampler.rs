@@ -142,7 +142,8 @@ fn is_like(new: Rational, old: Rational, max_factor: Rational) -> bool {
     let plural = old < two || new >= two;
     let bounded = |a: Rational, b: Rational| b.mul(max_factor).is_some_and(|limit| a <= limit);
     let magnitude = |x: Rational| if x < Rational::ZERO { x.neg() } else { x };
-    let (a, b) = (magnitude(new), magnitude(old));
+    let a = magnitude(new);
+    let b = magnitude(old);
     // With narrow ranges, as for ages, 100 is an additional limit.
     let century = Rational::whole(100);
     let lives = max_factor == MAX_FACTOR || b > century || a <= century;

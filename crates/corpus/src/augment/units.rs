@@ -75,7 +75,8 @@ impl UnitClasses {
 
     /// Merges two classes, which have the same unit.
     pub(super) fn merge(&mut self, left: usize, right: usize) {
-        let (left, right) = (self.root(left), self.root(right));
+        let left = self.root(left);
+        let right = self.root(right);
         self.parents[left] = right;
     }
 
@@ -94,7 +95,8 @@ impl UnitClasses {
                     self.add(None)
                 }
                 Instruction::Binary(op) => {
-                    let (right, left) = (stack.pop(), stack.pop());
+                    let right = stack.pop();
+                    let left = stack.pop();
                     match (op, left, right) {
                         (BinaryOp::Add | BinaryOp::Sub, Some(left), Some(right)) => {
                             self.merge(left, right);

@@ -283,7 +283,8 @@ pub(crate) fn value(text: &str) -> Option<f64> {
 fn mixed(text: &str) -> Option<f64> {
     let at = text.find("\\frac{").filter(|&at| digits(&text[..at]))?;
     let (a, b) = parts(&text[at..]).filter(|(a, b)| digits(a) && digits(b))?;
-    let (a, b) = (grouped(a)?, grouped(b)?);
+    let a = grouped(a)?;
+    let b = grouped(b)?;
     let whole = grouped(&text[..at])?;
     // One division, so that the value is that of the decimal or of the improper fraction.
     (a < b).then(|| (whole * b + a) / b)

@@ -31,7 +31,8 @@ pub(crate) fn after_answer_colon(text: &str) -> Option<f64> {
 /// Matches proceed from left to right, so the last of `10-2` is `-2` and of `1.2.3` is `3`.
 pub(crate) fn last_number(text: &str) -> Option<f64> {
     let text = without_commas(text);
-    let (mut at, mut last) = (0, None);
+    let mut at = 0;
+    let mut last = None;
     while let Some(offset) = text[at..].find(|c: char| c.is_ascii_digit()) {
         let start = at + offset;
         let number = leading_number(&text[start..]);

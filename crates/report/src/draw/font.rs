@@ -36,7 +36,8 @@ impl Font {
         mut draw: impl FnMut(f32, f32, &dyn Fn(&mut dyn OutlineBuilder)),
     ) {
         let Some(face) = &self.face else { return };
-        let (mut x, scale) = (0.0, self.scale(face));
+        let mut x = 0.0;
+        let scale = self.scale(face);
         self.glyphs(text, |face, glyph, advance| {
             draw(x, scale, &|builder| {
                 face.outline_glyph(glyph, builder);

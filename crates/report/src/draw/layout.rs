@@ -255,7 +255,8 @@ fn draw_axes(primitives: &mut Vec<Primitive>, panel: &Panel, area: &PlotArea) {
             dashed: false,
         });
     };
-    let (x_ticks, y_ticks) = (area.x.ticks(), area.y.ticks());
+    let x_ticks = area.x.ticks();
+    let y_ticks = area.y.ticks();
     for (value, _) in &x_ticks {
         let x = area.x_of(*value);
         line((x, area.top), (x, area.bottom()), ColourRole::Grid);

@@ -18,7 +18,8 @@ const MAX_PIXELS: f32 = 16_384.0;
 
 /// The bytes of a PNG file; `None` if the drawing has no area or exceeds the size limit.
 pub fn encode(drawing: &Drawing) -> Option<Vec<u8>> {
-    let (width, height) = (SCALE * drawing.width, SCALE * drawing.height);
+    let width = SCALE * drawing.width;
+    let height = SCALE * drawing.height;
     if !(width <= MAX_PIXELS && height <= MAX_PIXELS) {
         return None;
     }

@@ -27,7 +27,8 @@ const MIN_LOG10_SPAN: f64 = 0.4;
 impl AxisRange {
     /// A range that contains all values, with padding; 0 to 1 if there are none.
     pub fn enclosing(scale: AxisScale, values: impl Iterator<Item = f64>) -> Self {
-        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        let mut low = f64::INFINITY;
+        let mut high = f64::NEG_INFINITY;
         values
             .map(|value| transform(scale, value))
             .filter(|value| value.is_finite())
@@ -80,8 +81,8 @@ impl AxisRange {
 
     fn ticks_every(&self, step: f64, low: f64, high: f64, unit: f64) -> Vec<(f64, String)> {
         let digits = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
-        let (first, last) =
-            ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
+        let first = (low * unit / step).ceil() as i64;
+        let last = (high * unit / step + 1e-9).floor() as i64;
         // At most 21 ticks, in case rounding makes the step degenerate.
         (first..=last.min(first + 20))
             .map(|i| {

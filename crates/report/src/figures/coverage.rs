@@ -63,8 +63,9 @@ fn curve(run: &RunData, chosen: &[&RunData]) -> Option<Series> {
 /// Model and sampler, with the strength if it is the same on every split; otherwise the strength is
 /// only in the tooltips.
 fn label(run: &RunData, chosen: &[&RunData]) -> String {
-    let (traits, kind, strength) =
-        (&run.traits, run.traits.sampler.kind(), run.traits.sampler.strength_label());
+    let traits = &run.traits;
+    let kind = run.traits.sampler.kind();
+    let strength = run.traits.sampler.strength_label();
     let alike = |s: &&&RunData| s.traits.model == traits.model && s.traits.sampler.kind() == kind;
     let same_strength =
         chosen.iter().filter(alike).all(|s| s.traits.sampler.strength_label() == strength);

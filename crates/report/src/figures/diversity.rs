@@ -87,8 +87,8 @@ fn curves(runs: &[&RunData]) -> Vec<Series> {
 }
 
 fn data_point(run: &RunData, k: usize) -> Option<DataPoint> {
-    let (coverage, diversity) =
-        (run.metric(MetricName::Coverage, k)?, run.metric(MetricName::Diversity, run.traits.n)?);
+    let coverage = run.metric(MetricName::Coverage, k)?;
+    let diversity = run.metric(MetricName::Diversity, run.traits.n)?;
     let Interval { value, low, high } = diversity;
     let sampler = run.traits.sampler.name();
     let tooltip = format!(

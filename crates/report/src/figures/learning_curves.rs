@@ -263,7 +263,8 @@ fn curve_panel(title: &str, label: &str, curves: Vec<Curve>) -> Option<Panel> {
     let mut series: Vec<Series> = curves.iter().map(Curve::raw).collect();
     series.extend(curves.iter().map(|curve| curve.line(&smooth(&curve.points))));
     let values = || curves.iter().flat_map(|curve| &curve.points).map(|(_, y)| *y);
-    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let low = values().fold(f64::INFINITY, f64::min);
+    let high = values().fold(0.0, f64::max);
     let log = low > 0.0 && high > LOG_RATIO * low;
     (!series.is_empty()).then(|| Panel {
         title: title.into(),

@@ -82,7 +82,8 @@ pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
 /// Sorts by kind of sampler, then from weak to strong, the order of the legend.
 fn sorted_by_sampler(mut runs: Vec<&RunData>) -> Vec<&RunData> {
     runs.sort_by(|a, b| {
-        let (a, b) = (&a.traits.sampler, &b.traits.sampler);
+        let a = &a.traits.sampler;
+        let b = &b.traits.sampler;
         a.kind()
             .cmp(b.kind())
             .then(a.strength().unwrap_or_default().total_cmp(&b.strength().unwrap_or_default()))
@@ -124,7 +125,9 @@ struct PointInfo {
 }
 
 fn series(runs: &[&RunData], id: u32) -> Result<(Vec<Series>, Embedding), ReportError> {
-    let (mut values, mut points, mut width) = (Vec::new(), Vec::new(), None);
+    let mut values = Vec::new();
+    let mut points = Vec::new();
+    let mut width = None;
     let most = (MAX_POINTS / runs.len()).max(1);
     for run in runs {
         let seed = run.dir.manifest().seeds.first().copied().unwrap_or_default();

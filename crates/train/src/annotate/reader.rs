@@ -108,7 +108,8 @@ impl<'a> AnnotatedProblem<'a> {
 
     /// Its trajectories, in order.
     pub fn trajectories(&self) -> impl ExactSizeIterator<Item = AnnotatedTrajectory<'a>> + use<'a> {
-        let (shard, first) = (self.shard, self.at * self.trajectories);
+        let shard = self.shard;
+        let first = self.at * self.trajectories;
         (first..first + self.trajectories).map(move |at| AnnotatedTrajectory { shard, at })
     }
 }
@@ -174,7 +175,8 @@ impl MappedShard {
         let header = ShardHeader::parse(&bytes)?;
         header.check_digest(index, shard)?;
         let ids = header.list("ids", Dtype::U32, u32::from_le_bytes)?;
-        let (problems, trajectories) = (vec![ids.len()], vec![ids.len(), index.trajectories]);
+        let problems = vec![ids.len()];
+        let trajectories = vec![ids.len(), index.trajectories];
         let ends =
             |name, shape: &[usize]| header.shaped(name, Dtype::U64, shape, u64::from_le_bytes);
         let labels = RaggedArray::read(
@@ -343,7 +345,8 @@ pub(super) fn sign_shard(
 ) -> Result<Vec<u8>, String> {
     let ShardHeader { start, .. } = ShardHeader::parse(bytes)?;
     let header = String::from_utf8_lossy(&bytes[8..start]);
-    let (header, data) = (header.trim_end(), &bytes[start..]);
+    let header = header.trim_end();
+    let data = &bytes[start..];
     let digest = index.shard_digest(shard, header.as_bytes(), data)?;
     let mut signed = header.replacen('{', &format!("{{{}", signature(&digest)), 1).into_bytes();
     signed.resize(signed.len().next_multiple_of(8), b' ');

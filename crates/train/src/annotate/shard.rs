@@ -131,7 +131,8 @@ impl AnnotationShard {
     /// The shard as a safetensors file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let Self { prompts, steps, answers, labels, ids, .. } = self;
-        let (problems, rows) = (self.problems(), self.thoughts());
+        let problems = self.problems();
+        let rows = self.thoughts();
         let trajectories = || vec![problems, self.trajectories];
         let AnnotationCounts { questions, all_right, all_wrong, rollouts } = self.counts;
         let counts = [questions, all_right, all_wrong, rollouts];

@@ -124,7 +124,8 @@ fn three() -> Vec<AnnotatedQuestion> {
 
 #[test]
 fn shards_of_several_runs_have_the_bytes_of_one_run() {
-    let (index, all) = (index(ThoughtsDtype::F32, 3), three());
+    let index = index(ThoughtsDtype::F32, 3);
+    let all = three();
     let [whole, parts] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     write_all(whole.path(), &index, &all);
     for part in [1, 0] {
@@ -149,7 +150,8 @@ fn shards_of_several_runs_have_the_bytes_of_one_run() {
 
 #[test]
 fn existing_annotations_are_not_replaced_by_accident() {
-    let (index, dir) = (index(ThoughtsDtype::F32, 3), tempfile::tempdir().unwrap());
+    let index = index(ThoughtsDtype::F32, 3);
+    let dir = tempfile::tempdir().unwrap();
     write_all(dir.path(), &index, &three());
     assert!(matches!(
         AnnotationStore::create(dir.path(), &index),
@@ -198,7 +200,8 @@ fn an_incomplete_directory_names_what_is_missing() {
 
 #[test]
 fn a_damaged_shard_is_named() {
-    let (index, dir) = (index(ThoughtsDtype::F32, 2), tempfile::tempdir().unwrap());
+    let index = index(ThoughtsDtype::F32, 2);
+    let dir = tempfile::tempdir().unwrap();
     write_all(dir.path(), &index, &three()[..2]);
     let path = dir.path().join("00000-of-00001.safetensors");
     let whole = fs::read(&path).unwrap();

@@ -19,7 +19,8 @@ impl LatentForward {
         cache: &Cache,
         examples: &[TokenizedExample],
     ) -> Result<LatentLosses, DeviceError> {
-        let (device, width) = (step.device(), self.prompts.hidden.cols());
+        let device = step.device();
+        let width = self.prompts.hidden.cols();
         let mut counts = LossCounts::new(examples);
         for (t, of) in self.thoughts.iter().enumerate() {
             let targets = of.targets(examples, t);

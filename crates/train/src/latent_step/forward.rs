@@ -184,7 +184,8 @@ impl ForwardContext<'_> {
         rows: SegmentRows,
         thoughts: Option<Tensor>,
     ) -> Result<ForwardSegment, DeviceError> {
-        let (model, input) = (&self.step.model, &rows.input);
+        let model = &self.step.model;
+        let input = &rows.input;
         let x = input.embed(&model.decoder, thoughts)?;
         let dropout = self.dropout.map(|_| input.dropout());
         let (hidden, segment) = model.forward(self.cache, &input.pass, x, dropout)?;

@@ -215,15 +215,16 @@ impl Distillation {
         teachers: &ForwardSegment,
         students: &mut ForwardSegment,
     ) -> Result<Option<Distilled>, DeviceError> {
-        let (of_students, of_teachers) =
-            (students.compared(DistillRole::Student), teachers.compared(DistillRole::Teacher));
+        let of_students = students.compared(DistillRole::Student);
+        let of_teachers = teachers.compared(DistillRole::Teacher);
         let (of_students, of_teachers) = paired(&of_students, &of_teachers);
         if of_students.is_empty() {
             return Ok(None);
         }
         let student = hidden_states(device, students, &of_students)?;
         let teacher = hidden_states(device, teachers, &of_teachers)?;
-        let (groups, examples) = (student.rows() / of_students.len(), of_students.len());
+        let groups = student.rows() / of_students.len();
+        let examples = of_students.len();
         let weight = self.loss_weight / groups as f32;
         let mut gradient = Tensor::default();
         let losses = ops::smooth_l1(device, &student, &teacher, groups, weight, &mut gradient)?;

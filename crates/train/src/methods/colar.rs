@@ -302,7 +302,8 @@ impl ColarTrainStep {
         let next_rows: Vec<usize> = pass.rows.groups.iter().map(|row| row + 1).collect();
         let mut target = ops::select(&device, [&pass.inputs], &next_rows)?;
         ops::scale(&device, &mut target, 1.0 / self.embedding_std)?;
-        let (mut dmean, mut dlog_std) = (Tensor::default(), Tensor::default());
+        let mut dmean = Tensor::default();
+        let mut dlog_std = Tensor::default();
         let weight = 1.0 / next_rows.len() as f32;
         let loss = GaussianLoss {
             mean: &of.mean,

@@ -124,7 +124,8 @@ impl CompressedGroups {
         sequences: &[CompressedSequence<'_>],
         factors: GroupFactors,
     ) -> Result<Self, DeviceError> {
-        let (device, width) = (model.decoder.device(), model.decoder.config().width);
+        let device = model.decoder.device();
+        let width = model.decoder.config().width;
         let groups: Vec<&Vec<u32>> = sequences.iter().flat_map(|of| of.groups).collect();
         let tokens: Vec<u32> = groups.iter().flat_map(|group| group.iter().copied()).collect();
         let each = |(at, group): (usize, &&Vec<u32>)| {

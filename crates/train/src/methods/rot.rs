@@ -278,7 +278,8 @@ impl RotTrainStep {
         let weight = self.loss_weight / slots as f32;
         let (mean, log_std, noise, target) = (&predicted, &zeros, &zeros, &target);
         let loss = GaussianLoss { mean, log_std, noise, target, weight };
-        let (mut dpredicted, mut unused) = (Tensor::default(), Tensor::default());
+        let mut dpredicted = Tensor::default();
+        let mut unused = Tensor::default();
         let losses = ops::gaussian_loss(&device, loss, &mut dpredicted, &mut unused)?;
         ops::scale(&device, &mut dpredicted, unit)?;
         Ok((losses, self.head.backward(&device, &activations, &dpredicted)?))

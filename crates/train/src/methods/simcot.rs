@@ -164,7 +164,8 @@ impl StepDecoder {
 
     /// The rows of the decoder's forward pass, and the target of each output row.
     fn rows(&self, cache: &mut Cache, sequences: &[StepSequence]) -> (PassRows, Vec<u32>) {
-        let (mut rows, mut targets) = (PassRows::default(), Vec::new());
+        let mut rows = PassRows::default();
+        let mut targets = Vec::new();
         for of in sequences {
             let mut sequence = Sequence::default();
             for t in 1..=of.thoughts.len() {

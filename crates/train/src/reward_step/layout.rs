@@ -78,7 +78,8 @@ impl RewardBatchLayout<'_> {
 
     /// Adds prompt and reference trace; returns their sequence and its last output row.
     fn push_prefix(&mut self, example: &RewardExample) -> (Sequence, usize) {
-        let (mut sequence, mut last) = (Sequence::default(), 0);
+        let mut sequence = Sequence::default();
+        let mut last = 0;
         let prompt = example.prompt.iter().map(|&token| RowInput::Token(token));
         let trace = std::iter::repeat_n(RowInput::Vector, example.reference_trace.rows());
         let count = example.prompt.len() + example.reference_trace.rows();
@@ -90,7 +91,8 @@ impl RewardBatchLayout<'_> {
 
     /// Adds trajectory `n` after a prefix whose last output row is `last`.
     fn push_trajectory(&mut self, example: &RewardExample, n: usize, prefix: &(Sequence, usize)) {
-        let (mut sequence, mut last) = (prefix.0.fork(), prefix.1);
+        let mut sequence = prefix.0.fork();
+        let mut last = prefix.1;
         for _ in 0..example.lengths[n] {
             self.thoughts.before.push(last);
             last = self.push(example, n + 1, &mut sequence, RowInput::Vector, true);
@@ -114,7 +116,8 @@ impl RewardBatchLayout<'_> {
     ) -> Option<usize> {
         let mut last = None;
         for (i, &token) in tokens.iter().enumerate() {
-            let (input, is_output) = (RowInput::Token(token), i + 1 == tokens.len());
+            let input = RowInput::Token(token);
+            let is_output = i + 1 == tokens.len();
             last = Some(self.push(example, n + 1, sequence, input, is_output));
         }
         last
@@ -145,7 +148,8 @@ impl RewardTrainStep {
         let RewardBatchLayout { input, thoughts: positions, answers, .. } = layout;
 
         let decoder = &self.model.decoder;
-        let (device, width) = (decoder.device(), decoder.config().width);
+        let device = decoder.device();
+        let width = decoder.config().width;
         let traces = concat(device, examples.iter().map(|e| &e.reference_trace), width)?;
         let thoughts = concat(device, examples.iter().map(|e| &e.thoughts), width)?;
         let parts = [&decoder.embed(&input.tokens)?, &traces, &thoughts];

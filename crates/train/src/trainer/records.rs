@@ -73,7 +73,8 @@ impl LineFile {
             Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             read => read.map_err(failed)?,
         };
-        let (mut kept, mut length) = (Vec::new(), 0);
+        let mut kept = Vec::new();
+        let mut length = 0;
         for line in text.split_inclusive(|&byte| byte == b'\n') {
             let record = serde_json::from_slice(line).ok().filter(|_| line.ends_with(b"\n"));
             let Some(record) = record.filter(&keep) else { break };

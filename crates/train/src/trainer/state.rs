@@ -198,8 +198,10 @@ impl TrainState {
             for (what, tensor) in
                 PARTS.into_iter().zip([&parameter.value, &moments.first, &moments.second])
             {
-                let (shape, host) = (vec![tensor.rows(), tensor.cols()], tensor.clone().to_host()?);
-                let (name, values) = (format!("{i}.{what}"), host.data().to_vec());
+                let shape = vec![tensor.rows(), tensor.cols()];
+                let host = tensor.clone().to_host()?;
+                let name = format!("{i}.{what}");
+                let values = host.data().to_vec();
                 checksum.update(&values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
                 tensors.push(NamedTensor { name, shape, values });
             }

@@ -24,7 +24,9 @@ impl StoryFormula {
     /// Parses a formula that may use the results of the first `steps` steps.
     pub(super) fn parse(text: &str, steps: usize) -> Result<Self, String> {
         let bad = || format!("`{text}` is not a calculation; expected a form such as a*b or $1-c");
-        let (mut operands, mut skeleton, mut rest) = (Vec::new(), String::new(), text.trim());
+        let mut operands = Vec::new();
+        let mut skeleton = String::new();
+        let mut rest = text.trim();
         while let Some(first) = rest.chars().next() {
             let digits = |text: &str| {
                 text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len())

@@ -36,7 +36,8 @@ impl StoryRange {
         }
         let (bounds, step) = text.split_once('/').unwrap_or((text, "1"));
         let (first, last) = bounds.split_once('-')?;
-        let (first, last) = (Rational::parse(first)?, Rational::parse(last)?);
+        let first = Rational::parse(first)?;
+        let last = Rational::parse(last)?;
         let step = Rational::parse(step).filter(|step| step.is_positive())?;
         let steps = last.sub(first)?.div(step)?;
         let count = u32::try_from(steps.numerator() / steps.denominator()).ok()?.checked_add(1)?;
@@ -112,7 +113,8 @@ impl Condition {
             Some((left, modulus)) => (left, Some(StoryFormula::parse(modulus, steps)?)),
             None => (left, None),
         };
-        let (left, right) = (StoryFormula::parse(left, steps)?, StoryFormula::parse(right, steps)?);
+        let left = StoryFormula::parse(left, steps)?;
+        let right = StoryFormula::parse(right, steps)?;
         Ok(Self { left, modulus, accepted, right })
     }
 
@@ -158,7 +160,8 @@ impl StoryNumbers {
         for step in steps.split(';') {
             formulas.push(StoryFormula::parse(step, formulas.len())?);
         }
-        let (mut ranges, mut comparisons) = (vec![StoryRange::Any; MAX_NUMBERS], Vec::new());
+        let mut ranges = vec![StoryRange::Any; MAX_NUMBERS];
+        let mut comparisons = Vec::new();
         for condition in conditions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
             let range = condition.split_once(' ').filter(|(name, _)| {
                 name.len() == 1 && name.starts_with(|c: char| matches!(c, 'a'..='h'))

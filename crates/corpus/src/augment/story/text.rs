@@ -57,7 +57,8 @@ impl StoryText {
     /// Parses a text and checks that things are declared before they are used, for every choice of
     /// alternatives.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let (mut parts, mut rest) = (Vec::new(), text);
+        let mut parts = Vec::new();
+        let mut rest = text;
         while let Some(at) = rest.find('[') {
             let end = at + rest[at..].find(']').ok_or("unclosed bracket [")?;
             parts.extend(parse_slots(&rest[..at])?);
@@ -128,7 +129,8 @@ impl TextPart {
 
 /// Splits a text without alternatives into words and slots.
 fn parse_slots(text: &str) -> Result<Vec<TextPart>, String> {
-    let (mut parts, mut rest) = (Vec::new(), text);
+    let mut parts = Vec::new();
+    let mut rest = text;
     while let Some(at) = rest.find('{') {
         let end = at + rest[at..].find('}').ok_or("unclosed brace {")?;
         if at > 0 {
@@ -231,7 +233,8 @@ struct TextWriter<'a> {
 
 impl<'a> TextWriter<'a> {
     fn new(numbers: &'a [Rational], rng: &'a mut VariantRng) -> Self {
-        let (people, things) = (BTreeMap::new(), BTreeMap::new());
+        let people = BTreeMap::new();
+        let things = BTreeMap::new();
         Self { numbers, rng, people, things, text: String::new() }
     }
 

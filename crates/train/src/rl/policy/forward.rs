@@ -217,7 +217,8 @@ impl PolicyForwardContext<'_> {
         rows: PolicyRows,
         vectors: Option<Tensor>,
     ) -> Result<PolicySegment, DeviceError> {
-        let (model, input) = (&self.step.model, rows.input);
+        let model = &self.step.model;
+        let input = rows.input;
         let x = input.embed(&model.decoder, vectors)?;
         let dropout = self.config.keys.perturbation.is_dropout().then(|| input.dropout());
         let (hidden, segment) = model.forward(self.cache, &input.pass, x, dropout)?;
@@ -262,7 +263,8 @@ impl PolicyForwardContext<'_> {
         live: &[usize],
         vectors: Tensor,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
-        let (device, batch) = (self.step.device(), self.batch);
+        let device = self.step.device();
+        let batch = self.batch;
         if self.config.thoughts == ThoughtGradient::Density {
             let mut sampled = Tensor::zeros(0, vectors.cols());
             live.iter().for_each(|&n| sampled.push(batch.trajectories[n].latents.row(t)));
