@@ -61,7 +61,7 @@ impl TrainMemory {
         Ok(memory)
     }
 
-    /// Fails if the estimated activations exceed the free memory by more than [`TOLERANCE`].
+    /// Fails if the estimated activations exceed the free memory by more than 25%.
     pub fn check(&self) -> Result<(), TrainError> {
         match (self.activations, self.free) {
             (Some(needed), Some(free)) if needed as f64 > TOLERANCE * free as f64 => {
