@@ -1,4 +1,4 @@
-"""Executes the notebook: writes its outputs, or with --check only sees that every cell runs."""
+"""Executes the notebook and writes its outputs; with --check only checks that every cell runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a small local task: the accuracy is that of an evaluation."""
+"""lm-evaluation-harness on a small local task: the accuracy equals that of an evaluation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_harness_reports_evals_accuracy(reasoner: Reasoner, tmp_path: Path) 
 
 
 def documented_command() -> list[str]:
-    """The command of docs/python.md, word by word."""
+    """Runs the exact command of docs/python.md."""
     page = Path(__file__).parents[2] / "docs" / "python.md"
     section = page.read_text().split("## lm-evaluation-harness")[1]
     block = section.split("```bash\n")[1].split("```")[0]

@@ -1,4 +1,4 @@
-"""Evaluations, sweeps and annotations: the command line's files, as frames and figures."""
+"""Evaluations, sweeps and annotations: same files as the command line, frames and figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> RunDire
 
 
 def without_times(path: Path) -> dict[str, object]:
-    """What one process and another must agree in."""
+    """The files that must be equal in different processes."""
     content: dict[str, object] = dict(files(path))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("created"), manifest.pop("host")

@@ -1,4 +1,4 @@
-"""Training from Python: the command line's files, in memory examples, callbacks, Ctrl-C."""
+"""Training from Python: same files as the command line, examples in memory, callbacks, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-//! Training from a GGUF file: what is saved is a Hugging Face directory, or an adapter whose base
-//! is the file.
+//! Training from a GGUF file: the output is a Hugging Face directory, or an adapter whose base is
+//! the file.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -30,7 +30,7 @@ fn start(file: &Path, out: &Path, lora: Option<LoraConfig>) -> TrainableModel {
     init_model(&Device::cpu(None).unwrap(), &init, out, usage, &tuning).unwrap()
 }
 
-/// Hidden states of some tokens that file and directory share.
+/// Hidden states of tokens that are in both the file and the directory.
 fn hidden(path: &Path) -> Vec<f32> {
     let device = Device::cpu(None).unwrap();
     let checkpoint = Checkpoint::open(path).unwrap();
@@ -86,7 +86,7 @@ fn the_base_of_an_adapter_may_be_a_gguf_file() {
     let model = start(&file, &out, Some(lora));
     model.writer.write(&out, &model.decoder, []).unwrap();
     assert!(!out.join("model.safetensors").exists() && out.join("adapter_config.json").exists());
-    // B begins at zero, so that the adapted model is its base.
+    // B is initialized with zeros, so the adapted model equals its base.
     assert_eq!(hidden(&out), hidden(&file));
     let checkpoint = Checkpoint::open(&out).unwrap();
     let file = file.canonicalize().unwrap();

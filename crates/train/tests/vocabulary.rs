@@ -1,4 +1,4 @@
-//! The corpus's tokenizer, read by the same code as those of models.
+//! Tests of the corpus's tokenizer, read by the same code as the tokenizers of models.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -1,5 +1,5 @@
-//! An interrupted and resumed training ends with the bytes of an uninterrupted one; a state that
-//! cannot be resumed is named.
+//! An interrupted and resumed training ends with the same bytes as an uninterrupted one; a state
+//! that cannot be resumed is reported.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -168,7 +168,7 @@ fn interrupt(out: &Path) {
 }
 
 fn resume_error(out: &Path, config: &TrainConfig) -> Option<TrainError> {
-    // Interrupted as soon as the state is restored.
+    // Interrupts as soon as the state is restored.
     train(&mut *reasoner(out), config, &mut |_| ControlFlow::Break(())).err()
 }
 

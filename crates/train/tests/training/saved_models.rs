@@ -1,5 +1,5 @@
-//! Saved models: the engine loads them and computes what was trained; latent markers are added to a
-//! vocabulary that lacks them.
+//! Saved models: the engine loads them and computes the same as the trained models; missing latent
+//! markers are added to the vocabulary.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn whole(cache: &mut Cache, tokens: &[u32]) -> Pass {
     pass
 }
 
-/// The same through the forward pass of training.
+/// Hidden states computed by the forward pass of training.
 fn train_hidden(model: &TrainableDecoder, tokens: &[u32]) -> Tensor {
     let mut cache =
         Cache::new(device(), model.decoder.config(), Cache::slots_for(tokens.len())).unwrap();
@@ -87,8 +87,8 @@ fn a_saved_reasoner_computes_what_was_trained() {
     );
 }
 
-/// An evaluation takes the model from memory: the bits are those of the saved one, and no file is
-/// written.
+/// Evaluations use the model in memory, which is bit-identical to the saved one, and write no
+/// files.
 #[test]
 fn a_model_in_memory_is_the_saved_one() {
     let fixture = ReasonerFixture {
@@ -181,7 +181,7 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
             close && engine.len() == 6,
             "{head:?}: {engine:?} by the engine, {own:?} by the train step"
         );
-        assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "equal rewards would show nothing");
+        assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "the test needs different rewards");
         let losses = step
             .accumulate_gradients(
                 &[reward_example(3, &[2, 3, 1])],
@@ -273,8 +273,8 @@ fn remove_markers(dir: &Path) {
 
 const MARKERS: [&str; 3] = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"];
 
-/// Initializes a model from a directory without markers, whose embedding table is `padded` beyond
-/// its vocabulary or not.
+/// Initializes a model from a directory without markers; `padded` embedding tables have more rows
+/// than the vocabulary.
 fn assert_markers_are_added(padded: bool) {
     let tokens = tempfile::tempdir().unwrap();
     let plain = tempfile::tempdir().unwrap();
@@ -338,7 +338,7 @@ fn markers_take_the_padding_of_the_embedding_table() {
     assert_markers_are_added(true);
 }
 
-/// Qwen3-VL has the size of its vocabulary in the configuration of its text tower.
+/// Qwen3-VL has the vocabulary size in the configuration of its text tower.
 #[test]
 fn markers_extend_a_text_tower() {
     let plain = tempfile::tempdir().unwrap();
@@ -358,7 +358,7 @@ fn markers_extend_a_text_tower() {
     );
 }
 
-/// With LoRA the markers' rows are trained and saved, whether they are new or were padding.
+/// With LoRA, the markers' rows are trained and saved, both new rows and former padding.
 #[test]
 fn an_adapter_brings_the_rows_of_its_markers() {
     for padded in [false, true] {
@@ -401,7 +401,7 @@ fn an_adapter_brings_the_rows_of_its_markers() {
 }
 
 /// A reward model that is an adapter over the reasoner's adapter, with the reasoner as its
-/// reference: what is saved gives the rewards of training, and the same to the bit once moved.
+/// reference: the saved model gives the rewards of training, bit-identical after it is moved.
 #[test]
 fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     let folder = tempfile::tempdir().unwrap();
@@ -454,7 +454,7 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     let own = step.predict(&[example]).unwrap().remove(0).process;
     let close = engine.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-4);
     assert!(close && engine.len() == 6, "{engine:?} by the engine, {own:?} by the train step");
-    assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "equal rewards would show nothing");
+    assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "the test needs different rewards");
     let elsewhere = tempfile::tempdir().unwrap();
     for name in ["base", "reasoner", "judge"] {
         std::fs::rename(path(name), elsewhere.path().join(name)).unwrap();
