@@ -97,9 +97,9 @@ fn ask_for_difference(draft: &mut ProblemDraft, group: &ComparedPeople) -> Optio
 }
 
 /// Drops the steps that the answer does not need; their sentences remain as distractors.
-fn keep_needed_steps(draft: &mut ProblemDraft, group: &ComparedPeople, asked: &[usize]) {
+fn keep_needed_steps(draft: &mut ProblemDraft, group: &ComparedPeople, requested: &[usize]) {
     let mut needed = [false; 4];
-    for &person in asked {
+    for &person in requested {
         let mut who = person;
         while who > 0 {
             needed[who] = true;

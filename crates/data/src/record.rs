@@ -74,8 +74,8 @@ impl DataRecord {
     ) -> Result<Self, String> {
         if row.len() != header.len() {
             let found = row.len();
-            let wanted = header.len();
-            return Err(format!("the row has {found} cells, the header has {wanted}"));
+            let expected = header.len();
+            return Err(format!("the row has {found} cells, the header has {expected}"));
         }
         let mut record = DataRecord::default();
         for (name, cell) in header.iter().zip(row) {

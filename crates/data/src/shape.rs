@@ -294,7 +294,7 @@ fn empty(field: &str) -> RecordFlaw {
     RecordFlaw::Field { field: field.to_owned(), problem: "is empty; expected a string".to_owned() }
 }
 
-fn wrong(field: &str, found: &FieldValue, wanted: &str) -> RecordFlaw {
+fn wrong(field: &str, found: &FieldValue, expected: &str) -> RecordFlaw {
     let found = match found {
         FieldValue::Text(_) => "a string",
         FieldValue::Number(_) => "a number",
@@ -302,5 +302,8 @@ fn wrong(field: &str, found: &FieldValue, wanted: &str) -> RecordFlaw {
         FieldValue::Truth(_) => "true or false",
         FieldValue::Other(what) => what,
     };
-    RecordFlaw::Field { field: field.to_owned(), problem: format!("is {found}; expected {wanted}") }
+    RecordFlaw::Field {
+        field: field.to_owned(),
+        problem: format!("is {found}; expected {expected}"),
+    }
 }

@@ -366,7 +366,7 @@ fn gsm_hard_golds_are_as_published() {
     };
     let questions = read(&path, None).expect("gsm_hard");
     let golds: Vec<f64> = questions.iter().map(|q| q.gold.parse().expect("a number")).collect();
-    let count = |wanted: fn(&f64) -> bool| golds.iter().filter(|gold| wanted(gold)).count();
+    let count = |condition: fn(&f64) -> bool| golds.iter().filter(|gold| condition(gold)).count();
     assert_eq!(count(|gold| *gold < 0.0), 146);
     assert_eq!(count(|gold| gold.fract() != 0.0), 302);
     assert_eq!(count(|gold| *gold == 0.0), 4);

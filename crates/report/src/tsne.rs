@@ -309,9 +309,15 @@ mod tests {
     fn principal_components_are_the_largest_directions() {
         // Extends by 10 along (1, 1) and by 1 along (1, -1).
         let rows = [[10.0, 10.0], [-10.0, -10.0], [1.0, -1.0], [-1.0, 1.0f32]].concat();
-        let places = pca(&rows, 2);
-        assert!((places[0][0].abs() - 1.0).abs() < 1e-9 && places[0][1].abs() < 1e-6, "{places:?}");
-        assert!(places[2][0].abs() < 1e-6 && (places[2][1].abs() - 0.1).abs() < 1e-6, "{places:?}");
+        let positions = pca(&rows, 2);
+        assert!(
+            (positions[0][0].abs() - 1.0).abs() < 1e-9 && positions[0][1].abs() < 1e-6,
+            "{positions:?}"
+        );
+        assert!(
+            positions[2][0].abs() < 1e-6 && (positions[2][1].abs() - 0.1).abs() < 1e-6,
+            "{positions:?}"
+        );
     }
 
     #[test]

@@ -130,7 +130,7 @@ pub fn augment<E>(
     mut each: impl FnMut(ProblemOutcome) -> Result<(), E>,
 ) -> Result<AugmentReport, E> {
     let mut report = AugmentReport { problems: problems.len(), ..AugmentReport::default() };
-    let (per_problem, mut left) = wanted(problems, options);
+    let (per_problem, mut left) = requested(problems, options);
     let mut seen = HashSet::new();
     for (chunk, sources) in problems.chunks(CHUNK).enumerate() {
         let first = chunk * CHUNK;
@@ -148,7 +148,7 @@ pub fn augment<E>(
 }
 
 /// Requested number of variants per problem, and in total.
-fn wanted(problems: &[AugmentSource], options: &AugmentOptions) -> (usize, usize) {
+fn requested(problems: &[AugmentSource], options: &AugmentOptions) -> (usize, usize) {
     match options.count {
         VariantCount::PerProblem(count) => (count, usize::MAX),
         VariantCount::Total(total) => {

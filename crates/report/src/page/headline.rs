@@ -37,7 +37,7 @@ pub fn html(runs: &[RunData], best_run: Option<&BestRun>) -> String {
     format!(
         "<div class=\"tiles\">\n{}</div>\n<p class=\"lead\">{}</p>\n{note}",
         tiles(run),
-        escape(&verdict(run))
+        escape(&summary(run))
     )
 }
 
@@ -72,7 +72,7 @@ fn tied_with(ties: &[&str]) -> String {
 }
 
 /// Whether voting helps, and the upper bound for all rules.
-fn verdict(run: &RunData) -> String {
+fn summary(run: &RunData) -> String {
     let n = run.traits.n;
     let questions = count(run.results.questions, "question");
     let share = |name| last(run, name).map(|interval| percent(interval.value));

@@ -77,11 +77,11 @@ fn assert_read_back(dir: &Path, all: &[AnnotatedQuestion], round: impl Fn(f32) -
     let kept: Vec<&AnnotatedQuestion> = all.iter().filter(|a| a.kept).collect();
     assert_eq!((read.len(), read.problems().len()), (kept.len(), kept.len()));
     assert!(read.get(kept.len()).is_none());
-    for (problem, wanted) in read.problems().zip(kept) {
-        assert_eq!((problem.id(), problem.prompt()), (wanted.id, &wanted.prompt[..]));
-        assert_eq!(problem.steps(), step_results(&question(wanted.id).steps));
-        assert_eq!(problem.trajectories().len(), wanted.trajectories.len());
-        for (trajectory, expected) in problem.trajectories().zip(&wanted.trajectories) {
+    for (problem, source) in read.problems().zip(kept) {
+        assert_eq!((problem.id(), problem.prompt()), (source.id, &source.prompt[..]));
+        assert_eq!(problem.steps(), step_results(&question(source.id).steps));
+        assert_eq!(problem.trajectories().len(), source.trajectories.len());
+        for (trajectory, expected) in problem.trajectories().zip(&source.trajectories) {
             assert_eq!(
                 (trajectory.labels(), trajectory.correct()),
                 (&expected.labels[..], expected.correct)

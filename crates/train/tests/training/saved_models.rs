@@ -427,21 +427,21 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     perturb(&mut decoder, 0.0625);
     let scratch = reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, false);
     let mut step = RewardTrainStep::new(decoder, scratch.head, None);
-    model_dir::copy_description(&path("reasoner"), &path("judge")).unwrap();
-    let mut judge = model_dir::read_json(&path("judge/config.json")).unwrap();
-    judge["latent_tts"] = json!({ "reference": {
+    model_dir::copy_description(&path("reasoner"), &path("reward_model")).unwrap();
+    let mut reward_model = model_dir::read_json(&path("reward_model/config.json")).unwrap();
+    reward_model["latent_tts"] = json!({ "reference": {
         "path": "../reasoner", "digest": checkpoint.digest().unwrap(),
     } });
-    model_dir::write_json(&path("judge/config.json"), &judge).unwrap();
+    model_dir::write_json(&path("reward_model/config.json"), &reward_model).unwrap();
     let writer = WeightWriter::new(&tuning, &checkpoint).unwrap();
-    writer.write(&path("judge"), &step.model, step.head.parameters()).unwrap();
+    writer.write(&path("reward_model"), &step.model, step.head.parameters()).unwrap();
 
     let mut example = reward_example(3, &[2, 3, 1]);
     let prompt = Prompt { id: example.id, text: String::new(), tokens: example.prompt.clone() };
     let thoughts = [0..2, 2..5, 5..6].map(|range| example.thoughts.select(range));
     let load = |folder: &Path| {
         let reasoner = Reasoner::load(device(), &folder.join("reasoner"), None).unwrap();
-        let loaded = RewardModel::load(device(), &folder.join("judge"), &reasoner).unwrap();
+        let loaded = RewardModel::load(device(), &folder.join("reward_model"), &reasoner).unwrap();
         assert!(reasoner.warnings.is_empty() && loaded.warnings.is_empty());
         let reference = loaded.reference.as_ref().unwrap();
         assert!(Arc::ptr_eq(&reference.decoder, &reasoner.decoder), "one copy of the weights");
@@ -456,7 +456,7 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     assert!(close && engine.len() == 6, "{engine:?} by the engine, {own:?} by the train step");
     assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "the test needs different rewards");
     let elsewhere = tempfile::tempdir().unwrap();
-    for name in ["base", "reasoner", "judge"] {
+    for name in ["base", "reasoner", "reward_model"] {
         std::fs::rename(path(name), elsewhere.path().join(name)).unwrap();
     }
     assert_eq!(load(elsewhere.path()).0, engine, "bit by bit");
