@@ -156,7 +156,7 @@ def rows(browser, sample):
     check("two are compared", browser.value("document.querySelector('.comparison h3').textContent"), "Trajectories 2, 5 compared")
     check("with all their thoughts", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), len(rewards_of(sample["trajectories"][2])))
     check("and marked in the heat map", browser.value("document.querySelectorAll('.strip .frame').length"), 2)
-    check("and on the map", browser.value("document.querySelectorAll('.map polyline.picked').length"), 2)
+    check("and on the map", browser.value("document.querySelectorAll('.map polyline.selected').length"), 2)
     browser.value("document.querySelector('.rows tbody tr').click()")
     check("a row shows one", browser.value("document.querySelector('.comparison h3').textContent"), f"Trajectory {shown[0]}")
 

@@ -310,7 +310,7 @@ differs='tts train reasoner --data data.json --out whole --steps 3 --save-every 
 try 7 'a training that ended after its first state (control)' 'exit 0 ' "stopped; $goes_on; $differs"
 try 7 'a flipped byte in a training state' 'exit 2 .*state.safetensors' "stopped; edit flip half/training/state.safetensors; $goes_on; code=\$(cat status); [ \$code != 0 ] || { $differs; }; echo \$code >status"
 try 7 'a finished state without its model' '= the model is back' 'tts train reasoner --out done --steps 1 "${few[@]}" >/dev/null 2>&1; mv done/model.safetensors kept; tts train reasoner --out done --steps 1 "${few[@]}" --resume; if cmp -s kept done/model.safetensors; then echo "= the model is back, to the byte"; else echo "= is trained, without a model"; fi'
-try 7 'training data changed under the same name' 'exit 2 .*not what they were' "stopped; cp other.json data.json; $goes_on"
+try 7 'training data changed under the same name' 'exit 2 .*changed since training started' "stopped; cp other.json data.json; $goes_on"
 
 # 8. Two writers. The first one goes on while the second starts.
 beside() {

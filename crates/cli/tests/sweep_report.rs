@@ -308,7 +308,7 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
         .refused(&["embedded:nope", "(--data)"]);
     sandbox
         .run(&["sweep", "--model", "model", "--dropout-p", "0.1", "--data", "nope.json"])
-        .refused(&["nope.json: there is no such file", "(--data takes a file", "embedded:test"]);
+        .refused(&["nope.json: no such file", "(--data takes a file", "embedded:test"]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
     sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 2"]);

@@ -123,7 +123,7 @@ function trajectories(q, view) {
     const box = make("input", { type: "checkbox", "aria-label": `compare trajectory ${q.names[k]}` });
     box.checked = view.selected.includes(q.names[k]);
     box.addEventListener("change", () => toggle(view, q.names[k], box.checked));
-    const row = make("tr", { "data-k": k, ...(box.checked ? { class: "picked" } : {}) }, make("td", {}, box), ...all.map(({ cell }) => cell(k)));
+    const row = make("tr", { "data-k": k, ...(box.checked ? { class: "selected" } : {}) }, make("td", {}, box), ...all.map(({ cell }) => cell(k)));
     row.addEventListener("click", (event) => { if (event.target !== box) { view.selected = [q.names[k]]; view.redraw(); } });
     body.append(row);
   }
@@ -335,7 +335,7 @@ function drawPath({ q, k, path, longest, faded, selected }, { lines, steps, ends
   const label = `trajectory ${q.names[k]}: ${signed(answer)}`;
   const about = { "data-tip": label, "data-k": k };
   const [line, dots, signs] = selected ? [top, top, top] : [lines, steps, ends];
-  line.append(draw("polyline", { class: selected ? "picked" : "", points: pointList(path), "stroke-opacity": faded ? 0.1 : 0.25, ...about }));
+  line.append(draw("polyline", { class: selected ? "selected" : "", points: pointList(path), "stroke-opacity": faded ? 0.1 : 0.25, ...about }));
   path.forEach(([x, y], t) => {
     const tip = `${label}\nthought ${t + 1} of ${path.length}`;
     dots.append(draw("circle", { class: "step", cx: x.toFixed(1), cy: y.toFixed(1), r: selected ? 4.5 : 2.6, style: `fill:${stepColour(t, longest)}`, "fill-opacity": faded ? 0.35 : 1, "data-tip": tip, "data-k": k }));

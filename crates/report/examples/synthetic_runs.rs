@@ -144,7 +144,7 @@ impl SyntheticRun {
         Ok(run)
     }
 
-    /// Clean runs as they were sampled; swapped thoughts give the next question's answer.
+    /// Ablation: unmodified greedy answers, and with swapped thoughts the next question's answer.
     fn ablation(&self) -> Ablation {
         let answer = |id: u32, of: u32| {
             let question = self.question(id).0;

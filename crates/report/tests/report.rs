@@ -159,7 +159,7 @@ fn figures_match_the_samples() {
 
     let accuracy = figure(&figures, "accuracy");
     assert_points(accuracy, 0, "greedy", &[(1.0, 0.5), (4.0, 0.5)]);
-    // Of the pairs of the first question three elect a right answer, of the second none: the lower
+    // Three pairs of the first question elect a correct answer, none of the second: the lower
     // number wins a tie.
     assert_points(accuracy, 0, "majority", &[(1.0, 0.375), (2.0, 0.25), (4.0, 0.5)]);
     // Right answers have the largest rewards, so that the best of N is right wherever one of N is;

@@ -227,7 +227,7 @@ pub trait TrainStep: Send {
     /// The decoder.
     fn model(&self) -> &TrainableDecoder;
 
-    /// The parameters that are saved beside the decoder's.
+    /// The parameters that are saved in addition to the decoder's.
     fn head_parameters(&self) -> Vec<&Parameter>;
 
     /// All trained parameters, in a fixed order.

@@ -265,7 +265,7 @@ fn argument(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(first.len_utf8()))
 }
 
-/// The value of a normalised formula that is a number, `a/b`, `\frac{a}{b}`, a mixed number or in
+/// The value of a normalized formula that is a number, `a/b`, `\frac{a}{b}`, a mixed number or in
 /// scientific notation, with an optional minus.
 pub(crate) fn value(text: &str) -> Option<f64> {
     let (sign, body) = match text.strip_prefix('-') {

@@ -68,7 +68,7 @@ impl AnnotationShard {
         self.ids.len()
     }
 
-    /// Number of labelled thoughts.
+    /// Number of labeled thoughts.
     pub fn thoughts(&self) -> usize {
         self.labels.values.len()
     }
