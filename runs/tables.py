@@ -1,6 +1,6 @@
-"""The tables of the documents that are made of files below runs/: tables.py NAME [ARGUMENT...].
+"""Detailed tables computed from the raw files below runs/: tables.py NAME [ARGUMENT...]
 
-`.ci/figures` compares what this prints with what the documents show.
+The tables of README.md and docs/results.md are printed by results.py.
 """
 
 import json
@@ -66,7 +66,7 @@ def compared(split):
 
 
 def rules(name):
-    """Every rule of a judge on the fresh problems, with gains."""
+    """Every rule with one reward model on problems 2000 to 4000 of each split, with gains."""
     prefix = f"fresh/{name}"
     head("accuracy in %, 64 with its interval", *SPLITS)
     row("greedy", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
@@ -88,19 +88,19 @@ def rules(name):
 
 # What is compared on the fresh problems, as the documents call it.
 COMPARED = (("judged, greedy", "the reasoner, greedy"), ("judged, majority@64", "the reasoner, majority@64"),
-            ("self-judged, weighted@64", "**judge that thinks with the reasoner**, weighted@64"),
+            ("self-judged, weighted@64", "**reward model with the reasoner's own reference trace**, weighted@64"),
             ("self-judged, best of 64", "the same, best of 64"), ("self-judged, beam", "the same, beam 8 x 8"),
-            ("judged, weighted@64", "embedded judge (thinks with the reference), weighted@64"),
+            ("judged, weighted@64", "embedded reward model (stronger reference reasoner), weighted@64"),
             ("judged, best of 64", "the same, best of 64"), ("judged, beam", "the same, beam 8 x 8"),
-            ("reference, greedy", "the reference alone, greedy"), ("reference, majority@64", "the reference, majority@64"),
-            ("reference-judged, weighted@64", "the reference with a judge that thinks with it, weighted@64"),
+            ("reference, greedy", "the reference reasoner, greedy"), ("reference, majority@64", "the reference reasoner, majority@64"),
+            ("reference-judged, weighted@64", "the reference reasoner with its own reward model, weighted@64"),
             ("reference-judged, best of 64", "the same, best of 64"),
-            ("judged and reference, majority of half of each", "vote of both minds, 32 of each"))
+            ("judged and reference, majority of half of each", "majority of both reasoners, 32 trajectories each"))
 
 
-def judges():
-    """The judges and their controls on the fresh problems."""
-    head("what", "split", "accuracy", "over greedy", "over the reference alone")
+def reward_models():
+    """Reward models and their controls on problems 2000 to 4000 of each split."""
+    head("what", "split", "accuracy", "over greedy", "over the reference reasoner")
     splits = {split: compared(split) for split in SPLITS}
     for label, name in COMPARED:
         for split in SPLITS:
@@ -116,11 +116,11 @@ def card():
     row("coverage@64", *by_split("fresh/judged", lambda r: r.share("coverage", 64)))
     for label, name in (COMPARED[2], COMPARED[5]):
         row(f"{name}, over greedy", *(cells[label][1] for cells in splits))
-        row(f"{name}, over the reference alone", *(cells[label][2] for cells in splits))
+        row(f"{name}, over the reference reasoner", *(cells[label][2] for cells in splits))
 
 
 def moved():
-    """Gains over greedy of the embedded judge on the problems that designs were compared on, and on fresh ones."""
+    """Gains over greedy of the embedded reward model on the problems that designs were compared on, and on fresh ones."""
     head("over greedy", "problems", *SPLITS)
     for rule, label in (("majority", "majority@64"), ("weighted", "weighted@64"), ("best_of", "best of 64"), ("beam", "beam 8 x 8")):
         row(label, "first 1,000", *by_split("embedded_tables/main", lambda r: r.gain(rule, "greedy")))
@@ -262,7 +262,7 @@ def families():
 
 def baselines():
     """Answering at once, thinking in vectors and thinking in words, alone and with several trajectories."""
-    head("model", "split", "greedy", "coverage@4", "best of 4", "majority@16", "coverage@16", "decoding steps of 16 rows", "of no-cot's",
+    head("model", "split", "greedy", "coverage@4", "best of 4", "majority@16", "coverage@16", "decoding steps of 16 sequences", "of no-cot's",
          "GFLOP a question")
     for model in ("no-cot", "latent", "cot"):
         for split in SPLITS:
@@ -319,9 +319,10 @@ def thoughts():
         row(kind["kind"], interval(kind["accuracy"]), interval(kind["difference"], "+"), f"{100 * kind['changed']:.1f}")
 
 
-TABLES = {f.__name__: f for f in (rules, judges, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
+TABLES = {f.__name__: f for f in (rules, reward_models, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
                                   smollm2_sweep, thoughts, families, baselines, rollouts, retrained, formats)}
 
-if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
-    sys.exit(f"usage: tables.py {'|'.join(TABLES)} [ARGUMENT...]")
-TABLES[sys.argv[1]](*sys.argv[2:])
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
+        sys.exit(f"usage: tables.py {'|'.join(TABLES)} [ARGUMENT...]")
+    TABLES[sys.argv[1]](*sys.argv[2:])
