@@ -75,7 +75,7 @@ def difference(path, label, at=0):
 def geometry(path, run, what):
     line = next(line for line in (RUNS / path).read_text().splitlines() if line.startswith(f"{run}: ") and what in line)
     value, low, high = re.search(rf"{what} ([\d.]+) \(([\d.]+) to ([\d.]+)\)", line).groups()
-    return Number(float(value), float(low), float(high), f"runs/{path}", digits=2)
+    return Number(float(value), float(low), float(high), f"runs/{path}", digits=3 if what == "drift" else 1)
 
 
 def compared(split, label, column):
@@ -123,58 +123,63 @@ class Row:
         return self.verdict or verdict(self.claimed, self.value, self.other)
 
 
+def at_diversity(noise, dropout):
+    return f"coverage at 64, noise at diversity {diversity(*noise)}; dropout at {diversity(*dropout)}"
+
+
 def sampling_claims():
     sweep, findings = "fresh/sweep-test", "fresh/findings.txt"
     smollm2_dropout, smollm2_noise = "smollm2/gsm_test-dropout", "smollm2/gsm_test-noise"
+    smollm2_strongest = ("smollm2/sweep-noise", "noise-0.15"), ("smollm2/sweep-dropout", "dropout-0.4")
     hundredths = "diversity in hundredths, by thought"
     return {
         "Coverage grows with N": [
-            Row("embedded, test", "coverage, N = 64; N = 1", swept(sweep, "dropout-0.1"), swept(sweep, "dropout-0.1", 1)),
-            Row("SmolLM2, GSM8K", "coverage, N = 64; N = 1", accuracy(smollm2_dropout, "coverage", 64), accuracy(smollm2_dropout, "coverage", 1))],
+            Row("embedded, test", "coverage at N = 64; at N = 1", swept(sweep, "dropout-0.1"), swept(sweep, "dropout-0.1", 1)),
+            Row("SmolLM2, GSM8K", "coverage at N = 64; at N = 1", accuracy(smollm2_dropout, "coverage", 64), accuracy(smollm2_dropout, "coverage", 1))],
         "Its gains diminish with N": [
-            Row("embedded, test", "gain from 32 to 64; from 1 to 2", difference(findings, "dropout-0.1: coverage@64 less coverage@32"),
+            Row("embedded, test", "coverage gained from N = 32 to 64; from 1 to 2", difference(findings, "dropout-0.1: coverage@64 less coverage@32"),
                 difference(findings, "dropout-0.1: coverage@2 less coverage@1"), claimed=-1),
-            Row("SmolLM2, GSM8K", "gain from 32 to 64; from 1 to 2", doubling(smollm2_dropout, 32), doubling(smollm2_dropout, 1), verdict="opposite"),
-            Row("SmolLM2, MultiArith", "gain from 32 to 64; from 1 to 2", doubling("smollm2/multiarith-dropout", 32), doubling("smollm2/multiarith-dropout", 1),
+            Row("SmolLM2, GSM8K", "coverage gained from N = 32 to 64; from 1 to 2", doubling(smollm2_dropout, 32), doubling(smollm2_dropout, 1), verdict="opposite"),
+            Row("SmolLM2, MultiArith", "coverage gained from N = 32 to 64; from 1 to 2", doubling("smollm2/multiarith-dropout", 32), doubling("smollm2/multiarith-dropout", 1),
                 verdict="agrees")],
         "Dropout covers more than noise": [
-            Row("embedded, test", "dropout 0.2 less noise 1, N = 64", difference(findings, "dropout-0.2 less noise-1, coverage@64")),
-            Row("embedded, test", "dropout 0.2 less noise 1, N = 4", difference(findings, "dropout-0.2 less noise-1, coverage@4")),
-            Row("SmolLM2, GSM8K", "dropout; noise, N = 64", accuracy(smollm2_dropout, "coverage", 64), accuracy(smollm2_noise, "coverage", 64)),
-            Row("SmolLM2, GSM8K", "dropout; noise, N = 1", accuracy(smollm2_dropout, "coverage", 1), accuracy(smollm2_noise, "coverage", 1))],
+            Row("embedded, test", "coverage at 64, p = 0.2 minus sigma = 1", difference(findings, "dropout-0.2 less noise-1, coverage@64")),
+            Row("embedded, test", "coverage at 4, p = 0.2 minus sigma = 1", difference(findings, "dropout-0.2 less noise-1, coverage@4")),
+            Row("SmolLM2, GSM8K", "coverage at 64, dropout; noise", accuracy(smollm2_dropout, "coverage", 64), accuracy(smollm2_noise, "coverage", 64)),
+            Row("SmolLM2, GSM8K", "coverage at 1, dropout; noise", accuracy(smollm2_dropout, "coverage", 1), accuracy(smollm2_noise, "coverage", 1))],
         "Coverage is largest at a moderate diversity": [
-            Row("embedded, test", "dropout 0.6 less the best", difference(findings, "dropout-0.6: diversity 0.466, coverage@64 less that of dropout-0.2"), claimed=-1),
-            Row("embedded, test", "noise 2 less the best", difference(findings, "noise-2: diversity 0.195, coverage@64 less that of noise-1"), claimed=-1),
-            Row("SmolLM2, gsm_valid", "noise 0.1; 0.15", swept("smollm2/sweep-noise", "noise-0.1"), swept("smollm2/sweep-noise", "noise-0.15")),
-            Row("SmolLM2, gsm_valid", "dropout 0.3; 0.4", swept("smollm2/sweep-dropout", "dropout-0.3"), swept("smollm2/sweep-dropout", "dropout-0.4"))],
+            Row("embedded, test", "coverage at 64, p = 0.6 minus best p", difference(findings, "dropout-0.6: diversity 0.466, coverage@64 less that of dropout-0.2"), claimed=-1),
+            Row("embedded, test", "coverage at 64, sigma = 2 minus best sigma", difference(findings, "noise-2: diversity 0.195, coverage@64 less that of noise-1"), claimed=-1),
+            Row("SmolLM2, gsm_valid", "coverage at 64, sigma = 0.1; 0.15", swept("smollm2/sweep-noise", "noise-0.1"), swept("smollm2/sweep-noise", "noise-0.15")),
+            Row("SmolLM2, gsm_valid", "coverage at 64, p = 0.3; 0.4", swept("smollm2/sweep-dropout", "dropout-0.3"), swept("smollm2/sweep-dropout", "dropout-0.4"))],
         "At high diversity noise keeps its coverage, dropout does not": [
-            Row("embedded, test", "noise at 0.195; dropout at 0.194", swept(sweep, "noise-2"), swept(sweep, "dropout-0.3")),
-            Row("SmolLM2, gsm_valid", "noise at 0.445; dropout at 0.393", swept("smollm2/sweep-noise", "noise-0.15"), swept("smollm2/sweep-dropout", "dropout-0.4"))],
+            Row("embedded, test", at_diversity((sweep, "noise-2"), (sweep, "dropout-0.3")), swept(sweep, "noise-2"), swept(sweep, "dropout-0.3")),
+            Row("SmolLM2, gsm_valid", at_diversity(*smollm2_strongest), *(swept(*strength) for strength in smollm2_strongest))],
         "Dropout's diversity is the same at all thoughts": [
-            Row("embedded, test", "last thought; first, in hundredths", difference(findings, f"dropout-0.1: {hundredths}", 5),
+            Row("embedded, test", "diversity in hundredths, last thought; first", difference(findings, f"dropout-0.1: {hundredths}", 5),
                 difference(findings, f"dropout-0.1: {hundredths}", 0), verdict="opposite"),
-            Row("SmolLM2, gsm_valid", "twelfth thought; first, in hundredths", difference("smollm2/geometry.txt", f"geometry-p-0.3: {hundredths}", 11),
+            Row("SmolLM2, gsm_valid", "diversity in hundredths, twelfth thought; first", difference("smollm2/geometry.txt", f"geometry-p-0.3: {hundredths}", 11),
                 difference("smollm2/geometry.txt", f"geometry-p-0.3: {hundredths}", 0), verdict="opposite")],
         "Dropout drifts in one direction, noise spreads evenly": [
-            Row("embedded, test", "drift, dropout 0.4; noise 1", geometry("fresh/geometry.txt", "geometry-p-0.4", "drift"), geometry("fresh/geometry.txt", "geometry-sigma-1", "drift")),
-            Row("SmolLM2, gsm_valid", "dimensions, dropout 0.3; noise 0.1", geometry("smollm2/geometry.txt", "geometry-p-0.3", "dimensions"),
+            Row("embedded, test", "drift, p = 0.4; sigma = 1", geometry("fresh/geometry.txt", "geometry-p-0.4", "drift"), geometry("fresh/geometry.txt", "geometry-sigma-1", "drift")),
+            Row("SmolLM2, gsm_valid", "dimensions, p = 0.3; sigma = 0.1", geometry("smollm2/geometry.txt", "geometry-p-0.3", "dimensions"),
                 geometry("smollm2/geometry.txt", "geometry-sigma-0.1", "dimensions"), claimed=-1)],
         "Dropout loses easy questions": [
-            Row("embedded, test", "dropout 0.4 less noise 1, N = 4", difference(findings, "dropout-0.4 less noise-1, coverage@4 of 757 easy questions"), claimed=-1),
-            Row("embedded, test", "dropout 0.2 less noise 1, N = 4", difference(findings, "dropout-0.2 less noise-1, coverage@4 of 757 easy questions"), claimed=-1)],
+            Row("embedded, test", "coverage at 4, p = 0.4 minus sigma = 1", difference(findings, "dropout-0.4 less noise-1, coverage@4 of 757 easy questions"), claimed=-1),
+            Row("embedded, test", "coverage at 4, p = 0.2 minus sigma = 1", difference(findings, "dropout-0.2 less noise-1, coverage@4 of 757 easy questions"), claimed=-1)],
         "Dropout reaches more hard questions": [
-            Row("embedded, test", "dropout 0.2 less noise 1, N = 64", difference(findings, "dropout-0.2 less noise-1, coverage@64 of 243 hard questions"))],
-        "Best p from 0.1 to 0.3, best sigma from 0.5 to 0.7 (GPT-2)": [
-            Row("embedded, hard", "dropout 0.3; 0.4", swept("fresh/sweep-hard", "dropout-0.3"), swept("fresh/sweep-hard", "dropout-0.4"), verdict="agrees"),
-            Row("embedded, hard", "noise 0.7; 1", swept("fresh/sweep-hard", "noise-0.7"), swept("fresh/sweep-hard", "noise-1"), verdict="opposite")],
-        "Best p of some hundredths (Llama)": [
-            Row("SmolLM2, gsm_valid", "dropout 0.05; 0.4", swept("smollm2/sweep-dropout", "dropout-0.05"), swept("smollm2/sweep-dropout", "dropout-0.4"))],
+            Row("embedded, test", "coverage at 64, p = 0.2 minus sigma = 1", difference(findings, "dropout-0.2 less noise-1, coverage@64 of 243 hard questions"))],
+        "Best p is 0.1 to 0.3, best sigma 0.5 to 0.7 (GPT-2)": [
+            Row("embedded, hard", "coverage at 64, p = 0.3; 0.4", swept("fresh/sweep-hard", "dropout-0.3"), swept("fresh/sweep-hard", "dropout-0.4"), verdict="agrees"),
+            Row("embedded, hard", "coverage at 64, sigma = 0.7; 1", swept("fresh/sweep-hard", "noise-0.7"), swept("fresh/sweep-hard", "noise-1"), verdict="opposite")],
+        "Best p is a few hundredths (Llama)": [
+            Row("SmolLM2, gsm_valid", "coverage at 64, p = 0.05; 0.4", swept("smollm2/sweep-dropout", "dropout-0.05"), swept("smollm2/sweep-dropout", "dropout-0.4"))],
         "One strength serves all benchmarks": [
-            Row("embedded, ood", "p chosen on valid; best p", swept("fresh/sweep-ood", "dropout-0.3"), swept("fresh/sweep-ood", "dropout-0.4"), verdict="agrees")],
+            Row("embedded, ood", "coverage at 64, p chosen on valid; best p", swept("fresh/sweep-ood", "dropout-0.3"), swept("fresh/sweep-ood", "dropout-0.4"), verdict="agrees")],
         "Latent-SFT and Render-of-Thought gain as well": [
-            Row("like Latent-SFT, test", "coverage, N = 16; N = 1", accuracy("families/latent-sft-dropout-test", "coverage", 16), accuracy("families/latent-sft-dropout-test", "coverage", 1)),
+            Row("like Latent-SFT, test", "coverage at N = 16; at N = 1", accuracy("families/latent-sft-dropout-test", "coverage", 16), accuracy("families/latent-sft-dropout-test", "coverage", 1)),
             Row("like Latent-SFT, test", "majority of 16 over greedy", gain("families/latent-sft-dropout-test", "majority", "greedy")),
-            Row("like RoT, test", "coverage, N = 16; N = 1", accuracy("families/rot-dropout-test", "coverage", 16), accuracy("families/rot-dropout-test", "coverage", 1)),
+            Row("like RoT, test", "coverage at N = 16; at N = 1", accuracy("families/rot-dropout-test", "coverage", 16), accuracy("families/rot-dropout-test", "coverage", 1)),
             Row("like RoT, test", "majority of 16 over greedy", gain("families/rot-dropout-test", "majority", "greedy"))],
     }
 
@@ -194,10 +199,10 @@ def aggregation_claims():
             Row("embedded, test", "beam over majority", gain(f"{own}-test", "beam", "majority")),
             Row("SmolLM2, GSM8K", "beam over majority", gain(smollm2, "beam", "majority"))],
         "Beam search equals best of N": [
-            Row("embedded, test", "beam less best of 64", difference("fresh/test.txt", "self-judged: beam less best of N"), verdict="opposite"),
+            Row("embedded, test", "beam minus best of 64", difference("fresh/test.txt", "self-judged: beam less best of N"), verdict="opposite"),
             Row("SmolLM2, GSM8K", "beam; best of 64", accuracy(smollm2, "beam", 64), accuracy(smollm2, "best_of", 64), verdict="not shown")],
         "Best of N is the most effective rule": [
-            Row("embedded, test", "weighted less best of 64", difference("fresh/test.txt", "self-judged: weighted less best of N"), claimed=-1),
+            Row("embedded, test", "weighted minus best of 64", difference("fresh/test.txt", "self-judged: weighted less best of N"), claimed=-1),
             Row("SmolLM2, GSM8K", "weighted; best of 64", accuracy(smollm2, "weighted", 64), accuracy(smollm2, "best_of", 64), claimed=-1)],
         "Gains are largest on MultiArith": [
             Row("SmolLM2", "weighted over greedy, MultiArith; GSM8K", gain("smollm2/multiarith-dropout", "weighted", "greedy"), gain(smollm2, "weighted", "greedy")),
@@ -206,13 +211,13 @@ def aggregation_claims():
             Row("embedded, test", "best of 64 over majority", gain(f"{ablation}/contrastive-test", "best_of", "majority")),
             Row("SmolLM2, GSM8K", "best of 64 over majority", gain(heads, "best_of", "majority"))],
         "Contrastive loss is better than BCE": [
-            Row("embedded, test", "best of 64, difference", difference(f"{ablation}/test.txt", "best_of: contrastive less bce")),
+            Row("embedded, test", "best of 64, contrastive minus BCE", difference(f"{ablation}/test.txt", "best_of: contrastive less bce")),
             Row("SmolLM2, GSM8K", "best of 64, contrastive; BCE", accuracy(heads, "best_of", 64), accuracy("smollm2/gsm_test-bce", "best_of", 64))],
         "Rollout labels are better than final answers": [
-            Row("embedded, test", "best of 64, difference", difference(f"{ablation}/test.txt", "best_of: contrastive less final")),
+            Row("embedded, test", "best of 64, rollouts minus final answers", difference(f"{ablation}/test.txt", "best_of: contrastive less final")),
             Row("SmolLM2, GSM8K", "best of 64, rollouts; final answers", accuracy(heads, "best_of", 64), accuracy("smollm2/gsm_test-final", "best_of", 64))],
-        "128 rollouts a thought (here against 4)": [
-            Row("embedded, test", "best of 64, difference", difference("rollouts/test.txt", "best_of: m128 less m4"))],
+        "128 rollouts per thought help": [
+            Row("embedded, test", "best of 64, 128 minus 4 rollouts", difference("rollouts/test.txt", "best_of: m128 less m4"))],
         "An untrained reward head is below the majority": [
             Row("embedded, test", "best of 64 over majority", gain(f"{ablation}/untrained-test", "best_of", "majority"), claimed=-1),
             Row("SmolLM2, GSM8K", "best of 64 over majority", gain("smollm2/gsm_test-untrained", "best_of", "majority"), claimed=-1)],
@@ -223,15 +228,15 @@ def aggregation_claims():
             Row("SmolLM2, GSM8K", "latent coverage at 4; CoT greedy", accuracy(smollm2, "coverage", 4), accuracy("smollm2/gsm_test-cot", "greedy")),
             Row("SmolLM2, GSM8K", "latent weighted at 64; CoT greedy", accuracy(smollm2, "weighted", 64), accuracy("smollm2/gsm_test-cot", "greedy"))],
         "CoT takes five times the decoding steps": [
-            Row("embedded, test", "steps of 16 sequences, CoT; latent", steps("baselines/cot-test"), steps("baselines/latent-test"), verdict="agrees"),
-            Row("SmolLM2, GSM8K", "steps of 2 sequences, CoT; latent", steps("smollm2/gsm_test-cot"), steps("smollm2/gsm_test-ablated"), verdict="opposite")],
+            Row("embedded, test", "steps for 16 sequences, CoT; latent", steps("baselines/cot-test"), steps("baselines/latent-test"), verdict="agrees"),
+            Row("SmolLM2, GSM8K", "steps for 2 sequences, CoT; latent", steps("smollm2/gsm_test-cot"), steps("smollm2/gsm_test-ablated"), verdict="opposite")],
     }
 
 
 def claims_table(claims):
     rows = [(claim if at == 0 else "", row.decided(), row.where, row.measured, row.value, row.other)
             for claim, found in claims.items() for at, row in enumerate(found)]
-    return ("the paper's claim", "verdict", "model, problems", "measured", "value", "compared with"), rows
+    return ("claim of the paper", "verdict", "model, problems", "measured; compared with", "value", "compared with"), rows
 
 
 def sampling():
@@ -247,8 +252,8 @@ def smollm2():
     def line(label, show):
         return (label, *(show(f"smollm2/{name}-dropout") for name in SETS))
     rows = [line("greedy", lambda run: accuracy(run, "greedy"))]
-    for rule, label in (("majority", "majority"), ("likely", "likelihood"), ("weighted", "**weighted by the reward model**"),
-                        ("normalized", "normalized"), ("combined", "combined"), ("best_of", "best of 64"), ("coverage", "coverage")):
+    for rule, label in (("majority", "majority"), ("weighted", "**weighted by the reward model**"), ("normalized", "normalized"),
+                        ("best_of", "best of 64"), ("coverage", "coverage")):
         rows.append(line(label, lambda run: accuracy(run, rule, 64)))
     for rule, over in (("majority", "greedy"), ("weighted", "greedy"), ("weighted", "majority"), ("best_of", "greedy")):
         rows.append(line(f"{rule.replace('best_of', 'best of 64')} over {over}", lambda run: gain(run, rule, over)))
@@ -350,7 +355,7 @@ def as_csv(header, rows):
     """One line for each number: the texts of its row, its column, the value with its interval, and the raw file."""
     texts = [name for name, cell in zip(header, rows[0]) if isinstance(cell, str)]
     write = csv.writer(sys.stdout, lineterminator="\n").writerow
-    write([*texts, "column", "value", "low", "high", "source"])
+    write([*(texts if len(texts) > 1 else ["row"]), "column", "value", "low", "high", "source"])
     above = [""] * len(texts)
     for row in rows:
         labels = [cell.replace("**", "") for cell in row if isinstance(cell, str)]
