@@ -13,7 +13,7 @@ import pathlib
 import re
 import sys
 
-from tables import HEADS, RUNS, SPLITS, Results, points
+from tables import RUNS, SPLITS, Results, points
 
 SIGNED = re.compile(r"([+-][\d.]+) \(([+-][\d.]+) to ([+-][\d.]+)\)")
 # Test sets of SmolLM2-135M; splits of the built-in corpus for the embedded models.
@@ -303,6 +303,17 @@ def reruns():
     return ("accuracy in %, N = 64", "greedy", "majority", "weighted", "best of 64", "coverage"), rows
 
 
+def retrained():
+    """The embedded reasoner beside one that a complete run of train_embedded.sh made."""
+    rows = []
+    for name, label in (("embedded", "shipped"), ("trained", "complete run")):
+        paths = [f"train_embedded/{name}-{split}" for split in SPLITS]
+        rows.append((f"{label}, greedy", *(accuracy(path, "greedy") for path in paths)))
+        for rule, shown in (("majority", "majority"), ("weighted", "weighted"), ("coverage", "coverage")):
+            rows.append((f"{label}, {shown}", *(accuracy(path, rule, 64) for path in paths)))
+    return ("accuracy in %", *SPLITS), rows
+
+
 def headline():
     """README's table: SmolLM2-135M at N = 64 beside its baselines."""
     rows = [("no chain of thought, greedy", *(accuracy(f"smollm2/{name}-no-cot", "greedy") for name in SETS)),
@@ -341,7 +352,7 @@ def milliseconds(value, source):
     return Number(value, source=source, digits=2 if value < 100 else 0)
 
 
-TABLES = {f.__name__: f for f in (sampling, aggregation, smollm2, reference, baselines, reruns, headline, peers)}
+TABLES = {f.__name__: f for f in (sampling, aggregation, smollm2, reference, baselines, reruns, retrained, headline, peers)}
 
 
 def markdown(header, rows):
