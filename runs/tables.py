@@ -107,18 +107,6 @@ def reward_models():
             row(name, split, *splits[split][label])
 
 
-def card():
-    """The table of the model card: accuracy, and the paired difference to greedy and to the reference alone."""
-    splits = [compared(split) for split in SPLITS]
-    head("accuracy in %", *SPLITS)
-    for label, name in COMPARED[:3] + COMPARED[5:7] + COMPARED[8:9]:
-        row(name, *(cells[label][0] for cells in splits))
-    row("coverage@64", *by_split("fresh/judged", lambda r: r.share("coverage", 64)))
-    for label, name in (COMPARED[2], COMPARED[5]):
-        row(f"{name}, over greedy", *(cells[label][1] for cells in splits))
-        row(f"{name}, over the reference reasoner", *(cells[label][2] for cells in splits))
-
-
 def moved():
     """Gains over greedy of the embedded reward model on the problems that designs were compared on, and on fresh ones."""
     head("over greedy", "problems", *SPLITS)
@@ -245,6 +233,53 @@ def smollm2_sweep():
                 share(point["majority"]["64"]))
 
 
+def smollm2_sampling():
+    """Coverage and votes of SmolLM2 by N, with dropout and with noise."""
+    ks = (1, 2, 4, 8, 16, 32, 64)
+    head("problems, sampler: rule", *(f"N = {k}" for k in ks))
+    for test, label in TESTS:
+        for sampler in ("dropout", "noise"):
+            run = Results(f"smollm2/{test}-{sampler}")
+            for rule in ("coverage", "majority", "weighted"):
+                if (rule, 64) in run.metrics:
+                    row(f"{label}, {sampler}: {rule}", *(run.share(rule, k) for k in ks))
+
+
+def smollm2_masks():
+    """Fresh masks, one mask for each trajectory, and sampled answer tokens, on gsm_valid."""
+    head("gsm_valid, N = 64", "coverage@1", "coverage@64", "majority@64", "diversity")
+    for name, label in (("answers-p0.3", "dropout, p = 0.3, fresh masks"), ("mask", "dropout, p = 0.3, one mask for each trajectory"), ("tokens", "sampled answer tokens")):
+        run = Results(f"smollm2/valid-{name}")
+        row(label, *(run.with_interval(*metric) for metric in (("coverage", 1), ("coverage", 64), ("majority", 64))), f"{run.metrics['diversity', 64]['value']:.3f}")
+
+
+def smollm2_choice():
+    """The two reward models that read answers, on gsm_valid."""
+    head("gsm_valid, N = 64", "p", "majority", "weighted", "best of 64")
+    for name, label in (("answers", "reads answers"), ("reference", "and the reasoner's unperturbed thoughts")):
+        for p in ("0.2", "0.3"):
+            run = Results(f"smollm2/valid-{name}-p{p}")
+            row(label, p, *(run.share(rule, 64) for rule in ("majority", "weighted", "best_of")))
+
+
+def smollm2_auc():
+    """AUC of right against wrong trajectories of a question by reward, on GSM8K test."""
+    metrics = Results("smollm2/gsm_test-dropout").metrics
+    head("after", "AUC")
+    for k in (1, 5, 10, 20, 30, 50):
+        row(f"{k} thought{'s' if k > 1 else ''}", f"{metrics['auc', k]['value']:.2f}")
+    row("the answer", f"{metrics['auc_verdict', 64]['value']:.2f}")
+
+
+def smollm2_thoughts():
+    """Accuracy of SmolLM2 with replaced thoughts."""
+    runs = [json.loads((RUNS / f"smollm2/{test}-ablated-ablation.json").read_text()) for test, _ in TESTS]
+    head("thoughts", *(label for _, label in TESTS))
+    row("its own", *(share(run["clean"]) for run in runs))
+    for at, kind in enumerate(runs[0]["ablations"]):
+        row(kind["kind"], *(share(run["ablations"][at]["accuracy"]) for run in runs))
+
+
 def families():
     """Small models like Latent-SFT and like Render-of-Thought, with each sampler at the strength that was chosen on valid."""
     head("model", "problems", "sampler", "greedy", "coverage@1", "@2", "@4", "@8", "@16", "majority@16", "majority@16 over greedy")
@@ -283,16 +318,6 @@ def rollouts():
             row(label, split, r.with_interval("majority", 64), *(r.with_interval("best_of", k) for k in (8, 64)), r.with_interval("weighted", 64))
 
 
-def retrained():
-    """A run of train_embedded.sh as a whole beside what is embedded."""
-    head("accuracy in %", *SPLITS)
-    for name, label in (("embedded", "embedded"), ("trained", "this run")):
-        prefix = f"train_embedded/{name}"
-        row(f"{label}, greedy", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
-        for rule in ("majority", "weighted", "best_of", "coverage"):
-            row(f"{label}, {rule.replace('_', ' ')} at 64", *by_split(prefix, lambda r: r.with_interval(rule, 64)))
-
-
 def formats(folder, wide, narrow):
     """Every rule in two number formats, and their paired difference: folder below runs/, formats."""
     head("rule", *(f"{split}: {wide}, {narrow}, difference" for split in SPLITS))
@@ -319,8 +344,9 @@ def thoughts():
         row(kind["kind"], interval(kind["accuracy"]), interval(kind["difference"], "+"), f"{100 * kind['changed']:.1f}")
 
 
-TABLES = {f.__name__: f for f in (rules, reward_models, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
-                                  smollm2_sweep, thoughts, families, baselines, rollouts, retrained, formats)}
+TABLES = {f.__name__: f for f in (rules, reward_models, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2,
+                                  smollm2_heads, smollm2_sweep, smollm2_sampling, smollm2_masks, smollm2_choice, smollm2_auc,
+                                  smollm2_thoughts, thoughts, families, baselines, rollouts, formats)}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
