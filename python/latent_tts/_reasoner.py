@@ -257,6 +257,9 @@ class Reasoner:
         steps: int = 1000,
         batch: int = 8,
         lr: float = 3e-4,
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         progress: Callable[[dict[str, Any]], object] | None = None,
         **sampling: Unpack[Sampling],
     ) -> dict[str, Any]:
@@ -272,7 +275,8 @@ class Reasoner:
         training = {"kind": kind, "objective": objective, "steps": steps, "batch": batch, "lr": lr}
         events = None if progress is None else lambda text: progress(json.loads(text))
         with _questions.source(data) as name:
-            questions = _core.read_questions(name, limit, 1000)
+            fields = (question_field, answer_field, steps_field)
+            questions = _core.read_questions(name, fields, limit, 1000)
             report = _core.train_probe(
                 self._engine, fspath(out), questions, options, json.dumps(training), overwrite,
                 events,
