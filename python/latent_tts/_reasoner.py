@@ -268,8 +268,9 @@ class Reasoner:
         """Trains a probe on this reasoner's hidden states and writes it to a directory for
         ``from_pretrained(probe=...)``.
 
-        ``data`` names problems that the reasoner was not trained on, as for :meth:`evaluate`. They
-        are sampled with the options ``sampling``; ``samples`` defaults to 16. ``kind`` is
+        ``data`` names problems that the reasoner was not trained on, as for :meth:`evaluate`;
+        ``question_field``, ``answer_field`` and ``steps_field`` name its fields. The problems are
+        sampled with the options ``sampling``; ``samples`` defaults to 16. ``kind`` is
         ``linear`` or ``encoder``. The result has the selected step and its ranking accuracy on
         held-out problems, ``auc``. ``progress`` is called with every evaluation, a dict.
         """
