@@ -4,6 +4,7 @@
 From the line that begins with FIRST to the next one that begins with LAST, without lines that match
 the regular expression DROP. `_` in FIRST and LAST stands for a space.
 """
+
 import pathlib
 import re
 import sys

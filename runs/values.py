@@ -7,20 +7,31 @@
 Keys: SET/RULE@K is an accuracy in %, SET/RULE@K/ci the same with its interval, SET/RULE-OVER a paired
 difference in points. `.ci/figures --write` inserts them: <!--=gsm8k/weighted@64-->32.5<!--/-->
 """
+
 import datetime
 import json
 import re
 import sys
 
+import raw
 import results
 from tables import RUNS, SPLITS, Results, points
 
 PATHS = {
-    **{label: f"smollm2/{name}-dropout" for name, label in (("gsm_test", "gsm8k"), ("gsm_hard", "gsm-hard"), ("multiarith", "multiarith"))},
-    "gsm8k-noise": "smollm2/gsm_test-noise", "gsm8k-cot": "smollm2/gsm_test-cot", "gsm8k-latent": "smollm2/gsm_test-ablated",
+    **{
+        label: f"smollm2/{name}-dropout"
+        for name, label in (("gsm_test", "gsm8k"), ("gsm_hard", "gsm-hard"), ("multiarith", "multiarith"))
+    },
+    "gsm8k-noise": "smollm2/gsm_test-noise",
+    "gsm8k-cot": "smollm2/gsm_test-cot",
+    "gsm8k-latent": "smollm2/gsm_test-ablated",
     "gsm8k-bce": "smollm2/gsm_test-bce",
-    "multiarith-cot": "smollm2/multiarith-cot", "valid-cot": "smollm2/valid-cot", "valid-latent": "smollm2/valid-ablated",
-    "valid-mask": "smollm2/valid-mask", "valid-fresh-masks": "smollm2/valid-answers-p0.3", "valid-tokens": "smollm2/valid-tokens",
+    "multiarith-cot": "smollm2/multiarith-cot",
+    "valid-cot": "smollm2/valid-cot",
+    "valid-latent": "smollm2/valid-ablated",
+    "valid-mask": "smollm2/valid-mask",
+    "valid-fresh-masks": "smollm2/valid-answers-p0.3",
+    "valid-tokens": "smollm2/valid-tokens",
     # Embedded models: the reward model with the reasoner's own reference trace, and the shipped one.
     **{split: f"fresh/self-judged-{split}" for split in SPLITS},
     **{f"shipped-{split}": f"fresh/judged-{split}" for split in SPLITS},
@@ -36,13 +47,20 @@ def accuracies():
             scale, digits = (100, 1) if not rule.startswith(("auc", "diversity")) else (1, 2)
             yield f"{name}/{rule}@{k}", f"{scale * of['value']:.{digits}f}"
             if "low" in of:
-                yield f"{name}/{rule}@{k}/ci", f"{scale * of['value']:.{digits}f} ({scale * of['low']:.{digits}f} to {scale * of['high']:.{digits}f})"
+                yield (
+                    f"{name}/{rule}@{k}/ci",
+                    f"{scale * of['value']:.{digits}f} ({scale * of['low']:.{digits}f} to {scale * of['high']:.{digits}f})",
+                )
         for rule, over in run.gains:
-            yield f"{name}/{rule}-{over}", str(results.gain(path, rule, over))
+            yield f"{name}/{rule}-{over}", str(raw.gain(path, rule, over))
 
 
 def sweeps():
-    for name, path in (("gsm_valid", "smollm2/sweep-dropout"), ("gsm_valid", "smollm2/sweep-noise"), *((split, f"fresh/sweep-{split}") for split in SPLITS)):
+    for name, path in (
+        ("gsm_valid", "smollm2/sweep-dropout"),
+        ("gsm_valid", "smollm2/sweep-noise"),
+        *((split, f"fresh/sweep-{split}") for split in SPLITS),
+    ):
         for run, point in points(path).items():
             yield f"{name}/{run}/coverage@64", f"{100 * point['coverage']['64']['value']:.1f}"
             yield f"{name}/{run}/majority@64", f"{100 * point['majority']['64']['value']:.1f}"
@@ -54,8 +72,8 @@ def compared():
     for split in SPLITS:
         for name, label in (("own", "self-judged"), ("shipped", "judged")):
             for column, over in ((1, "greedy"), (2, "reference")):
-                yield f"{split}/{name}-weighted-{over}", str(results.compared(split, f"{label}, weighted@64", column))
-        yield f"{split}/reference", results.accuracy(f"fresh/reference-{split}", "greedy").alone()
+                yield f"{split}/{name}-weighted-{over}", str(raw.compared(split, f"{label}, weighted@64", column))
+        yield f"{split}/reference", raw.accuracy(f"fresh/reference-{split}", "greedy").alone()
 
 
 def thoughts():
@@ -76,10 +94,18 @@ def reruns():
 def times():
     real = re.search(r"^real\s+0m([\d.]+)s", (RUNS / "main_zen5.txt").read_text(), re.M)
     yield "time/eval", f"{float(real[1]):.0f} s"
-    begun = [(datetime.datetime.strptime(line[:8], "%H:%M:%S"), line) for line in (RUNS / "gate.txt").read_text().splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
+    begun = [
+        (datetime.datetime.strptime(line[:8], "%H:%M:%S"), line)
+        for line in (RUNS / "gate.txt").read_text().splitlines()
+        if re.match(r"\d\d:\d\d:\d\d ", line)
+    ]
     tests = next(at for at, (_, line) in enumerate(begun) if " tests" in line)
     yield "time/tests", f"{(begun[tests + 1][0] - begun[tests][0]).seconds / 60:.0f} minutes"
-    clock = [re.findall(r"N = (\d+): ([\d.]+) s", line) + [line.split(", ")[1]] for line in (RUNS / "smollm2_wall_clock.txt").read_text().splitlines() if line.startswith("round 1")]
+    clock = [
+        re.findall(r"N = (\d+): ([\d.]+) s", line) + [line.split(", ")[1]]
+        for line in (RUNS / "smollm2_wall_clock.txt").read_text().splitlines()
+        if line.startswith("round 1")
+    ]
     for (samples, seconds), model in clock:
         yield f"time/{model}@{samples}", f"{float(seconds):.1f} s"
     seconds = Results("smollm2/gsm_test-dropout").cost["seconds"]
