@@ -38,8 +38,10 @@ def at_diversity(noise, dropout):
 
 
 def sampling_claims():
-    sweep, findings = "fresh/sweep-test", "fresh/findings.txt"
-    smollm2_dropout, smollm2_noise = "smollm2/gsm_test-dropout", "smollm2/gsm_test-noise"
+    sweep = "fresh/sweep-test"
+    findings = "fresh/findings.txt"
+    smollm2_dropout = "smollm2/gsm_test-dropout"
+    smollm2_noise = "smollm2/gsm_test-noise"
     smollm2_strongest = ("smollm2/sweep-noise", "noise-0.15"), ("smollm2/sweep-dropout", "dropout-0.4")
     hundredths = "diversity in hundredths, by thought"
     return {
@@ -243,7 +245,9 @@ def sampling_claims():
 
 
 def aggregation_claims():
-    own, shipped, smollm2, heads = "fresh/self-judged", "fresh/judged", "smollm2/gsm_test-dropout", "smollm2/gsm_test-contrastive"
+    own = "fresh/self-judged"
+    smollm2 = "smollm2/gsm_test-dropout"
+    heads = "smollm2/gsm_test-contrastive"
     ablation = "embedded_ablation"
     return {
         "Accuracy grows with N": [
