@@ -252,7 +252,7 @@ def test_what_a_sampler_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path)
         reasoner.solve("?", sampler="nothing")
     with pytest.raises(ValueError, match="dropout_p has no effect with sampler narrow"):
         reasoner.solve("?", sampler="narrow", dropout_p=0.1)
-    with pytest.raises(ValueError, match="a built-in sampler is called"):
+    with pytest.raises(ValueError, match="is the name of a built-in sampler"):
         latent_tts.register_sampler("dropout", keyed_noise)
 
 
