@@ -221,13 +221,13 @@ fn invalid_requests_are_rejected() {
     assert!(!sandbox.path("labels").exists(), "something was written before all checks");
     assert_eq!(sandbox.run(&args("labels", &["--shard", "3/2"])).code, Some(2));
     // A random model solves nothing; the annotations are complete all the same.
-    sandbox.run(&args("labels", &[])).refused(&["nothing is labelled"]);
+    sandbox.run(&args("labels", &[])).refused(&["no labels in"]);
     refused(&[], &["already holds annotations", "--resume"]);
     refused(&["--resume", "--sites", "mlp"], &["index.settings.sampling.sites", "mlp"]);
     refused(&["--resume", "--thoughts-dtype", "bf16"], &["index.dtype"]);
     sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&["--resume"], &["model", "index.fingerprint"]);
-    sandbox.run(&args("labels", &["--overwrite"])).refused(&["nothing is labelled"]);
+    sandbox.run(&args("labels", &["--overwrite"])).refused(&["no labels in"]);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn the_paper_preset_reaches_the_index() {
     let sandbox = CliSandbox::new();
     let index = |out: &'static str, more: &[&'static str]| {
         let base = ["--preset", "paper", "--limit", "1", "--max-new-tokens", "4"];
-        sandbox.run(&args(out, &[&base[..], more].concat())).refused(&["nothing is labelled"]);
+        sandbox.run(&args(out, &[&base[..], more].concat())).refused(&["no labels in"]);
         sandbox.json(&format!("{out}/index.json"))
     };
     let paper = index("paper", &[]);
@@ -249,7 +249,7 @@ fn the_paper_preset_reaches_the_index() {
     sandbox.write("paper.toml", "preset = \"paper\"\nrollouts = 3\n");
     sandbox
         .run(&args("file", &["--config", "paper.toml", "--limit", "1"]))
-        .refused(&["nothing is labelled"]);
+        .refused(&["no labels in"]);
     let file = sandbox.json("file/index.json");
     assert_eq!(
         (&file["settings"]["labels"]["rollouts"], &file["trajectories"]),

@@ -41,7 +41,7 @@ fn the_table_names_reasons_and_files_are_left_out() {
     assert!(table.contains("a number from nowhere") && table.contains("4  variants"), "{table}");
     let nothing =
         sandbox.run(&["augment", "in.jsonl", "--without", "in.jsonl", "--out", "b.jsonl"]);
-    nothing.refused(&["b.jsonl", "no variant to write", "2 problems 2 were refused"]);
+    nothing.refused(&["b.jsonl", "no variants", "2 of 2 problems were rejected"]);
     assert!(!sandbox.path("b.jsonl").exists());
 }
 

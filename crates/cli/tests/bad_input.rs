@@ -116,7 +116,7 @@ fn shape_mismatches_are_rejected() {
     let done = guarded.sandbox.run(&["inspect", "model"]);
     assert_eq!(done.code, Some(2), "{}", done.out);
     assert!(
-        done.err.contains(&name) && done.out.contains("1 of another shape"),
+        done.err.contains(&name) && done.out.contains("1 mismatched"),
         "{}{}",
         done.err,
         done.out

@@ -292,8 +292,7 @@ fn eval_prints_a_table_and_keeps_progress_off_standard_output() {
     let sandbox = CliSandbox::new();
     let done = sandbox.eval(&[]).ok();
     assert!(
-        done.out.contains("coverage")
-            && done.out.contains("samples and results are in runs/model-data-"),
+        done.out.contains("coverage") && done.out.contains("samples and results: runs/model-data-"),
         "{}",
         done.out
     );
@@ -460,8 +459,8 @@ fn inspect_detects_every_family() {
     }
     let text = sandbox.run(&["inspect", "model", "--tensors"]).ok().out;
     for word in [
-        "coconut (recognised)",
-        "gpt2, 2 layers, 32 wide",
+        "coconut (detected)",
+        "gpt2, 2 layers, width 32",
         "--thoughts 6",
         "F32",
         "0 missing",
@@ -563,7 +562,7 @@ fn a_missing_gpu_is_a_clear_error() {
 #[test]
 fn fp8_is_refused_by_a_processor() {
     let failed = CliSandbox::new().run(&["bench", "--device", "cpu", "--dtype", "fp8"]);
-    for part in ["does not compute in fp8", "--device cuda", "leave --dtype out"] {
+    for part in ["does not compute in fp8", "--device cuda", "omit --dtype"] {
         assert!(failed.err.contains(part), "{part}: {}", failed.err);
     }
 }

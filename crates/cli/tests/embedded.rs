@@ -31,7 +31,7 @@ fn eval_without_arguments_prints_a_table_and_writes_a_page() {
         "best of k",
         "beam",
         "coverage",
-        "the page is runs/embedded-test-",
+        "HTML report: runs/embedded-test-",
     ] {
         assert!(done.out.contains(word), "{word} in {}", done.out);
     }
@@ -102,7 +102,7 @@ fn thoughts_are_read_as_tokens_on_request() {
         sandbox.run(&[&flags[..], more].concat())
     };
     let text = solve(&["--lens", "2"]).ok().out;
-    assert!(text.contains("thoughts of the greedy one, read as tokens: "), "{text}");
+    assert!(text.contains("thoughts of the greedy run, decoded: "), "{text}");
     let document = solve(&["--lens", "3", "--json"]).ok().json();
     let sizes = |lens: &Value| {
         let thoughts = lens.as_array().unwrap().iter();

@@ -396,7 +396,7 @@ fn a_limit_of_file_sizes_ends_as_an_interruption_does() {
     let output = shell.arg("-c").arg(limited).current_dir(sandbox.path("")).output().unwrap();
     let ended = support::command_output(output);
     assert_eq!(ended.code, Some(3), "{}", ended.err);
-    for word in ["samples.jsonl", "limit of file sizes", "--resume"] {
+    for word in ["samples.jsonl", "file size limit", "--resume"] {
         assert!(ended.err.contains(word), "no {word} in {}", ended.err);
     }
     sandbox.eval(&["--quiet", "--out", "run", "--resume"]).ok();

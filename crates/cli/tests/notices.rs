@@ -19,7 +19,7 @@ fn solve_tells_questions_outside_the_range_of_the_embedded_model() {
     assert!(done.err.contains("1 sentence instead of 2 to 9"), "{}", done.err);
     assert!(done.out.contains("outside the model's range"), "{}", done.out);
     assert!(!done.out.contains("100% of"), "{}", done.out);
-    assert!(done.out.contains("not the chance that the answer is right"), "{}", done.out);
+    assert!(done.out.contains("not the probability of being correct"), "{}", done.out);
     let json = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2", "--json"]).ok();
     assert_eq!(json.json()["out_of_range"][0], "1 sentence instead of 2 to 9");
 }
@@ -108,9 +108,9 @@ fn annotations_without_a_label_are_refused() {
     let flags = ["annotate", "--model", "model", "--data", "data.jsonl", "--out", "labels"];
     let more = ["--samples", "2", "--rollouts", "1", "--max-new-tokens", "3"];
     sandbox.run(&[&flags[..], &more].concat()).refused(&[
-        "nothing is labelled in labels",
+        "no labels in labels",
         "of 8 questions",
-        "8 only wrong ones",
+        "8 only incorrect ones",
         "--samples",
     ]);
 }
@@ -121,7 +121,7 @@ fn mistyped_variables_are_told() {
     let mut command = sandbox.command(&["corpus", "--count", "1"]);
     command.env("LATENT_TTS_SAMPLS", "3").env("LATENT_TTS_SAMPLES", "3");
     let told = command_output(command.output().unwrap()).ok().err;
-    let expected = "LATENT_TTS_SAMPLS is set and is no flag's variable; did you mean \
+    let expected = "unknown environment variable LATENT_TTS_SAMPLS; did you mean \
                     LATENT_TTS_SAMPLES?";
     assert!(told.contains(expected), "{told}");
     assert_eq!(told.lines().count(), 1, "{told}");
@@ -168,11 +168,11 @@ fn solve_shows_every_trajectory_on_request() {
         };
         assert!(shown.lines().any(is_shown), "{trajectory} in {shown}");
     }
-    assert!(shown.contains("(its answer), by thought"), "{shown}");
-    assert!(!solve(&[]).out.contains("rewards of thoughts; text"));
+    assert!(shown.contains("(outcome), per thought"), "{shown}");
+    assert!(!solve(&[]).out.contains("rewards per thought, text"));
     let cut = solve(&["--max-new-tokens", "1"]).out;
     assert!(
-        cut.contains("none: no answer is found in, e.g., \"###\"") && cut.contains("--show"),
+        cut.contains("none: no answer found, e.g. in \"###\"") && cut.contains("--show"),
         "{cut}"
     );
 }

@@ -174,7 +174,7 @@ fn an_empty_result_replaces_nothing() {
     sandbox.write("old.jsonl", "old");
     let augment = ["augment", "problems.jsonl", "--without", "problems.jsonl", "--keep-original"];
     for out in [&["--out", "old.jsonl"][..], &["--out", "new.jsonl"], &[]] {
-        sandbox.run(&[&augment[..], out].concat()).refused(&["no variant to write", "1 problems"]);
+        sandbox.run(&[&augment[..], out].concat()).refused(&["no variants", "1 problems"]);
     }
     assert_eq!(sandbox.read("old.jsonl"), b"old");
     assert!(!sandbox.path("new.jsonl").exists());

@@ -90,7 +90,7 @@ fn unreadable_runs_are_rejected() {
         .refused(&["nowhere is not a run directory: it does not exist", "eval"]);
     sandbox.run(&["report"]).refused(&["RUN"]);
     sandbox.eval(&["--out", "run"]).ok();
-    sandbox.run(&["report", "."]).refused(&["no manifest.json", "there are runs in it"]);
+    sandbox.run(&["report", "."]).refused(&["no manifest.json", "it contains runs"]);
 
     let samples = sandbox.read("run/samples.jsonl");
     let half = &samples[..samples.len() / 2];
@@ -175,7 +175,7 @@ fn a_sweep_goes_over_the_named_sampler() {
         (["noise", "--dropout-p", "0.1"], "--dropout-p"),
         (["dropout", "--gumbel-tau", "1"], "--gumbel-tau"),
     ] {
-        let words = [word, "has no meaning with --sampler", flags[0]];
+        let words = [word, "has no effect with --sampler", flags[0]];
         sweep(&sandbox, &[&["--sampler"], &flags[..]].concat()).refused(&words);
     }
     sweep(&sandbox, &["--sampler", "tokens"]).refused(&["tokens", "dropout, noise, gumbel"]);

@@ -196,7 +196,7 @@ fn reward_models_train_under_every_objective() {
         "--out",
         "labels",
     ];
-    sandbox.run(&[&labels[..], &sampling].concat()).refused(&["nothing is labelled"]);
+    sandbox.run(&[&labels[..], &sampling].concat()).refused(&["no labels in"]);
     let reward_args = ["--model", "latent", "--annotations", "labels", "--out", "rm"];
     train(&sandbox, "reward", &reward_args).refused(&["labels", "nothing to learn from"]);
 
@@ -361,7 +361,7 @@ fn reward_models_reject_thoughts_of_another_width() {
     ];
     let more = ["--max-new-tokens", "4", "--out", "labels"];
     // Nothing is kept, but the index is there.
-    sandbox.run(&[&labels[..], &more].concat()).refused(&["nothing is labelled"]);
+    sandbox.run(&[&labels[..], &more].concat()).refused(&["no labels in"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     for flag in ["--annotations", "--held-out"] {
         let reward_args = ["--model", "narrow", "--out", "rm", flag, "labels"];
@@ -386,13 +386,13 @@ fn a_training_explains_itself() {
     for words in [
         "of disk in models/cot/training",
         "the first step may take longer",
-        "all 4 steps will take about",
-        "% of 4 held-out problems are right (95%: ",
+        "estimated time for 4 steps: ",
+        "% of 4 held-out problems correct (95% CI ",
     ] {
         assert!(done.err.contains(words), "no {words:?} in {}", done.err);
     }
     assert!(!done.err.contains("no page"), "{}", done.err);
-    assert!(done.out.contains("learning curves are in models/cot/training/report.html"));
+    assert!(done.out.contains("learning curves: models/cot/training/report.html"));
     let next =
         "next: latent-tts train reasoner --preset tiny --mode latent --init models/cot --data";
     assert!(done.out.contains(next), "{}", done.out);
