@@ -15,7 +15,11 @@ const GSM8K: &str = r#"{"question": "Janet's ducks lay 16 eggs per day. She eats
 fn solve_tells_questions_outside_the_range_of_the_embedded_model() {
     let sandbox = CliSandbox::new();
     let done = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2"]).ok();
-    assert!(done.err.contains("outside what the embedded model was trained on"), "{}", done.err);
+    assert!(
+        done.err.contains("outside the training distribution of the embedded model"),
+        "{}",
+        done.err
+    );
     assert!(done.err.contains("1 sentence instead of 2 to 9"), "{}", done.err);
     assert!(done.out.contains("outside the model's range"), "{}", done.out);
     assert!(!done.out.contains("100% of"), "{}", done.out);
@@ -34,7 +38,7 @@ fn eval_tells_words_that_the_model_does_not_know() {
     };
     let told = eval("gsm8k.jsonl").err;
     assert!(told.contains("1 of 1 question is outside the model's range"), "{told}");
-    assert!(told.contains("\"Janet\"") && told.contains("does not know"), "{told}");
+    assert!(told.contains("\"Janet\"") && told.contains("unknown words"), "{told}");
     let silent = eval("embedded:test").err;
     assert!(!silent.contains("outside"), "{silent}");
 }

@@ -146,7 +146,7 @@ fn colars_trained_parameters_become_an_adapter_over_its_base() {
     let inputs = [published.path("published/colar.ckpt")];
     let out = published.path("out");
     let error = converter(&inputs, &out, None).run().unwrap_err().to_string();
-    assert!(error.contains("name the base model"), "{error}");
+    assert!(error.contains("pass the base model"), "{error}");
     assert!(!out.exists(), "nothing is written where a part is missing");
     let report = converter(&inputs, &out, plain.to_str()).run().unwrap();
     let names: Vec<&str> = report.files.iter().map(|file| file.name.as_str()).collect();
@@ -172,7 +172,7 @@ fn render_of_thoughts_heads_go_beside_its_weights() {
     assert_eq!(report.files.len(), 2);
     assert_same_weights(&published.path("expected"), &whole);
     let again = converter(&inputs, &whole, None).run().unwrap_err().to_string();
-    assert!(again.contains("is there already") && again.contains("overwrite"), "{again}");
+    assert!(again.contains("already exists") && again.contains("overwrite"), "{again}");
 }
 
 #[test]

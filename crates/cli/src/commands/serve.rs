@@ -125,8 +125,8 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
     }
     if http.api_key.as_deref().is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
         bail!(
-            "--api-key contains whitespace or non-ASCII characters, which requests cannot send; use \
-             letters, digits and ASCII punctuation"
+            "--api-key contains whitespace or non-ASCII characters, which requests cannot send; \
+             use letters, digits and ASCII punctuation"
         );
     }
     Ok(ServeOptions {
