@@ -500,7 +500,7 @@ fn a_batch_has_no_more_problems_than_there_are() {
     let problems = annotated.json()["kept"].as_u64().unwrap();
     let flags = ["--model", "embedded", "--annotations", "labels", "--out", "rm", "--steps", "1"];
     let done = train(&sandbox, "reward", &[&flags[..], &["--batch", "512"]].concat()).ok();
-    let told = format!("there are {problems} annotated problems: --batch is {problems}");
+    let told = format!("only {problems} annotated problems: using --batch {problems}");
     assert!(done.err.contains(&told), "{}", done.err);
     assert_eq!(log(&sandbox, "rm")[0]["n_examples"], problems);
 }
