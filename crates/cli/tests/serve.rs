@@ -188,12 +188,12 @@ fn values_that_cannot_be_served_are_refused_by_their_flag() {
     for (args, words) in [
         (vec!["--add-model", "codi"], "NAME=DIR"),
         (vec!["--add-model", "=dir"], "the name and the directory must not be empty"),
-        (vec!["--add-model", "embedded=embedded"], "two models are called `embedded`"),
-        (vec!["--model-memory", "1MiB"], "takes"),
-        (vec!["--upstream", "example.com"], "is not the URL of a server"),
+        (vec!["--add-model", "embedded=embedded"], "duplicate model name `embedded`"),
+        (vec!["--model-memory", "1MiB"], "more than the limit"),
+        (vec!["--upstream", "example.com"], "is not a server URL"),
         (vec!["--upstream", "http://127.0.0.1:1", "--model", "embedded"], "gateway loads no model"),
         (vec!["--upstream-model", "m"], "--upstream"),
-        (vec!["--otlp-endpoint", "collector:4318"], "is not the URL of a collector"),
+        (vec!["--otlp-endpoint", "collector:4318"], "is not a collector URL"),
         (vec!["--api-keys-file", "/nowhere/keys"], "cannot use the API keys file"),
     ] {
         let done = latent_tts().args(["serve", "--port", "0"]).args(&args).output().unwrap();

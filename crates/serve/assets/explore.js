@@ -1,4 +1,4 @@
-// The page at `/`, after tooltips.js and question.js of the report: asks the server this page came from, and nobody else.
+// The page at `/`, loaded after tooltips.js and question.js of the report. It only sends requests to its own server.
 
 /** Settings of a panel, by the names that they have in a link. */
 const FIELDS = ["n", "thoughts", "sampler", "strength", "rule", "seed"];
@@ -246,11 +246,11 @@ class Panel {
     const line = make("p", { class: "answer-line" }, answer ?? (final ? "no answer" : "…"));
     const graded = final && final.correct !== undefined && final.correct !== null;
     if (graded) line.classList.add(final.correct ? "right" : "wrong");
-    const verdict = graded ? (final.correct ? "✓ right, " : "✗ wrong, ") : "";
-    const note = final ? `${verdict}decided by ${final.rule}${final.stopped ? ", stopped early" : ""}` : `ahead after ${this.trajectories.length} of ${this.asked.n}`;
+    const verdict = graded ? (final.correct ? "✓ correct, " : "✗ incorrect, ") : "";
+    const note = final ? `${verdict}decided by ${final.rule}${final.stopped ? ", stopped early" : ""}` : `leading after ${this.trajectories.length} of ${this.asked.n}`;
     line.append(make("small", {}, note));
     const parts = [line];
-    if (!final) parts.push(make("progress", { max: this.asked.n, value: this.trajectories.length, "aria-label": "trajectories that have their answers" }));
+    if (!final) parts.push(make("progress", { max: this.asked.n, value: this.trajectories.length, "aria-label": "finished trajectories" }));
     parts.push(...this.readingLine(q), ...this.notes());
     if (final) parts.push(this.tiles(q));
     return parts;
@@ -273,11 +273,11 @@ class Panel {
   tiles(q) {
     const same = q.given.filter((index) => q.answers[index][0] === this.final.answer).length;
     const box = make("div", { class: "tiles" });
-    box.append(tile("votes for it", percentOf(same / Math.max(1, q.given.length)), `${same} of ${q.given.length}`));
+    box.append(tile("votes for the answer", percentOf(same / Math.max(1, q.given.length)), `${same} of ${q.given.length}`));
     box.append(tile("distinct answers", `${q.answers.length}`));
     if (this.gold) {
       const right = q.given.filter((index) => isRight(q.answers[index])).length;
-      box.append(tile("right trajectories", percentOf(right / Math.max(1, q.given.length)), `${right} of ${q.given.length}`));
+      box.append(tile("correct trajectories", percentOf(right / Math.max(1, q.given.length)), `${right} of ${q.given.length}`));
     }
     const rewards = q.outcomes || (q.rewards && q.rewards.map(mean));
     if (rewards) box.append(tile(q.outcomes ? "highest outcome reward" : "highest mean reward", fixed(Math.max(...rewards.filter(Number.isFinite)), 2)));
@@ -355,7 +355,7 @@ function emptyState() {
     button.addEventListener("click", () => { $("question").value = text; ask(); });
     return button;
   };
-  return make("section", { class: "empty" }, make("p", {}, "Ask a question: its trajectories appear here one by one, with their votes, rewards and thoughts."),
+  return make("section", { class: "empty" }, make("p", {}, "Ask a question. Its trajectories appear here one by one, with their votes, rewards and thoughts."),
     make("div", { class: "examples" }, ...EXAMPLES.map(example)));
 }
 
@@ -397,7 +397,7 @@ async function share() {
   history.replaceState(null, "", url);
   try {
     await navigator.clipboard.writeText(url);
-    tell("the link is copied");
+    tell("link copied");
   } catch {
     tell("the link is in the address bar");
   }
@@ -411,7 +411,7 @@ async function listRuns() {
   $("runs").hidden = false;
   $("runs-controls").hidden = !runs.length;
   if (!runs.length) {
-    $("runs-list").replaceChildren(make("li", { class: "note" }, "None. Start the server with --runs DIR to open recorded runs here."));
+    $("runs-list").replaceChildren(make("li", { class: "note" }, "No recorded runs. Start the server with --runs DIR to list them here."));
     return;
   }
   const update = () => {
@@ -450,7 +450,7 @@ async function loadModel() {
   const response = await fetch("/v1/models", { headers: headers() });
   $("key-field").hidden = response.status !== 401 && !$("key").value;
   if (!response.ok) {
-    $("model").textContent = response.status === 401 ? "This server asks for an API key." : await problem(response);
+    $("model").textContent = response.status === 401 ? "This server requires an API key." : await problem(response);
     return false;
   }
   [state.model] = (await response.json()).data;

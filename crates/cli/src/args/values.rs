@@ -66,7 +66,7 @@ pub fn share(text: &str) -> Result<f32, String> {
 /// Parses the number of tokens of the lens.
 pub fn lens(text: &str) -> Result<NonZeroUsize, String> {
     let number = text.parse().ok().filter(|count: &NonZeroUsize| count.get() <= MAX_LENS_TOKENS);
-    number.ok_or_else(|| format!("must be a whole number from 1 to {MAX_LENS_TOKENS}"))
+    number.ok_or_else(|| format!("must be an integer from 1 to {MAX_LENS_TOKENS}"))
 }
 
 /// The maximum number of recorded tokens per thought, which bounds the size of samples.

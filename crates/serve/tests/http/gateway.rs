@@ -300,7 +300,7 @@ fn what_fails_does_not_vote_and_is_told() {
     assert_eq!((&latent["samples"], &latent["failed"]), (&json!(3), &json!(2)));
     assert_eq!(latent["answer"], "7");
     let note = latent["notes"][0].as_str().unwrap();
-    assert!(note.starts_with("2 of 5 completions failed and did not vote; the last: "), "{note}");
+    assert!(note.starts_with("2 of 5 completions failed and did not vote; last error: "), "{note}");
 }
 
 #[test]
