@@ -379,7 +379,7 @@ fn two_signals_at_once_are_one_interruption() {
     }
     let ended = support::command_output(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(3), "{}", ended.err);
-    assert!(ended.err.contains("the state is saved; continue with"), "{}", ended.err);
+    assert!(ended.err.contains("the state was saved; continue with"), "{}", ended.err);
     assert!(sandbox.path("m/training/state.safetensors").exists());
     sandbox.run(&["solve", "--model", "m", "2 + 2?"]).refused(&["no weights", "with --resume"]);
 }

@@ -197,8 +197,8 @@ pub enum Error {
 
     /// A sweep cannot be continued with settings that change its results.
     #[error(
-        "{}: the sweep was started with {field} = {stored}, but {requested} was requested; use the \
-         same settings or write to another directory",
+        "{}: the sweep was started with {field} = {stored}, now it is {requested}; use the same \
+         settings or write to another directory",
         path.display()
     )]
     SweepChanged {

@@ -120,7 +120,7 @@ impl ProbeTrainer {
         let exists = self.out.join("probe.json").exists();
         if exists && !self.overwrite {
             let reason = format!(
-                "{} already contains a probe; choose another directory or pass `overwrite`",
+                "{} already holds a probe; choose another directory or pass `overwrite`",
                 self.out.display()
             );
             return Err(TrainError::Options { reason }.into());
