@@ -1,4 +1,5 @@
-//! `latent-tts augment`: its output is deterministic and trains; invalid requests are rejected.
+//! `latent-tts augment`: its output is deterministic and can be trained on; invalid requests are
+//! rejected.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -1,4 +1,4 @@
-//! The embedded models and the generated problems: commands that need no other file.
+//! Embedded models and generated problems: commands that need no other files.
 //!
 //! No assertion depends on the accuracy of the models, so that they can be replaced.
 
@@ -83,7 +83,7 @@ fn thoughts_are_replaced_on_request() {
         assert_eq!(question["latent_steps"], sample["greedy"]["latent_steps"]);
         assert_eq!(question["ablated"].as_array().unwrap().len(), 5);
     }
-    // Samples do not depend on it, so that a finished run can be ablated later.
+    // Samples do not depend on the ablation, so a finished run can be ablated later.
     let again = eval(&sandbox, &[&flags[..], &["--resume", "--ablate", "zero", "--json"]].concat());
     let again = again.ok().json();
     assert_eq!(again["ablation"]["clean"], file["clean"]);
@@ -152,7 +152,7 @@ fn embedded_problems_equal_the_written_corpus() {
     eval(&sandbox, &[&common[..], &["--data", "hard.json", "--out", "read"]].concat()).ok();
     assert_eq!(sandbox.samples("made"), sandbox.samples("read"));
 
-    // A problem's samples do not depend on the range that it is taken from.
+    // A problem's samples do not depend on the range that it is read from.
     eval(
         &sandbox,
         &[&common[..], &["--data", "embedded:hard:2..40", "--limit", "2", "--out", "part"]]

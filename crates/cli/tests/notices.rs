@@ -1,5 +1,5 @@
-//! What a user must be told: questions outside a model's range, missing answers, assumed families,
-//! data without steps or with unknown words, mistyped variables. Nothing of this is silent.
+//! Notices to the user: questions outside a model's range, missing answers, assumed families, data
+//! without steps or with unknown words, mistyped variables.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -68,7 +68,7 @@ fn an_assumed_family_is_called_so() {
     let sandbox = CliSandbox::new();
     let spec = CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("llama", &spec);
-    // A plain Llama has no marker tokens of COCONUT's.
+    // A plain Llama model has none of COCONUT's marker tokens.
     for file in ["llama/config.json", "llama/tokenizer.json", "llama/tokenizer_config.json"] {
         let text = String::from_utf8(sandbox.read(file)).unwrap();
         let plain =

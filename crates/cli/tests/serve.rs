@@ -1,5 +1,5 @@
-//! `serve` as a process: SIGTERM under load loses no accepted request, SIGHUP reloads, and flags
-//! that cannot be honoured are refused.
+//! `serve` as a process: SIGTERM under load loses no accepted request, SIGHUP reloads, and invalid
+//! flags are rejected.
 
 #![cfg(all(unix, feature = "serve", feature = "embedded"))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -128,7 +128,7 @@ impl LoggedServer {
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
     }
 
-    /// Waits for a log line with these words.
+    /// Waits for a log line that contains these words.
     fn wait_for(&self, words: &str) -> String {
         loop {
             let line = self.log.recv_timeout(Duration::from_secs(120)).unwrap();

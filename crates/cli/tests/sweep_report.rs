@@ -160,7 +160,7 @@ fn a_sweep_goes_over_the_named_sampler() {
     let flags = ["--sampler", "noise", "--evaluations", "2", "--no-report"];
     let done = sweep(&sandbox, &flags).ok();
     assert!(done.err.contains("searching sigma in 0.01 to 1.5"), "{}", done.err);
-    // Other settings have another directory, the same ones the same, which is refused.
+    // Other settings use another directory; the same settings use the same one, which is rejected.
     let named = ["--sampler", "dropout", "--dropout-p", "0.1,0.4"];
     sweep(&sandbox, &named).ok();
     sweep(&sandbox, &["--dropout-p", "0.1,0.4"]).refused(&["already holds a sweep", "--resume"]);
@@ -232,7 +232,7 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
         for (field, value) in point["sampling"].as_object().unwrap() {
             assert_eq!(&manifest["settings"]["sampling"][field], value, "{field}");
         }
-        // No point has a larger coverage than the best.
+        // No point has a higher coverage than the best one.
         let value = |name: &str| {
             let best_point =
                 summary["points"].as_array().unwrap().iter().find(|p| p["run"] == name).unwrap();
@@ -252,7 +252,7 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
         (&Value::from("noise-0.2"), &Value::from(false))
     );
     assert!(sandbox.path("s/report.html").exists());
-    // `report` accepts the directory of a sweep in place of its runs.
+    // `report` accepts the directory of a sweep instead of its runs.
     assert_eq!(
         sandbox.run(&["report", "s", "--page-only", "--json"]).ok().json()["page"],
         "s/report.html"

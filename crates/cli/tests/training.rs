@@ -9,7 +9,7 @@ use model::testkit::CheckpointSpec;
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
-/// A small training; flags in `more` replace its own.
+/// A small training; flags in `more` override the defaults.
 fn train(sandbox: &CliSandbox, what: &str, more: &[&str]) -> CommandOutput {
     let base = [
         ["--warmup", "2"],
@@ -68,7 +68,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         assert!(sandbox.path("models/cot").join(file).is_file(), "no {file}");
     }
 
-    // A short curriculum on ten problems, which the model memorises.
+    // A short curriculum on ten problems, which the model memorizes.
     let latent = [
         "--init",
         "models/cot",
@@ -85,7 +85,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
     assert_eq!(trained["held_out"]["greedy"], 1.0, "{trained}");
     assert_eq!(trained["finished"], true);
 
-    // Memorised answers become wrong only under strong dropout that covers the answer as well.
+    // Memorized answers only become wrong under strong dropout that includes the answer.
     let sampling = [
         "--model",
         "models/latent",
@@ -360,7 +360,7 @@ fn reward_models_reject_thoughts_of_another_width() {
         "final",
     ];
     let more = ["--max-new-tokens", "4", "--out", "labels"];
-    // Nothing is kept, but the index is there.
+    // No question is kept, but the index is written.
     sandbox.run(&[&labels[..], &more].concat()).refused(&["no labels in"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     for flag in ["--annotations", "--held-out"] {
@@ -425,7 +425,7 @@ fn a_damaged_state_and_changed_inputs_are_refused() {
     let resumed = || reasoner(&sandbox, &[&args[..], &["--resume"]].concat());
     let (state, model) = ("m/training/state.safetensors", "m/model.safetensors");
     let [whole, weights] = [state, model].map(|file| sandbox.read(file));
-    // A model that is gone is written again from its state.
+    // A missing model is restored from its training state.
     std::fs::remove_file(sandbox.path(model)).unwrap();
     resumed().ok();
     assert_eq!(sandbox.read(model), weights);
@@ -466,7 +466,7 @@ fn a_training_has_one_writer() {
     assert!(!refused.err.contains("os error"), "{}", refused.err);
 }
 
-/// The flags of earlier versions are hidden names of the new ones.
+/// The flags of earlier versions are hidden aliases of the new ones.
 #[test]
 fn earlier_flags_are_accepted() {
     let sandbox = with_corpus();

@@ -83,7 +83,7 @@ class Panel {
     return make("fieldset", { "aria-label": `settings ${this.name}` }, fields);
   }
 
-  /** The meaning of the strength depends on the sampler: a probability, a standard deviation or a temperature. */
+  /** Resets the strength to the sampler's default: a probability, a standard deviation or a temperature. */
   adjustStrength() {
     const { latent } = state.model;
     const { sampler, strength } = this.inputs;
@@ -335,7 +335,7 @@ function fillSecond() {
 
 const shown = () => ($("compare").checked ? state.panels : state.panels.slice(0, 1));
 
-/** The visible panels: one or two. */
+/** Lays out the visible panels: one or two. */
 function arrange() {
   const two = shown().length > 1;
   state.panels.forEach((panel) => panel.setNamed(two));

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`, whole and streamed.
+//! `/v1/chat/completions`, with and without streaming.
 
 use serde_json::{Value, json};
 
@@ -248,7 +248,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
     });
 }
 
-/// The texts of a stream's pieces, by choice.
+/// The concatenated texts of a stream, by choice.
 fn streamed_texts(server: &TestServer, body: &Value, choices: usize) -> Vec<Vec<String>> {
     let events = server.post(CHAT, body).events();
     let mut texts = vec![Vec::new(); choices];
@@ -346,7 +346,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     assert_eq!(server.send("POST", CHAT, &[], "{").refused_field(), "");
     let other = server.post(CHAT, &chat(QUESTION, json!({ "model": "gpt-5" })));
     assert_eq!((other.status, &other.json()["error"]["param"]), (404, &json!("model")));
-    // Unknown fields are accepted, and null is absence.
+    // Unknown fields are accepted, and null means absent.
     let more = json!({ "user": "me", "store": true, "n": null, "latent": null, "tools": [] });
     server.post(CHAT, &chat(QUESTION, more)).ok();
 }

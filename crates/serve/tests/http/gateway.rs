@@ -1,4 +1,4 @@
-//! The gateway: our own server as upstream, and one that fails as it is told.
+//! The gateway, with our own server as upstream and with a scripted one that fails.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,11 +14,11 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// What the scripted upstream does with the call of this number and body.
+/// How the scripted upstream responds to a call, by number and body.
 type ReactionScript = dyn Fn(usize, &Value) -> Reaction + Send + Sync;
 
 enum Reaction {
-    /// 200 with this text as content.
+    /// Status 200 with this text as content.
     Text(String),
     /// Another status with these headers.
     Status(u16, &'static str),
@@ -32,11 +32,11 @@ enum Reaction {
     Garbage,
 }
 
-/// An upstream that does what it is told.
+/// A scripted upstream.
 struct ScriptedUpstream {
     url: String,
     calls: Arc<AtomicUsize>,
-    /// Most calls at a time.
+    /// The maximum number of concurrent calls observed.
     peak: Arc<AtomicUsize>,
     bodies: Arc<Mutex<Vec<Value>>>,
     stop: Arc<AtomicBool>,
@@ -132,7 +132,7 @@ fn react(mut stream: TcpStream, reaction: Reaction) {
              {headers}content-length: {length}\r\n\r\n"
         )
     };
-    // A gateway that has gone is no failure of the upstream.
+    // A disconnected gateway is not a failure of the upstream.
     let _ = match reaction {
         Reaction::Text(text) => {
             let body = completion(&text);
@@ -251,7 +251,7 @@ fn our_own_server_can_be_the_upstream() {
     }
     let models = gateway.get("/v1/models").ok();
     assert_eq!(models["data"][0]["id"], "embedded");
-    // Under load: more requests than the upstream takes at a time, each with its own answer.
+    // Under load: more requests than the upstream accepts at a time, each with its own answer.
     let expected = reply["choices"][0]["latent"].clone();
     std::thread::scope(|scope| {
         for _ in 0..6 {
@@ -326,7 +326,7 @@ fn an_upstream_that_only_fails_is_an_error() {
             assert!(response.header("retry-after").is_some());
         }
     }
-    // Nobody listens there.
+    // No server listens on this address.
     let gateway = TestServer::of_models(Vec::new(), gateway_options("http://127.0.0.1:1/v1"));
     assert_eq!(ask(&gateway, json!({ "samples": 2 })).status, 502);
 }
@@ -346,7 +346,7 @@ fn slow_upstreams_are_cut_and_the_rest_votes() {
     let latent = &reply["choices"][0]["latent"];
     assert_eq!((&latent["samples"], &latent["answer"]), (&json!(2), &json!("7")));
     assert_eq!(latent["stopped"], json!({ "requested": 4, "reason": "deadline" }));
-    // With nothing to vote on, the deadline is an error.
+    // If there is nothing to vote on, the deadline is an error.
     let none = ScriptedUpstream::start(|_, _| Reaction::Hang(Duration::from_secs(5)));
     let gateway = TestServer::of_models(Vec::new(), none.options());
     let response = ask(&gateway, json!({ "samples": 2, "timeout": 0.5 }));

@@ -1,5 +1,5 @@
 //! Several models in one process: loaded on demand, unloaded for others, reloaded; and rule and
-//! budget in a model's name.
+//! budget in a model name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Sources that count their loads; all are the embedded model.
+/// Model sources that count their loads; all are the embedded model.
 fn sources(names: &[&str], loads: &Arc<AtomicUsize>) -> Vec<ModelSource> {
     let source = |name: &&str| {
         let (loads, broken) = (Arc::clone(loads), name.starts_with("broken"));
@@ -77,7 +77,7 @@ fn a_model_in_use_is_not_unloaded_for_another() {
     let server = TestServer::of_models(sources(&["a", "b"], &loads), options);
     let expected: Vec<Value> =
         ["a", "b"].map(|name| ask(&server, name).ok()["choices"].clone()).into();
-    // Both models at once, again and again, with memory for one: each answer is its own.
+    // Concurrent requests to both models, with memory for one: each gets the right model's answer.
     std::thread::scope(|scope| {
         for client in 0..4 {
             let (server, expected) = (&server, &expected);

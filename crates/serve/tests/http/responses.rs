@@ -1,4 +1,4 @@
-//! `/v1/responses`, whole and streamed: a chat in another shape.
+//! `/v1/responses`, with and without streaming: the same as a chat in another format.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The page at `/`, what it asks for, and recorded runs. Chromium opens it in `.ci/browser`.
+//! The page at `/`, its requests, and recorded runs. `.ci/browser` tests the page in Chromium.
 
 use latent_tts::Lens;
 use latent_tts::record::{Manifest, RunDir, Sample, TrajectoryRecord};
