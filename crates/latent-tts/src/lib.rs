@@ -29,7 +29,7 @@
 //! * [`aggregate`] contains the voting rules. [`DataSource`] and [`grade`] handle questions with
 //!   known answers, [`Evaluation`] records a benchmark in a run directory, [`Ablator`] measures the
 //!   accuracy with replaced thoughts, and [`Annotator`] labels thoughts for training a reward
-//! model.
+//!   model.
 //! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`RlTrainer`] trains a
 //!   reasoner by reinforcement learning, and [`calibrate()`] fits weights that combine all signals;
 //!   [`training`] contains their options, presets and methods.

@@ -9,8 +9,8 @@ use super::values;
 #[command(next_help_heading = "Aggregation")]
 pub struct AggregationArgs {
     /// Aggregation rules to report; a beam search runs only if beam is among them [default: all
-    /// rules that the models support, but only the first of best_of; results.json lists all rules,
-    /// the table those of the paper]
+    /// rules that the models support, with only the first variant of best_of; results.json lists
+    /// all rules, the table those of the paper]
     #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = values::rule())]
     pub aggregate: Option<Vec<values::AggregateRule>>,
 }

@@ -66,7 +66,8 @@ pub struct SweepArgs {
     )]
     pub gumbel_tau: Option<SweepGrid>,
 
-    /// Dropout: block outputs to apply it to; sweeps over each of several [default: the family's]
+    /// Dropout: block outputs to apply it to; each of several values is swept [default: the
+    /// family's]
     #[arg(
         long,
         value_enum,
@@ -76,7 +77,7 @@ pub struct SweepArgs {
     )]
     pub sites: Option<Vec<DropoutSites>>,
 
-    /// Dropout: forward passes to apply it in; sweeps over each of several [default: thoughts]
+    /// Dropout: forward passes to apply it in; each of several values is swept [default: thoughts]
     #[arg(
         long,
         value_enum,
@@ -86,7 +87,8 @@ pub struct SweepArgs {
     )]
     pub scope: Option<Vec<DropoutScope>>,
 
-    /// Dropout: how long a trajectory keeps its masks; sweeps over each of several [default: step]
+    /// Dropout: how long a trajectory keeps its masks; each of several values is swept [default:
+    /// step]
     #[arg(
         long,
         value_enum,
