@@ -121,11 +121,9 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         }
         EngineError::ParallelThoughts { .. } => Some("--aggregate without beam, or --labels final"),
         EngineError::NothingToMix { .. } => Some("--sampler dropout, --sampler noise"),
-        EngineError::NothingToReplace { .. } => Some("--ablate; --thoughts, --model"),
-        EngineError::RewardModelAsReasoner { .. } => {
-            Some("--reward-model takes it, --model takes a reasoner")
-        }
-        EngineError::NotARewardModel { .. } => Some("--reward-model takes a LatentRM directory"),
+        EngineError::NothingToReplace { .. } => Some("--thoughts, --model, or omit --ablate"),
+        EngineError::RewardModelAsReasoner { .. } => Some("pass it as --reward-model"),
+        EngineError::NotARewardModel { .. } => Some("--reward-model requires a LatentRM directory"),
         EngineError::UnusedTensors { .. } => Some("--method; `latent-tts inspect` lists them"),
         EngineError::Memory { .. } => Some("--memory, --max-new-tokens"),
         EngineError::NothingToSearch => Some("--reward-model, or --aggregate without beam"),

@@ -278,10 +278,11 @@ impl GatewayLimits {
 /// The target confidence: `target_confidence`, or the default of `adaptive: true`.
 fn read_confidence(latent: Fields<'_>) -> Result<Option<Confidence>, ApiError> {
     let adaptive = latent.boolean("adaptive")?;
-    let wrong = || latent.error("target_confidence", "must be above 0.5 and at most 1");
+    let wrong =
+        || latent.error("target_confidence", "target_confidence must be above 0.5 and at most 1");
     match (adaptive, latent.number("target_confidence", 0.5..=1.0)?) {
         (Some(false), Some(_)) => {
-            Err(latent.error("adaptive", "contradicts target_confidence; omit one"))
+            Err(latent.error("adaptive", "adaptive contradicts target_confidence; omit one"))
         }
         (_, Some(value)) => Confidence::new(value).ok_or_else(wrong).map(Some),
         (Some(true), None) => Ok(Confidence::new(DEFAULT_CONFIDENCE)),

@@ -287,7 +287,7 @@ fn with_deadline(options: SamplingOptions) -> Result<SamplingOptions, ApiError> 
         options.beam == Some(true) || options.beam_width.or(options.beam_candidates).is_some();
     if searches || options.adaptive == Some(false) {
         let field = if searches { "latent.beam" } else { "latent.adaptive" };
-        let message = "has no effect with deadline_ms; omit one of them";
+        let message = format!("{field} cannot be combined with deadline_ms; omit one of them");
         return Err(ApiError::field(field, message));
     }
     Ok(SamplingOptions {
