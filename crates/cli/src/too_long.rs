@@ -30,7 +30,7 @@ pub fn fitting(
         let ids: Vec<String> = skipped.iter().take(LISTED).map(ToString::to_string).collect();
         let more = if skipped.len() > LISTED { ", ..." } else { "" };
         let (skipped, ids) = (count(skipped.len(), "question"), ids.join(", "));
-        printer.note(&format!("skipped {skipped} of {total} too long for the model: {ids}{more}"));
+        printer.note(&format!("skipped {skipped} of {total}, too long for the model: {ids}{more}"));
     }
     Ok((fitting, skipped))
 }

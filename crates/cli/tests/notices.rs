@@ -77,7 +77,7 @@ fn an_assumed_family_is_called_so() {
     }
     let flags = ["--model", "llama", "--samples", "1", "--thoughts", "2", "--out", "a"];
     let told = sandbox.eval(&flags).ok().err;
-    assert!(told.contains("latent-sft is assumed") && told.contains("--method cot"), "{told}");
+    assert!(told.contains("assuming latent-sft") && told.contains("--method cot"), "{told}");
     let named = [&flags[..7], &["b", "--method", "latent-sft"]].concat();
     assert!(!sandbox.eval(&named).ok().err.contains("assumed"));
     let described = sandbox.run(&["inspect", "llama"]).ok().out;

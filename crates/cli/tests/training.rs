@@ -298,9 +298,7 @@ fn a_training_is_told_as_it_goes_and_reported_afterwards() {
     assert_eq!(written["figures"].as_array().unwrap().len(), 6);
     let both = sandbox.run(&["report", "models/a", "models/b/training", "--page-only"]).ok();
     assert_eq!(both.out.trim(), "models/report/report.html");
-    sandbox
-        .run(&["report", "models/a", "models"])
-        .refused(&["models/a/training", "models is none"]);
+    sandbox.run(&["report", "models/a", "models"]).refused(&["models/a/training", "models is not"]);
 }
 
 #[test]
