@@ -96,7 +96,7 @@ def test_what_a_rule_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path) ->
         ("broken", broken, LookupError, "no such thing"),
         ("far", lambda _: 99, IndexError, "index 99 of"),
         ("other", lambda _: "eleven", ValueError, "not the answer of any trajectory"),
-        ("list", lambda _: [1], TypeError, r"returned \[1\]; return an answer"),
+        ("list", lambda _: [1], TypeError, r"returned \[1\]; expected an answer"),
         ("flag", lambda _: True, TypeError, "returned True"),
     ):
         with pytest.raises(error, match=message):
