@@ -363,7 +363,7 @@ fn reward_models_reject_thoughts_of_another_width() {
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     for flag in ["--annotations", "--held-out"] {
         let reward_args = ["--model", "narrow", "--out", "rm", flag, "labels"];
-        train(&sandbox, "reward", &reward_args).refused(&["32 wide", "16"]);
+        train(&sandbox, "reward", &reward_args).refused(&["width 32", "16"]);
     }
     reasoner(&sandbox, &["--mode", "cot", "--out", "cot"]).ok();
     for (reference, why) in [("narrow", "16 wide"), ("cot", "no thoughts"), ("absent", "absent")] {

@@ -72,7 +72,7 @@ impl JinjaTemplate {
     pub(crate) fn compile_within(source: String, limits: TemplateLimits) -> Result<Self, String> {
         if source.len() > limits.source {
             return Err(format!(
-                "it has {} bytes, the limit is at most {}",
+                "it has {} bytes; at most {} are allowed",
                 source.len(),
                 limits.source
             ));
