@@ -159,7 +159,7 @@ fn a_sweep_goes_over_the_named_sampler() {
     let sandbox = CliSandbox::new();
     let flags = ["--sampler", "noise", "--evaluations", "2", "--no-report"];
     let done = sweep(&sandbox, &flags).ok();
-    assert!(done.err.contains("searching sigma in 0.01 to 1.5"), "{}", done.err);
+    assert!(done.err.contains("searching sigma from 0.01 to 1.5"), "{}", done.err);
     // Other settings use another directory; the same settings use the same one, which is rejected.
     let named = ["--sampler", "dropout", "--dropout-p", "0.1,0.4"];
     sweep(&sandbox, &named).ok();
