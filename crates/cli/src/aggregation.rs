@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_signals_need_what_gives_them() {
+    fn rules_require_the_source_of_their_signal() {
         let open = SamplingOptions::default();
         let error = |rule, options: &SamplingOptions| {
             check_signals(Some(&[rule]), options, false).map_err(|error| error.to_string())

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_told_once_and_long_texts_are_cut() {
+    fn causes_are_printed_once_and_long_texts_truncated() {
         let cause = io::Error::from_raw_os_error(17);
         let message = format!("m: {cause}");
         assert_eq!(error_text(&anyhow!(cause).context(message.clone())), message);

@@ -40,7 +40,7 @@ fn samples(sandbox: &CliSandbox, out: &str, models: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn a_base_is_found_or_the_way_to_it_is_told() {
+fn a_missing_base_is_reported_with_a_way_to_get_it() {
     let sandbox = sandbox();
     let published =
         ["--base-id", "someone/tiny/base.gguf", "--base-source", "unzip the wheel of the tests"];
@@ -88,7 +88,7 @@ fn a_base_is_found_or_the_way_to_it_is_told() {
 }
 
 #[test]
-fn an_adapter_goes_on_or_lies_over_another() {
+fn an_adapter_is_continued_or_stacked_on_another() {
     let sandbox = sandbox();
     train(&sandbox, "one", &[&["--init", "base.gguf"], &LORA[..]].concat()).ok();
     let next = |out: &str, more: &[&str]| {
@@ -139,8 +139,8 @@ fn a_reward_model_is_an_adapter_over_its_reasoner() {
     };
     let expected = models("kit", "judge");
     assert!(expected[0].to_string().contains("reward"), "{}", expected[0]);
-    assert_eq!(models("kit", "copied"), expected, "a copy thinks the same");
-    assert_ne!(models("kit", "plain"), expected, "the reference reasoner counts");
+    assert_eq!(models("kit", "copied"), expected, "a copy of the reference gives the same rewards");
+    assert_ne!(models("kit", "plain"), expected, "the reference reasoner affects the rewards");
     let inspected = sandbox.run(&["inspect", "kit/judge"]).ok().out;
     assert!(inspected.contains("reference") && inspected.contains("reasoner"), "{inspected}");
     // Moving the whole directory gives bit-identical results.

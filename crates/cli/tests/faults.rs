@@ -44,7 +44,7 @@ fn part_of(file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn latents_are_finished_from_what_is_there_or_refused() {
+fn partial_latents_are_completed_or_rejected() {
     let sandbox = CliSandbox::new();
     let (base, p) =
         (["--model", "model", "--data", "data.jsonl", "--threads", "1"], ["--dropout-p", "0.2"]);
@@ -119,7 +119,7 @@ fn sizes_beyond_any_memory_are_refused_by_name() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_machine_without_memory_is_told() {
+fn out_of_memory_is_reported() {
     let sandbox = CliSandbox::new();
     let binary = env!("CARGO_BIN_EXE_latent-tts");
     let mut refused = 0;
@@ -200,7 +200,7 @@ fn set_first_element(sandbox: &CliSandbox, file: &str, tensor: &str, value: f32)
 }
 
 #[test]
-fn inspect_refuses_what_eval_refuses() {
+fn inspect_rejects_the_checkpoints_that_eval_rejects() {
     let sandbox = CliSandbox::new();
     let file = "model/model.safetensors";
     let bytes = sandbox.read(file);

@@ -92,7 +92,7 @@ fn every_method_trains_and_answers() {
 }
 
 #[test]
-fn adapters_train_answer_and_go_on() {
+fn adapters_train_answer_and_can_be_continued() {
     let sandbox = sandbox();
     let lora = ["--method", "codi", "--lora", "4", "--lora-alpha", "8"];
     let dropout = ["--lora-dropout", "0.1", "--lora-targets", "q_proj,v_proj"];

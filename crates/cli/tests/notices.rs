@@ -12,7 +12,7 @@ const GSM8K: &str = r#"{"question": "Janet's ducks lay 16 eggs per day. She eats
 "#;
 
 #[test]
-fn solve_tells_questions_outside_the_range_of_the_embedded_model() {
+fn solve_reports_questions_outside_the_training_distribution() {
     let sandbox = CliSandbox::new();
     let done = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2"]).ok();
     assert!(
@@ -29,7 +29,7 @@ fn solve_tells_questions_outside_the_range_of_the_embedded_model() {
 }
 
 #[test]
-fn eval_tells_words_that_the_model_does_not_know() {
+fn eval_reports_unknown_words() {
     let sandbox = CliSandbox::new();
     sandbox.write("gsm8k.jsonl", GSM8K);
     let eval = |data: &str| {
@@ -120,7 +120,7 @@ fn annotations_without_a_label_are_refused() {
 }
 
 #[test]
-fn mistyped_variables_are_told() {
+fn mistyped_variables_are_reported() {
     let sandbox = CliSandbox::new();
     let mut command = sandbox.command(&["corpus", "--count", "1"]);
     command.env("LATENT_TTS_SAMPLS", "3").env("LATENT_TTS_SAMPLES", "3");

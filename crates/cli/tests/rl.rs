@@ -69,7 +69,7 @@ fn an_interrupted_round_resumes_to_the_same_bytes() {
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused_by_its_flag() {
+fn unsupported_trainings_are_rejected_with_the_flag() {
     let sandbox = CliSandbox::new();
     for (flags, expected) in [
         (&["--samples", "1"][..], "--samples 1"),

@@ -14,7 +14,7 @@ fn sweep(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
 }
 
 #[test]
-fn ties_are_told_and_decided_alike_everywhere() {
+fn ties_are_reported_and_decided_consistently() {
     let sandbox = CliSandbox::new();
     // No trajectory of a random model is correct, so all values tie.
     let done = sweep(&sandbox, &["--dropout-p", "0.1,0.4", "--out", "s"]).ok();

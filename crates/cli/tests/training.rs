@@ -278,7 +278,7 @@ fn a_changed_optimizer_resumes_on_request() {
 }
 
 #[test]
-fn a_training_is_told_as_it_goes_and_reported_afterwards() {
+fn a_training_prints_progress_and_writes_a_report() {
     let sandbox = with_corpus();
     let evals = ["--eval-every", "2", "--held-out", "train.json", "--steps", "5"];
     for (out, keep) in [("models/a", "best"), ("models/b", "last")] {

@@ -40,7 +40,7 @@ fn params(model: &Model) -> SamplingParams {
 }
 
 #[test]
-fn unlike_requests_in_one_batch_get_what_each_gets_alone() {
+fn batched_requests_get_the_same_results_as_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = checkpoint(dir.path());
     let engine = model.engine().unwrap();

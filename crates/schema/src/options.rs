@@ -809,7 +809,7 @@ mod tests {
     }
 
     #[test]
-    fn dropout_without_thoughts_reaches_what_is_generated() {
+    fn dropout_without_thoughts_applies_to_the_answer() {
         let params = resolve(json!({ "sampler": "dropout", "latent_length": 0 })).unwrap();
         let Perturbation::Dropout { scope, .. } = params.perturbation else { panic!("{params:?}") };
         assert_eq!(scope, DropoutScope::Generated);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_complete_votes_at_the_deadline() {
+    fn completed_trajectories_vote_at_the_deadline() {
         let mut partial = PartialReplies::new(Instant::now(), 2);
         partial.add(0, &trajectory(3));
         assert!(!partial.can_vote(), "the second prompt has nothing yet");

@@ -33,7 +33,7 @@ fn a_plain_chat_is_the_clean_run() {
 }
 
 #[test]
-fn a_vote_is_what_solve_says_for_the_seed() {
+fn a_vote_equals_that_of_solve_for_the_seed() {
     let server = TestServer::start();
     for (samples, seed) in [(1, 7), (16, 0), (16, 12345)] {
         let latent = json!({ "samples": samples, "seed": seed,
@@ -198,7 +198,7 @@ fn stop_sequences_cut_the_text() {
 }
 
 #[test]
-fn a_stream_tells_trajectories_then_the_answer() {
+fn a_stream_sends_trajectories_then_the_answer() {
     let server = TestServer::start();
     let latent = json!({ "samples": 16, "seed": 9 });
     let more = json!({ "stream": true, "stream_options": { "include_usage": true },
@@ -228,7 +228,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
         }
     }
     numbers.sort_unstable();
-    assert_eq!(numbers, (0..16).collect::<Vec<u64>>(), "each trajectory is told once");
+    assert_eq!(numbers, (0..16).collect::<Vec<u64>>(), "one event per trajectory");
     let text: String = chunks
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
@@ -286,7 +286,7 @@ fn answers_that_no_vote_chooses_stream_token_by_token() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_by_name() {
+fn unsupported_values_are_rejected_by_name() {
     let server = TestServer::of(
         engine_without_rewards(),
         latent_tts_serve::ServeOptions { max_samples: 100, ..Default::default() },

@@ -288,7 +288,7 @@ fn transient_errors_are_retried_as_the_upstream_asks() {
 }
 
 #[test]
-fn what_fails_does_not_vote_and_is_told() {
+fn failed_completions_do_not_vote_and_are_reported() {
     let upstream = ScriptedUpstream::start(|_, body| match seed(body) {
         0 => Reaction::Status(500, ""),
         1 => Reaction::Close,
@@ -359,7 +359,7 @@ fn a_target_stops_asking_when_the_vote_is_decided() {
     let gateway = gateway(&upstream);
     let reply = ask(&gateway, json!({ "samples": 32, "target_confidence": 0.9 })).ok();
     let latent = &reply["choices"][0]["latent"];
-    assert_eq!(latent["samples"], 4, "four of one mind are 97% sure");
+    assert_eq!(latent["samples"], 4, "four equal answers give a confidence of 97%");
     assert_eq!(latent["stopped"]["reason"], "confident");
     assert!(latent["confidence"].as_f64().unwrap() > 0.9);
     assert_eq!(upstream.calls(), 4);
@@ -369,7 +369,7 @@ fn a_target_stops_asking_when_the_vote_is_decided() {
 }
 
 #[test]
-fn a_stream_tells_of_each_completion() {
+fn a_stream_reports_each_completion() {
     let upstream = ScriptedUpstream::start(|_, body| text(&format!("{}", 7 + seed(body) / 3)));
     let gateway = gateway(&upstream);
     let body = chat(
@@ -415,7 +415,7 @@ fn the_queue_of_a_gateway_has_a_bound_and_clients_that_go_leave_it() {
 }
 
 #[test]
-fn what_a_gateway_cannot_do_is_refused_by_name() {
+fn unsupported_fields_of_a_gateway_are_rejected_by_name() {
     let upstream = ScriptedUpstream::start(|_, _| text("7"));
     let gateway = gateway(&upstream);
     for (more, field) in [
@@ -431,7 +431,7 @@ fn what_a_gateway_cannot_do_is_refused_by_name() {
     }
     assert_eq!(gateway.post(CHAT, &json!({ "model": "m" })).refused_field(), "messages");
     assert_eq!(gateway.post("/v1/completions", &json!({ "prompt": "a" })).status, 404);
-    assert_eq!(upstream.calls(), 0, "nothing was asked");
+    assert_eq!(upstream.calls(), 0, "no upstream call was made");
     let rule = latent_tts::Rule::LIKELIHOOD.name();
     let latent = json!({ "samples": 2, "rule": rule, "return": ["trajectories"] });
     let latent = ask(&gateway, latent).ok()["choices"][0]["latent"].clone();

@@ -36,7 +36,7 @@ fn a_deadline_ends_a_request() {
 }
 
 #[test]
-fn a_drain_ends_what_was_taken_and_refuses_the_rest() {
+fn a_drain_finishes_accepted_requests_and_rejects_new_ones() {
     // Long enough for a busy machine.
     let shutdown_timeout = Duration::from_secs(300);
     let mut server = TestServer::with(ServeOptions { shutdown_timeout, ..Default::default() });
@@ -211,7 +211,7 @@ fn announce(server: &TestServer, bytes: usize) -> String {
 }
 
 #[test]
-fn what_is_announced_too_large_is_refused_before_it_is_sent() {
+fn an_announced_oversized_body_is_rejected_before_it_is_sent() {
     let server = TestServer::with(ServeOptions {
         max_body_bytes: 1000,
         io_timeout: Duration::from_secs(60),

@@ -62,7 +62,7 @@ fn models_are_loaded_on_demand_and_the_least_recently_used_is_unloaded() {
     let broken = ask(&server, "broken");
     assert_eq!(broken.status, 503, "{broken:?}");
     assert_eq!(broken.json()["error"]["code"], "model_not_loaded");
-    assert_eq!(ask(&server, "a").status, 200, "the server goes on");
+    assert_eq!(ask(&server, "a").status, 200, "the server keeps running");
     assert!(server.metric("models_loaded") >= 1.0);
 }
 
@@ -130,7 +130,7 @@ fn a_reload_replaces_models_and_keys() {
     assert_eq!(send("beta", "GET", "/v1/models").status, 200);
     std::fs::write(&path, "").unwrap();
     assert_eq!(send("beta", "POST", "/admin/reload").status, 500);
-    assert_eq!(send("beta", "GET", "/v1/models").status, 200, "a broken file changes nothing");
+    assert_eq!(send("beta", "GET", "/v1/models").status, 200, "an invalid file changes nothing");
     assert_eq!(TestServer::start().send("POST", "/admin/reload", &[], "").status, 403);
 }
 
@@ -161,7 +161,7 @@ fn a_models_name_can_hold_rule_and_budget() {
 }
 
 #[test]
-fn the_version_is_told() {
+fn the_version_is_returned() {
     let version = TestServer::start().get("/version").ok();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
 }

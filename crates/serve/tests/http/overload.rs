@@ -21,7 +21,7 @@ fn body(question: &str, samples: usize, seed: u64) -> Value {
 
 /// Ten times as many clients as fit, each with several requests.
 #[test]
-fn at_ten_times_what_it_can_do_every_request_is_answered_and_none_is_wrong() {
+fn at_ten_times_its_capacity_every_request_is_answered_correctly() {
     let (room, each) = (6, 4);
     let limit = room * SAMPLES;
     let options =

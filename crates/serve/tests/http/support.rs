@@ -141,7 +141,7 @@ impl TestServer {
 
     /// Waits until no sequence is left in the batch, the queue and the cache.
     pub fn wait_until_empty(&self) {
-        self.wait_until("rows were left behind", |server| {
+        self.wait_until("sequences were left behind", |server| {
             ["num_rows_running", "num_rows_waiting", "num_requests_running", "kv_cache_usage_perc"]
                 .iter()
                 .all(|name| server.metric(name) == 0.0)

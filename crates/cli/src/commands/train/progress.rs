@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_are_told_in_words() {
+    fn evaluations_are_described() {
         let metrics = |value: Value| value.as_object().cloned().unwrap_or_default();
         let greedy = EvalRecord {
             step: 40,
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn long_trainings_on_a_processor_are_told_about_smaller_ones() {
+    fn long_trainings_on_a_cpu_suggest_smaller_settings() {
         let printer = Printer::new(&OutputArgs { json: false, quiet: true });
         let mut progress = progress(&printer);
         progress.show(&TrainEvent::Resumed { steps: 0 });
