@@ -156,7 +156,7 @@ def test_a_sweep_by_rewards_is_the_commands(
     assert files(tmp_path / "a") == found
     again(resume=True)
     assert files(tmp_path / "a") == found
-    with pytest.raises(ValueError, match='metric="best" is not known'):
+    with pytest.raises(ValueError, match='invalid metric="best"'):
         again(metric="best")
     unscored = Reasoner.from_pretrained("embedded", reward_model=None, device="cpu")
     with pytest.raises(ValueError, match="needs rewards"):

@@ -1,6 +1,6 @@
-//! `docs/reference/cli.md`, from the definitions of the commands.
+//! `docs/reference/cli.md`, generated from the definitions of the commands.
 //!
-//! Tested by `tests/reference.rs`, which fails where the page differs and writes it anew with
+//! Tested by `tests/reference.rs`, which fails if the page differs and rewrites it with
 //! `UPDATE_REFERENCE=1`.
 
 use std::fmt::Write;
@@ -9,16 +9,16 @@ use clap::{Arg, ArgAction, Command};
 
 use crate::args::layers;
 
-/// The page.
+/// The contents of the page.
 pub fn markdown() -> String {
     let command = layers::command();
     let mut page = String::from(
         "# Command line\n\n\
          Generated from the definitions of the commands; `latent-tts COMMAND --help` shows the \
          same.\n\n\
-         Every flag can also be set by an environment variable (`--max-new-tokens` by\n\
-         `LATENT_TTS_MAX_NEW_TOKENS`), and those of `eval`, `solve`, `sweep` and `annotate` in a \
-         file that\n`--config FILE.toml` names.\n",
+         Every flag can also be set by an environment variable\n\
+         (`LATENT_TTS_MAX_NEW_TOKENS` for `--max-new-tokens`) or, for `eval`, `solve`, `sweep` \
+         and\n`annotate`, in a TOML file passed with `--config`.\n",
     );
     for subcommand in command.get_subcommands() {
         write_command(&mut page, subcommand, "latent-tts");
@@ -55,7 +55,7 @@ fn write_command(page: &mut String, command: &Command, parent: &str) {
     }
 }
 
-/// The flag with its value and its visible aliases.
+/// The flag with its value name and visible aliases.
 fn flag(arg: &Arg) -> String {
     let value = arg.get_value_names().map(|names| names.join(" "));
     let value = value.filter(|_| arg.get_action().takes_values());
@@ -69,7 +69,7 @@ fn flag(arg: &Arg) -> String {
     format!("{short}`--{long}{}`{aliases}", value.replace('|', "\\|"))
 }
 
-/// The help in one cell, with the possible values and the default.
+/// The help text as a table cell, with the possible values and the default.
 fn meaning(arg: &Arg) -> String {
     let help = arg.get_long_help().or(arg.get_help());
     let mut text = help.map(ToString::to_string).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The generated page of the command line is the one in docs/.
+//! The generated command-line reference equals the page in docs/.
 
 use std::path::Path;
 

@@ -1,9 +1,9 @@
-//! Rewards from outside: a [`Scorer`] takes the place of a reward model in an evaluation.
+//! External rewards: a [`Scorer`] replaces the reward model in an evaluation.
 //!
-//! A reward model scores thoughts inside the engine. A scorer sees finished trajectories: texts,
-//! answers, thoughts, log-probabilities, and the rewards of the reward model if there is one. Its
-//! rewards replace those, so every rule that reads rewards reads the scorer's: the reward of a
-//! trajectory is that of its answer and of each of its thoughts.
+//! A reward model scores thoughts inside the engine. A scorer receives finished trajectories:
+//! texts, answers, thoughts, log-probabilities, and the rewards of the reward model if there is
+//! one. Its rewards replace them for all rules: the reward of a trajectory becomes its outcome
+//! reward and the process reward of each of its thoughts.
 //!
 //! Tested by tests/scorer.rs and, from Python, by python/tests/test_extensions.py.
 
@@ -16,7 +16,7 @@ use engine::{Reply, SamplingParams, Trajectory};
 
 use crate::Error;
 
-/// Gives each trajectory of a question a reward.
+/// Computes a reward for each trajectory of a question.
 ///
 /// ```
 /// use latent_tts::{Question, Scorer, Trajectory};
@@ -39,15 +39,15 @@ use crate::Error;
 /// }
 /// ```
 pub trait Scorer: Send + Sync {
-    /// The name in the manifest: a run is resumed with the same scorer only.
+    /// The name in the manifest. A run can only be resumed with the same scorer.
     fn name(&self) -> &str;
 
-    /// One finite reward for each trajectory, larger for better ones. The greedy trajectory, if
-    /// there is one, comes last.
+    /// Returns one finite reward per trajectory; larger is better. The greedy trajectory, if
+    /// present, is last.
     ///
     /// # Errors
     ///
-    /// Ends the evaluation; what is recorded stays.
+    /// An error ends the evaluation; recorded samples are kept.
     fn score(
         &self,
         question: &Question,
@@ -55,7 +55,7 @@ pub trait Scorer: Send + Sync {
     ) -> Result<Vec<f32>, Box<dyn StdError + Send + Sync>>;
 }
 
-/// Replaces the rewards of a reply by a scorer's, and the chosen answer by that of the rule.
+/// Replaces the rewards of a reply by those of a scorer, and updates the selected answer.
 pub(crate) fn apply(
     scorer: &dyn Scorer,
     question: &Question,
@@ -84,7 +84,7 @@ fn check(scorer: &dyn Scorer, rewards: &[f32], expected: usize) -> Result<(), Er
     let problem = if rewards.len() != expected {
         format!("returned {} rewards for {expected} trajectories", rewards.len())
     } else if let Some(reward) = rewards.iter().find(|reward| !reward.is_finite()) {
-        format!("returned {reward}; return finite rewards")
+        format!("returned {reward}; rewards must be finite")
     } else {
         return Ok(());
     };

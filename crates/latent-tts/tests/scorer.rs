@@ -1,4 +1,4 @@
-//! A scorer's rewards in the place of a reward model's, and rules on a recorded run.
+//! A scorer that replaces the reward model, and rules on a recorded run.
 
 #![cfg(feature = "embedded")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]

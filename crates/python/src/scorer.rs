@@ -8,7 +8,8 @@ use pyo3::types::PyList;
 
 use crate::trajectory::PyTrajectory;
 
-/// A callable that takes a question's text and a list of trajectories, and returns a reward each.
+/// A callable that takes the text of a question and a list of trajectories, and returns one reward
+/// per trajectory.
 pub struct PythonScorer {
     name: String,
     function: Py<PyAny>,
@@ -25,7 +26,7 @@ impl PythonScorer {
         question: &Question,
         trajectories: &[&Trajectory],
     ) -> PyResult<Vec<f32>> {
-        // The gold answer stays hidden: a scorer that knew it would be no scorer.
+        // The gold answer is not passed to scorers.
         let objects = trajectories
             .iter()
             .map(|&trajectory| PyTrajectory::new(py, trajectory.clone(), None))

@@ -1,4 +1,5 @@
-//! A request's prompts on the engine: submitted together, cancelled when the client goes.
+//! Runs a request's prompts on the engine: submitted together, cancelled when the client
+//! disconnects.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::reply::{Choice, ReplyReader, Usage};
 use crate::state::{ActiveRequest, AppState};
 use crate::traces::StageSpans;
 
-/// Cancels a request when its handler or its stream is dropped: the client is gone.
+/// Cancels a request when its handler or stream is dropped because the client disconnected.
 struct CancelOnDrop(CancelToken);
 
 impl Drop for CancelOnDrop {
@@ -40,12 +41,12 @@ impl Deadline {
         Self { start: Instant::now(), timeout }
     }
 
-    /// When it passes.
+    /// The time at which the deadline passes.
     pub(crate) fn instant(&self) -> Instant {
         self.start + self.timeout
     }
 
-    /// What a request that was cancelled on the engine is told.
+    /// The error for a request that was cancelled on the engine.
     fn cancelled(&self) -> ApiError {
         if self.start.elapsed() >= self.timeout {
             ApiError::deadline(self.timeout.as_secs_f64())
@@ -54,7 +55,7 @@ impl Deadline {
         }
     }
 
-    /// Waits no longer than to the deadline; the engine looks at it only between passes.
+    /// Waits at most until the deadline; the engine only checks it between steps.
     async fn wait<T>(&self, event: impl Future<Output = T>) -> Result<T, ApiError> {
         let left = self.timeout.saturating_sub(self.start.elapsed());
         let late = |_| ApiError::deadline(self.timeout.as_secs_f64());
@@ -69,20 +70,20 @@ impl Deadline {
     }
 }
 
-/// Prompts that run.
+/// Running prompts.
 pub(crate) struct RunningRequest {
     state: Arc<AppState>,
     model: Arc<ServedModel>,
     pub(crate) generation: Generation,
-    /// Tokens and seed of each prompt.
+    /// Number of tokens, and seed, of each prompt.
     prompts: Vec<(usize, u64)>,
     events: UnboundedReceiver<(usize, Event)>,
     deadline: Deadline,
     is_queued: bool,
     has_first: bool,
-    /// Of each prompt, where the request is traced.
+    /// Per prompt, if the request is traced.
     stages: Vec<Option<StageSpans>>,
-    /// With a deadline after which what is complete votes.
+    /// Set if the completed trajectories vote at a deadline.
     partial: Option<PartialReplies>,
     /// Events of that vote.
     voted: VecDeque<(usize, Event)>,
@@ -91,7 +92,7 @@ pub(crate) struct RunningRequest {
 }
 
 impl RunningRequest {
-    /// Submits the prompts, all or none.
+    /// Submits all prompts, or none.
     pub(crate) fn start(
         state: &Arc<AppState>,
         model: &Arc<ServedModel>,
@@ -107,7 +108,7 @@ impl RunningRequest {
         let (sender, events) = unbounded_channel();
         let mut options = generation.event_options();
         let stages: Vec<Option<StageSpans>> = prompts.iter().map(|_| StageSpans::new()).collect();
-        // Spans say when trajectories were complete.
+        // Spans record when trajectories were complete.
         options.progress |= state.tracer.is_some();
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
@@ -118,7 +119,7 @@ impl RunningRequest {
             let answer_kind = answer_kind.unwrap_or_default();
             let request = Request { cancel, lens, answer_kind, ..Request::new("", params) };
             let sender = sender.clone();
-            // A receiver that is gone has cancelled the request.
+            // A dropped receiver has cancelled the request.
             let tell = move |event| drop(sender.send((i, event)));
             Submission::generate(prompt, request, tell).with_options(options)
         };
@@ -152,14 +153,14 @@ impl RunningRequest {
         &self.state
     }
 
-    /// The next event and the prompt it is about. Every prompt ends with [`Event::Done`].
+    /// The next event and its prompt. Every prompt ends with [`Event::Done`].
     pub(crate) async fn next(&mut self) -> Result<(usize, Event), ApiError> {
         let next = match self.voted.pop_front() {
             Some(voted) => Some(voted),
             None => self.receive().await?,
         };
         let Some((prompt, event)) = next else {
-            return Err(ApiError::internal("the engine has stopped; its log says why"));
+            return Err(ApiError::internal("the engine has stopped; see the log"));
         };
         if let Some(stages) = &mut self.stages[prompt] {
             stages.add(&event, self.model.scheduler.stats().passes);
@@ -176,8 +177,8 @@ impl RunningRequest {
         Ok((prompt, event))
     }
 
-    /// The next event: the engine's, or after the deadline of the budget the vote over what is
-    /// complete.
+    /// The next event of the engine or, after the deadline of the budget, of the vote over
+    /// completed trajectories.
     async fn receive(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
         loop {
             let Some(partial) = &mut self.partial else {
@@ -187,7 +188,7 @@ impl RunningRequest {
             let next = if partial.can_vote() || !left.is_zero() {
                 tokio::time::timeout(left, self.events.recv()).await
             } else {
-                // Nothing is complete: the first trajectory is waited for.
+                // No trajectory is complete, so wait for the first one.
                 Ok(self.deadline.wait(self.events.recv()).await?)
             };
             match next {
@@ -202,7 +203,7 @@ impl RunningRequest {
                     let replies = partial.take(&self.generation.params, rule);
                     let done = |(prompt, reply)| (prompt, Event::Done(Ok(Box::new(reply))));
                     self.voted.extend(replies.into_iter().map(done));
-                    // Events of the cancelled rows are never read.
+                    // Events of cancelled sequences are never read.
                     self.partial = None;
                     self.cancel.0.cancel();
                     return Ok(self.voted.pop_front());
@@ -212,7 +213,7 @@ impl RunningRequest {
         }
     }
 
-    /// The choices and the tokens of a prompt that is done.
+    /// The choices and usage of a finished prompt.
     pub(crate) fn finish(
         &self,
         prompt: usize,
@@ -225,7 +226,7 @@ impl RunningRequest {
         let usage = Usage::of(self.prompts[prompt].0, &reply);
         let choices = match self.generation.inspection.map {
             None => self.reader(prompt).choices(&reply),
-            // A map takes a while: other requests must not wait for it.
+            // Computing a map takes time and must not delay other requests.
             Some(_) => tokio::task::block_in_place(|| self.reader(prompt).choices(&reply)),
         };
         let metrics = &self.state.metrics;
@@ -234,7 +235,7 @@ impl RunningRequest {
         Ok((choices, usage))
     }
 
-    /// Waits for the only prompt: its reply, its tokens and its seed.
+    /// Waits for the only prompt; returns its reply, usage and seed.
     pub(crate) async fn reply(mut self) -> Result<(Box<Reply>, Usage, u64), ApiError> {
         loop {
             if let (prompt, Event::Done(done)) = self.next().await? {
@@ -264,12 +265,12 @@ impl RunningRequest {
         ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1, prompt }
     }
 
-    /// Called when the last prompt is done.
+    /// Called when the last prompt is finished.
     pub(crate) fn complete(&self) {
         self.state.metrics.latency.observe(self.deadline.start.elapsed().as_secs_f64());
     }
 
-    /// Waits for all prompts: their choices in order, and the tokens of all.
+    /// Waits for all prompts; returns their choices in order, and the total usage.
     pub(crate) async fn collect(mut self) -> Result<(Vec<Choice>, Usage), ApiError> {
         let mut choices: Vec<Vec<Choice>> = vec![Vec::new(); self.num_prompts()];
         let (mut usage, mut left) = (Usage::default(), self.num_prompts());
@@ -286,7 +287,7 @@ impl RunningRequest {
     }
 }
 
-/// Scores the tokens of some prompts, in their order.
+/// Scores the tokens of prompts, in order.
 pub(crate) async fn score_all(
     state: &Arc<AppState>,
     model: &ServedModel,
@@ -309,7 +310,7 @@ pub(crate) async fn score_all(
     submitted.map_err(ApiError::submit)?;
     let mut scores = Vec::new();
     for receiver in receivers {
-        let stopped = |_| ApiError::internal("the engine has stopped; its log says why");
+        let stopped = |_| ApiError::internal("the engine has stopped; see the log");
         let scored = deadline.wait(receiver).await?.map_err(stopped)?;
         scores.push(scored.map_err(|error| deadline.error(error))?);
     }
