@@ -175,6 +175,7 @@ def register_rule(
 ) -> None: ...
 def fetch(
     models: Sequence[str],
+    base: str | None,
     data: str | None,
     progress: Callable[[str, int, int], object],
 ) -> None: ...

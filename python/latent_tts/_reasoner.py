@@ -95,7 +95,10 @@ class Reasoner:
         if isinstance(reward_model, RewardModel):
             reward_model = reward_model.name
         named = reward_model if reward_model not in (None, "default") else None
-        fetch([fspath(name) for name in (base, pretrained, named) if name is not None])
+        fetch(
+            [fspath(name) for name in (pretrained, named) if name is not None],
+            base=None if base is None else fspath(base),
+        )
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),

@@ -151,7 +151,7 @@ def test_a_sweep_by_rewards_is_the_commands(
         again()
     with pytest.raises(RunError, match="settings.sampling.samples = 4, now it is 8"):
         again(samples=8, resume=True)
-    with pytest.raises(RunError, match='settings.p = "0.1,0.4", now it is "0.2"'):
+    with pytest.raises(RunError, match='settings.dropout_p = "0.1,0.4"'):
         again(dropout_p=0.2, resume=True)
     assert files(tmp_path / "a") == found
     again(resume=True)

@@ -14,7 +14,8 @@ use crate::waiting::POLL;
 /// The progress of a file: its name, the bytes downloaded so far, and its size.
 type DownloadProgress = (String, u64, u64);
 
-/// Downloads models with the bases of adapters, and data, unless they are paths or cached.
+/// Downloads models, the base of adapters and data, unless they are paths or cached. Without a given
+/// base it is the one that an adapter records.
 /// `progress(file, done, size)` is called several times per second.
 ///
 /// Ctrl-C is raised immediately; partial downloads are kept and resumed later.
@@ -22,12 +23,14 @@ type DownloadProgress = (String, u64, u64);
 pub fn fetch(
     py: Python<'_>,
     models: Vec<String>,
+    base: Option<String>,
     data: Option<String>,
     progress: Py<PyAny>,
 ) -> PyResult<()> {
     let (sender, events) = channel();
     let of_data = data.is_some();
-    let worker = std::thread::spawn(move || download(&models, data.as_deref(), &sender));
+    let worker =
+        std::thread::spawn(move || download(&models, base.as_deref(), data.as_deref(), &sender));
     // Only shared values may be moved into the section without the GIL.
     let events = Mutex::new(events);
     let mut running = true;
@@ -62,6 +65,7 @@ fn latest(
 
 fn download(
     models: &[String],
+    base: Option<&str>,
     data: Option<&str>,
     events: &Sender<DownloadProgress>,
 ) -> Result<(), Error> {
@@ -82,7 +86,10 @@ fn download(
     };
     for model in models {
         fetch_model(model, &mut tell)?;
-        fetch_bases(model, &mut tell)?;
+        if base.is_none() {
+            fetch_bases(model, &mut tell)?;
+        }
     }
+    base.map_or(Ok(()), |base| fetch_model(base, &mut tell))?;
     data.map_or(Ok(()), |data| fetch_data(data, &mut tell))
 }
