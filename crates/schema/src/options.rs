@@ -481,23 +481,47 @@ impl SamplingOptions {
         }
     }
 
+    /// The fields that belong to samplers, each with the samplers that read it.
+    const SAMPLER_FIELDS: [(&str, &[SamplerKind]); 11] = {
+        use SamplerKind::{Dropout, Gumbel, Multiplex, Noise, Tokens};
+        [
+            ("dropout_p", &[Dropout]),
+            ("sites", &[Dropout]),
+            ("scope", &[Dropout]),
+            ("mask", &[Dropout]),
+            ("noise_std", &[Noise]),
+            ("gumbel_tau", &[Gumbel]),
+            ("one_sided", &[Gumbel]),
+            ("gumbel_scale", &[Gumbel]),
+            ("multiplex_width", &[Multiplex]),
+            ("temperature", &[Tokens, Multiplex]),
+            ("top_p", &[Tokens, Multiplex, Gumbel]),
+        ]
+    };
+
+    /// The fields that a sampler reads, by name.
+    pub fn fields_of(kind: SamplerKind) -> Vec<&'static str> {
+        let fields = Self::SAMPLER_FIELDS.into_iter();
+        fields.filter(|(_, kinds)| kinds.contains(&kind)).map(|(field, _)| field).collect()
+    }
+
     /// The given sampler fields, each with the samplers that use it.
     fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, &'static [SamplerKind])> {
-        use SamplerKind::{Dropout, Gumbel, Multiplex, Noise, Tokens};
-        let fields: [(&'static str, &'static [SamplerKind], bool); 11] = [
-            ("dropout_p", &[Dropout], self.dropout_p.is_some()),
-            ("sites", &[Dropout], self.sites.is_some()),
-            ("scope", &[Dropout], self.scope.is_some()),
-            ("mask", &[Dropout], self.mask.is_some()),
-            ("noise_std", &[Noise], self.noise_std.is_some()),
-            ("gumbel_tau", &[Gumbel], self.gumbel_tau.is_some()),
-            ("one_sided", &[Gumbel], self.one_sided.is_some()),
-            ("gumbel_scale", &[Gumbel], self.gumbel_scale.is_some()),
-            ("multiplex_width", &[Multiplex], self.multiplex_width.is_some()),
-            ("temperature", &[Tokens, Multiplex], self.temperature.is_some()),
-            ("top_p", &[Tokens, Multiplex, Gumbel], self.top_p.is_some()),
+        let given = [
+            self.dropout_p.is_some(),
+            self.sites.is_some(),
+            self.scope.is_some(),
+            self.mask.is_some(),
+            self.noise_std.is_some(),
+            self.gumbel_tau.is_some(),
+            self.one_sided.is_some(),
+            self.gumbel_scale.is_some(),
+            self.multiplex_width.is_some(),
+            self.temperature.is_some(),
+            self.top_p.is_some(),
         ];
-        fields.into_iter().filter(|(.., given)| *given).map(|(field, kinds, _)| (field, kinds))
+        let fields = Self::SAMPLER_FIELDS.into_iter().zip(given);
+        fields.filter(|(_, given)| *given).map(|(field, _)| field)
     }
 
     /// The requested sampler, or the sampler of the given fields.

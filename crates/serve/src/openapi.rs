@@ -79,6 +79,11 @@ pub(crate) const OPERATIONS: [Operation; 16] = [
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 static PAGE: LazyLock<String> = LazyLock::new(|| render(&DOCUMENT));
 
+/// The document that a server sends at `/openapi.json`.
+pub fn openapi() -> &'static Value {
+    &DOCUMENT
+}
+
 /// `GET /openapi.json`.
 pub(crate) async fn json() -> Response {
     json_response(StatusCode::OK, &DOCUMENT)
