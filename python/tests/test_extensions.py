@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +342,35 @@ def test_old_attributes_warn(reasoner: Reasoner) -> None:
     trajectory = reasoner.solve("3 pens?", samples=1).trajectories[0]
     with pytest.warns(DeprecationWarning, match="index"):
         assert trajectory.number == trajectory.index == 0
+
+
+def test_an_endpoint_scores_trajectories(reasoner: Reasoner, tmp_path: Path) -> None:
+    requests = []
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            requests.append(body)
+            reply = json.dumps({"rewards": [-len(text) for text in body["answers"]]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        scorer = latent_tts.HttpScorer(f"http://127.0.0.1:{server.server_port}/rewards")
+        run = evaluate(reasoner, tmp_path / "run", scorer=scorer)
+        server.shutdown()
+    assert len(requests) == 6 and all(request["question"] for request in requests)
+    for sample in map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines()):
+        for trajectory in sample["trajectories"]:
+            assert trajectory["outcome_reward"] == -len(trajectory["text"].strip())
+    assert curve(run, "weighted")
+    with pytest.raises(ValueError, match="http"):
+        latent_tts.HttpScorer("ftp://example.com")
+    with pytest.raises(ValueError, match="model"):
+        latent_tts.HttpScorer("http://127.0.0.1/v1/chat/completions")

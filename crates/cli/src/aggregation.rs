@@ -16,14 +16,30 @@ pub fn rules(args: &AggregationArgs) -> Option<Vec<Rule>> {
     args.aggregate.as_ref().map(sampled)
 }
 
+/// Where the rewards of trajectories come from.
+#[derive(Debug, Clone, Copy)]
+pub struct RewardSources {
+    /// A reward model, which can also guide a search.
+    pub reward_model: bool,
+    /// An external scorer.
+    pub scorer: bool,
+}
+
 /// `options` with beam search enabled or disabled according to `--aggregate`.
 pub fn apply(
     args: &AggregationArgs,
     options: SamplingOptions,
-    has_reward_model: bool,
+    sources: RewardSources,
 ) -> Result<SamplingOptions> {
     let requested = args.aggregate.as_deref().unwrap_or_default();
-    if let Some(rule) = requested.iter().find(|rule| !has_reward_model && needs_rewards(**rule)) {
+    let has_reward_model = sources.reward_model;
+    let is_missing = |rule: AggregateRule| match rule {
+        AggregateRule::Beam => !has_reward_model,
+        AggregateRule::Sampled(rule) => {
+            rule.needs().rewards && !has_reward_model && !sources.scorer
+        }
+    };
+    if let Some(rule) = requested.iter().find(|rule| is_missing(**rule)) {
         bail!("--aggregate {} needs rewards; pass --reward-model or omit the rule", rule.name());
     }
     let sizes =
@@ -78,10 +94,6 @@ fn sampled_aggregator(rule: AggregateRule) -> Option<Rule> {
     }
 }
 
-fn needs_rewards(rule: AggregateRule) -> bool {
-    sampled_aggregator(rule).is_none_or(|rule| rule.needs().rewards)
-}
-
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
@@ -91,10 +103,23 @@ mod tests {
     fn apply_to(
         aggregate: Option<Vec<AggregateRule>>,
         options: SamplingOptions,
-        has_reward_model: bool,
+        reward_model: bool,
     ) -> Result<SamplingOptions, String> {
+        let sources = RewardSources { reward_model, scorer: false };
         let args = AggregationArgs { aggregate };
-        apply(&args, options, has_reward_model).map_err(|error| error.to_string())
+        apply(&args, options, sources).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_scorer_gives_rewards_and_guides_no_search() {
+        let sources = RewardSources { reward_model: false, scorer: true };
+        let apply_to = |rule| {
+            let args = AggregationArgs { aggregate: Some(vec![rule]) };
+            apply(&args, SamplingOptions::default(), sources)
+        };
+        assert!(apply_to(AggregateRule::Sampled(Rule::WEIGHTED)).is_ok());
+        let error = apply_to(AggregateRule::Beam).unwrap_err().to_string();
+        assert!(error.contains("--reward-model"), "{error}");
     }
 
     #[test]

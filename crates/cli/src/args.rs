@@ -32,8 +32,8 @@ pub use annotate::{AnnotateArgs, LabelsKind};
 pub use augment::AugmentArgs;
 pub use calibrate::CalibrateArgs;
 pub use common::{
-    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, StoredDtypeKind,
-    TooLongKind,
+    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, ScorerArgs,
+    StoredDtypeKind, TooLongKind,
 };
 pub(crate) use layers::command_of;
 pub use layers::{parse, variable_of};
@@ -347,6 +347,9 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub aggregation: AggregationArgs,
 
+    #[command(flatten)]
+    pub scorer: ScorerArgs,
+
     /// Also run the greedy trajectory with its thoughts replaced, to measure whether they are used;
     /// one more trajectory per question for each kind [default: none]
     #[arg(
@@ -402,6 +405,9 @@ pub struct SolveArgs {
 
     #[command(flatten)]
     pub aggregation: AggregationArgs,
+
+    #[command(flatten)]
+    pub scorer: ScorerArgs,
 
     #[command(flatten)]
     pub machine: MachineArgs,

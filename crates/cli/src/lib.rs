@@ -16,6 +16,7 @@ mod load;
 mod memory;
 mod printer;
 pub mod reference;
+mod scorer;
 mod settings;
 #[cfg(feature = "testkit")]
 pub mod testkit;

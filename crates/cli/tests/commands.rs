@@ -168,6 +168,12 @@ fn aggregators_can_be_selected() {
 
     sandbox.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
     sandbox.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
+    sandbox.eval(&["--scorer", "ftp://a"]).refused(&["--scorer", "ftp://a", "http://"]);
+    let chat = "http://127.0.0.1:9/v1/chat/completions";
+    sandbox.eval(&["--scorer", chat]).refused(&["--scorer-model", chat]);
+    sandbox.eval(&["--scorer-model", "judge"]).refused(&["--scorer"]);
+    let search = ["--scorer", "http://127.0.0.1:9/", "--aggregate", "beam"];
+    sandbox.eval(&search).refused(&["--aggregate beam", "--reward-model"]);
     sandbox.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
     sandbox.eval(&["--target-confidence", "0.9"]).ok();
     sandbox.eval(&["--adaptive", "--target-confidence", "0.3"]).refused(&["above 0.5"]);

@@ -25,7 +25,7 @@ use crate::data_source::DataSource;
 use crate::model::ModelSelection;
 use crate::rescore::check_rules;
 use crate::sampling::check_sampler;
-use crate::scorer::{self, Scorer};
+use crate::scorer::{Scorer, apply_scorer};
 use crate::{Error, fingerprint, grade, manifest};
 
 /// How to handle existing results.
@@ -267,7 +267,7 @@ impl<'a> Evaluation<'a> {
             let mut reply = reply?;
             check_sampler(&params.perturbation)?;
             if let Some(scorer) = &self.scorer {
-                scorer::apply(scorer.as_ref(), questions[index], &params, &mut reply)?;
+                apply_scorer(scorer.as_ref(), &questions[index].text, &params, &mut reply)?;
             }
             let kept = reply.trajectories.iter().chain(&reply.greedy).filter(|_| self.keep_latents);
             take(QuestionRecord {

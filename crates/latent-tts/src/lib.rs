@@ -95,7 +95,9 @@ pub use schema::{
     self, CustomSampler, LatentSampler, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind,
     SamplingError, SamplingOptions, ThoughtKey, TrajectoryRecord, Vote, Weight,
 };
-pub use scorer::Scorer;
+#[cfg(feature = "http")]
+pub use scorer::{HttpScorer, HttpScorerError, HttpScorerOptions};
+pub use scorer::{Scorer, apply_scorer};
 pub use source::{EMBEDDED, data_file};
 #[cfg(feature = "hub")]
 pub use source::{fetch_bases, fetch_data, fetch_model};

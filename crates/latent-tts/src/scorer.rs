@@ -7,19 +7,24 @@
 //!
 //! Tested by tests/scorer.rs and, from Python, by python/tests/test_extensions.py.
 
+#[cfg(feature = "http")]
+mod http;
+
 use std::error::Error as StdError;
 use std::sync::Arc;
 
 use aggregate::Rule;
-use data::Question;
 use engine::{Reply, SamplingParams, Trajectory};
 
 use crate::Error;
 
+#[cfg(feature = "http")]
+pub use http::{HttpScorer, HttpScorerError, HttpScorerOptions};
+
 /// Computes a reward for each trajectory of a question.
 ///
 /// ```
-/// use latent_tts::{Question, Scorer, Trajectory};
+/// use latent_tts::{Scorer, Trajectory};
 ///
 /// /// Prefers short answers.
 /// struct Brevity;
@@ -31,7 +36,7 @@ use crate::Error;
 ///
 ///     fn score(
 ///         &self,
-///         _question: &Question,
+///         _question: &str,
 ///         trajectories: &[&Trajectory],
 ///     ) -> Result<Vec<f32>, Box<dyn std::error::Error + Send + Sync>> {
 ///         Ok(trajectories.iter().map(|trajectory| -(trajectory.text.len() as f32)).collect())
@@ -50,15 +55,20 @@ pub trait Scorer: Send + Sync {
     /// An error ends the evaluation; recorded samples are kept.
     fn score(
         &self,
-        question: &Question,
+        question: &str,
         trajectories: &[&Trajectory],
     ) -> Result<Vec<f32>, Box<dyn StdError + Send + Sync>>;
 }
 
-/// Replaces the rewards of a reply by those of a scorer, and updates the selected answer.
-pub(crate) fn apply(
+/// Replaces the rewards of a reply by those of a scorer and selects the answer again: by weighted
+/// votes, unless the parameters name another rule.
+///
+/// # Errors
+///
+/// The scorer fails, or returns rewards that are not finite or not one for each trajectory.
+pub fn apply_scorer(
     scorer: &dyn Scorer,
-    question: &Question,
+    question: &str,
     params: &SamplingParams,
     reply: &mut Reply,
 ) -> Result<(), Error> {

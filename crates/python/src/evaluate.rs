@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
 use crate::options::{self, FieldTuple, QuestionTuple, Sampling, positive, question_tuple};
-use crate::scorer::PythonScorer;
+use crate::scorer;
 use crate::waiting::{ProgressEvent, wait_for};
 
 /// Default number of trajectories per question, as on the command line.
@@ -104,7 +104,7 @@ impl PyEvaluation {
             return Err(invalid("all questions exceed the model's context; pass fewer thoughts"));
         }
         let ablations = arguments.ablate.iter().map(|name| options::ablation(name));
-        let scorer = |(name, function)| Arc::new(PythonScorer::new(name, function)) as Arc<_>;
+        let scorer = |(name, function)| scorer::from_python(py, name, function);
         let rules = |names: Vec<String>| names.iter().map(|name| options::rule(name)).collect();
         Ok(Self {
             data,
@@ -117,7 +117,7 @@ impl PyEvaluation {
             keep_latents: arguments.keep_thoughts,
             lens: arguments.lens.map(|tokens| positive("lens", tokens)).transpose()?,
             ablations: ablations.collect::<PyResult<_>>()?,
-            scorer: arguments.scorer.map(scorer),
+            scorer: arguments.scorer.map(scorer).transpose()?,
             skipped,
             sampling,
             recorder: Mutex::default(),

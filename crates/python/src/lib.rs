@@ -80,6 +80,8 @@ mod _core {
     #[pymodule_export]
     use crate::sampler::register_sampler;
     #[pymodule_export]
+    use crate::scorer::PyHttpScorer;
+    #[pymodule_export]
     use crate::selection::{calibrate, train_probe};
     #[pymodule_export]
     use crate::sweep::{needs_rewards, sweep};

@@ -162,6 +162,11 @@ impl ApiError {
         Self { code: Some("deadline"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
     }
 
+    /// 502: the external scorer failed.
+    pub(crate) fn scorer(message: impl Into<String>) -> Self {
+        Self { retry_after: Some(SECOND), ..Self::new(StatusCode::BAD_GATEWAY, message) }
+    }
+
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }

@@ -265,13 +265,6 @@ fn resolve(
         sampler: if is_greedy { Some(SamplerKind::None) } else { options.sampler },
         ..options.clone()
     };
-    if let Some(rule) = options.rule
-        && rule.needs().rewards
-        && engine.reward_model().is_none()
-    {
-        let message = format!("rule {rule} needs a reward model; this server has none");
-        return Err(ApiError::field("latent.rule", message));
-    }
     options.resolve(&engine.reasoner().method).map_err(contradiction)
 }
 

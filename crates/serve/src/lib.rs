@@ -48,17 +48,31 @@ mod upstream;
 mod web_ui;
 mod work;
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use latent_tts::Scorer;
 use model::ModelError;
 
 pub use chat_template::JinjaTemplate;
 pub use models::{LoadError, LoadedModel, ModelSource};
+pub use openapi::openapi;
 pub use prompts::ChatTemplate;
 pub use server::{Server, run};
 pub use upstream::UpstreamOptions;
+
+/// A scorer that requests share.
+#[derive(Clone)]
+pub struct SharedScorer(pub Arc<dyn Scorer>);
+
+impl fmt::Debug for SharedScorer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedScorer").field(&self.0.name()).finish()
+    }
+}
 
 /// Server options; see docs/reference/http.md.
 #[derive(Clone, Debug)]
@@ -105,6 +119,8 @@ pub struct ServeOptions {
     pub log_prompts: bool,
     /// The base URL of an OpenTelemetry collector for traces of requests.
     pub otlp_endpoint: Option<String>,
+    /// Rewards of trajectories from outside, in place of a reward model's.
+    pub scorer: Option<SharedScorer>,
     /// Run as a gateway that votes over completions of this server.
     pub upstream: Option<UpstreamOptions>,
     /// A run directory or a directory of runs, for viewing.
@@ -133,6 +149,7 @@ impl Default for ServeOptions {
             chat_template: ChatTemplate::Auto,
             log_prompts: false,
             otlp_endpoint: None,
+            scorer: None,
             upstream: None,
             runs: None,
         }

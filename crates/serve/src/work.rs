@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine::scheduler::{Event, Submission};
 use engine::{CancelToken, EngineError, Prompt, Reply, Request, TokenScore};
+use latent_tts::apply_scorer;
 use model::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
@@ -70,13 +71,21 @@ impl Deadline {
     }
 }
 
+/// What is kept of a prompt while it runs.
+struct SubmittedPrompt {
+    /// The question, for a scorer.
+    text: String,
+    /// Number of tokens.
+    tokens: usize,
+    seed: u64,
+}
+
 /// Running prompts.
 pub(crate) struct RunningRequest {
     state: Arc<AppState>,
     model: Arc<ServedModel>,
     pub(crate) generation: Generation,
-    /// Number of tokens, and seed, of each prompt.
-    prompts: Vec<(usize, u64)>,
+    prompts: Vec<SubmittedPrompt>,
     events: UnboundedReceiver<(usize, Event)>,
     deadline: Deadline,
     is_queued: bool,
@@ -104,6 +113,13 @@ impl RunningRequest {
         if state.is_draining() {
             return Err(ApiError::draining());
         }
+        let has_rewards = model.engine().reward_model().is_some() || state.options.scorer.is_some();
+        if let Some(rule) =
+            generation.params.rule.filter(|rule| rule.needs().rewards && !has_rewards)
+        {
+            let message = format!("rule {rule} needs a reward model; this server has none");
+            return Err(ApiError::field("latent.rule", message));
+        }
         let cancel = CancelToken::with_timeout(deadline.timeout);
         let (sender, events) = unbounded_channel();
         let mut options = generation.event_options();
@@ -113,7 +129,8 @@ impl RunningRequest {
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
             let params = generation.params(&prompt);
-            of_prompts.push((prompt.tokens.len(), params.seed));
+            let (text, tokens) = (prompt.text.clone(), prompt.tokens.len());
+            of_prompts.push(SubmittedPrompt { text, tokens, seed: params.seed });
             let (cancel, lens) = (cancel.clone(), generation.inspection.lens);
             let answer_kind = generation.format.as_ref().map(AnswerFormat::answer_kind);
             let answer_kind = answer_kind.unwrap_or_default();
@@ -220,10 +237,11 @@ impl RunningRequest {
         done: Result<Box<Reply>, EngineError>,
     ) -> Result<(Vec<Choice>, Usage), ApiError> {
         let mut reply = done.map_err(|error| self.deadline.error(error))?;
+        self.score(prompt, &mut reply)?;
         if let Some(format) = &self.generation.format {
             format.apply(&mut reply, &self.generation.params);
         }
-        let usage = Usage::of(self.prompts[prompt].0, &reply);
+        let usage = Usage::of(self.prompts[prompt].tokens, &reply);
         let choices = match self.generation.inspection.map {
             None => self.reader(prompt).choices(&reply),
             // Computing a map takes time and must not delay other requests.
@@ -235,12 +253,22 @@ impl RunningRequest {
         Ok((choices, usage))
     }
 
+    /// Takes the rewards from the external scorer, if the server has one.
+    fn score(&self, prompt: usize, reply: &mut Reply) -> Result<(), ApiError> {
+        let Some(scorer) = &self.state.options.scorer else { return Ok(()) };
+        let text = &self.prompts[prompt].text;
+        let params = &self.generation.params;
+        // It waits for another server: requests of other threads go on.
+        tokio::task::block_in_place(|| apply_scorer(scorer.0.as_ref(), text, params, reply))
+            .map_err(|error| ApiError::scorer(error.to_string()))
+    }
+
     /// Waits for the only prompt; returns its reply, usage and seed.
     pub(crate) async fn reply(mut self) -> Result<(Box<Reply>, Usage, u64), ApiError> {
         loop {
             if let (prompt, Event::Done(done)) = self.next().await? {
                 let reply = done.map_err(|error| self.deadline.error(error))?;
-                let (tokens, seed) = self.prompts[prompt];
+                let SubmittedPrompt { tokens, seed, .. } = self.prompts[prompt];
                 let usage = Usage::of(tokens, &reply);
                 self.count(usage);
                 self.complete();
@@ -262,7 +290,7 @@ impl RunningRequest {
 
     pub(crate) fn reader(&self, prompt: usize) -> ReplyReader<'_> {
         let eos = &self.model.reasoner().method.eos;
-        ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1, prompt }
+        ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].seed, prompt }
     }
 
     /// Called when the last prompt is finished.

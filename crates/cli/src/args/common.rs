@@ -41,6 +41,34 @@ pub struct ModelArgs {
     pub method: Option<Family>,
 }
 
+/// An HTTP endpoint that scores trajectories.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "External scorer")]
+pub struct ScorerArgs {
+    /// Take the rewards of trajectories from this URL instead of a reward model: an endpoint that
+    /// gets {question, answers} and returns {rewards}, or a chat endpoint (a URL that ends in
+    /// /chat/completions) whose model grades each answer from 0 to 10 [default: none]
+    #[arg(long, value_name = "URL")]
+    pub scorer: Option<String>,
+
+    /// The model named in requests to the scorer; required for a chat endpoint
+    #[arg(long, value_name = "NAME", requires = "scorer")]
+    pub scorer_model: Option<String>,
+
+    /// The key sent to the scorer; set LATENT_TTS_SCORER_API_KEY rather than this flag, which other
+    /// users of the machine can read
+    #[arg(long, value_name = "KEY", requires = "scorer")]
+    pub scorer_api_key: Option<String>,
+
+    /// The time limit of one request to the scorer, in seconds
+    #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "60")]
+    pub scorer_timeout: f64,
+
+    /// Requests to a chat endpoint that run at a time, for one question
+    #[arg(long, value_name = "COUNT", default_value = "8")]
+    pub scorer_concurrency: NonZeroUsize,
+}
+
 /// The precision of weights and activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeKind {

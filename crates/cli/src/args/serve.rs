@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{MachineArgs, ModelArgs, OutputArgs, values};
+use super::{MachineArgs, ModelArgs, OutputArgs, ScorerArgs, values};
 
 /// Arguments of `latent-tts serve`.
 #[derive(Debug, Args)]
@@ -22,6 +22,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    #[command(flatten)]
+    pub scorer: ScorerArgs,
 
     #[command(flatten)]
     pub upstream: UpstreamArgs,

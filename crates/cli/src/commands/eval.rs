@@ -3,6 +3,7 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -12,16 +13,17 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
     AblationKind, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation, ModelSelection,
-    OnExisting, Question, Rule, SamplingOptions, SamplingParams, aggregate, evaluation_params,
-    grade, notes,
+    OnExisting, Question, Rule, SamplingOptions, SamplingParams, Scorer, aggregate,
+    evaluation_params, grade, notes,
 };
 use serde_json::{Value, json};
 
+use crate::aggregation::{self, RewardSources};
 use crate::args::{EvalArgs, TooLongKind};
 use crate::interrupt;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
-use crate::{aggregation, settings, too_long};
+use crate::{scorer, settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
@@ -97,15 +99,21 @@ pub struct EvalJob {
     pub lens: Option<NonZeroUsize>,
     /// Kinds of replacement of the greedy run's thoughts to measure.
     pub ablations: Vec<AblationKind>,
+    /// Rewards from outside.
+    pub scorer: Option<Arc<dyn Scorer>>,
 }
 
 impl EvalJob {
     /// Converts the flags of `eval`.
     pub fn from_args(args: &EvalArgs) -> Result<Self> {
         let models = select_models(&args.model)?;
+        let scorer = scorer::open(&args.scorer)?;
         let sampling = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
-        let sampling =
-            aggregation::apply(&args.aggregation, sampling, models.reward_model.is_some())?;
+        let sampling = aggregation::apply(
+            &args.aggregation,
+            sampling,
+            RewardSources { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() },
+        )?;
         let rules = aggregation::rules(&args.aggregation);
         aggregation::check_signals(rules.as_deref(), &sampling, models.probe.is_some())?;
         Ok(Self {
@@ -120,6 +128,7 @@ impl EvalJob {
             keep_latents: args.run.latents,
             lens: args.lens,
             ablations: settings::ablations(args.ablate.as_deref()),
+            scorer,
         })
     }
 
@@ -161,6 +170,7 @@ impl EvalJob {
             .seeds(self.seeds.clone())
             .ks(self.ks.clone())
             .rules(self.rules.clone())
+            .scorer(self.scorer.clone())
             .on_existing(self.on_existing)
             .keep_latents(self.keep_latents)
             .lens(self.lens)

@@ -11,12 +11,13 @@ use latent_tts::tensor::Precision;
 use latent_tts::{Device, EMBEDDED, Engine, ModelSelection, RewardModelChoice};
 use model::Config;
 use serde_json::json;
-use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions, UpstreamOptions};
+use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions, SharedScorer, UpstreamOptions};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 use crate::load::{load_models, select_models};
 use crate::printer::Printer;
+use crate::scorer;
 
 /// Maximum timeout in seconds (a week); a longer one is most likely in the wrong unit.
 const MAX_SECONDS: f64 = 7.0 * 86_400.0;
@@ -149,6 +150,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         chat_template: chat_template(http.chat_template.as_deref())?,
         log_prompts: http.log_prompts,
         otlp_endpoint: http.otlp_endpoint.clone(),
+        scorer: scorer::open(&args.scorer)?.map(SharedScorer),
         upstream: upstream(&args.upstream)?,
         runs: http.runs.clone(),
     })

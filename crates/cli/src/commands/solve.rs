@@ -9,14 +9,16 @@ use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
     Lens, LensToken, Note, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
-    StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, evaluation_params, notes,
+    StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, apply_scorer, evaluation_params,
+    notes,
 };
 use serde_json::{Value, json};
 
+use crate::aggregation::{self, RewardSources};
 use crate::args::SolveArgs;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
-use crate::{aggregation, settings};
+use crate::{scorer, settings};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(16).unwrap();
@@ -27,7 +29,10 @@ const MAX_STDIN_BYTES: u64 = 1 << 20;
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
     let options = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
-    let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
+    let scorer = scorer::open(&args.scorer)?;
+    let sources =
+        RewardSources { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() };
+    let options = aggregation::apply(&args.aggregation, options, sources)?;
     let rules = aggregation::rules(&args.aggregation);
     aggregation::check_signals(rules.as_deref(), &options, models.probe.is_some())?;
     let questions = read_questions(&args.text)?;
@@ -42,7 +47,10 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         let notes = notes::of_question(model.reasoner(), is_embedded, question)?;
         notes.iter().for_each(|note| printer.note(&note_line(note)));
         let request = Request { lens, ..Request::new(question.clone(), params) };
-        let reply = engine.solve(&request)?;
+        let mut reply = engine.solve(&request)?;
+        if let Some(scorer) = &scorer {
+            apply_scorer(scorer.as_ref(), question, &params, &mut reply)?;
+        }
         let rules = aggregation::rules(&args.aggregation);
         let report = SolveReport { question, reply: &reply, params, rules, notes, show: args.show };
         let title = if questions.len() > 1 { format!("{question}\n") } else { String::new() };
