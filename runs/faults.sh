@@ -273,7 +273,7 @@ try 3 'train reward --last-step-weight nan' 'exit 2 .*--last-step-weight' 'tts t
 
 # 4. Hangs.
 try 4 '--threads 2000' 'exit 2 .*threads' 'tts eval --model tiny --data data.json --samples 2 --max-new-tokens 4 --no-report --quiet --threads 2000'
-try 4 'a question of 100 MB' 'exit 2 .*bytes of text' 'edit question long.jsonl "a " 50000000; tts eval --model tiny --data long.jsonl "${small[@]}"'
+try 4 'a question of 100 MB' 'exit 2 .*bytes exceeds the limit' 'edit question long.jsonl "a " 50000000; tts eval --model tiny --data long.jsonl "${small[@]}"'
 
 # 5. Adapters without weights. In tiny/ the description stands beside a whole model, in adapter/ by itself.
 try 5 'adapter_config.json beside a model, no adapter weights' 'exit 2 .*adapter' 'cp adapter/adapter_config.json tiny; tts eval --model tiny --data data.json "${small[@]}"'
@@ -356,8 +356,8 @@ done
 one='tts eval --model tiny --data data.json "${small[@]}" --limit 1'
 try 12 'LATENT_TTS_SEED=x' 'exit 2 .*LATENT_TTS_SEED' "export LATENT_TTS_SEED=x; $one 2>&1 | tee said.txt; grep -q LATENT_TTS_SEED said.txt && echo '= (the variable is named)'"
 try 12 'the largest seed' 'exit 0 ' "$one --seed 18446744073709551615"
-try 12 'train, --out is a file' 'exit 2 .*is a file; name a directory' 'echo text >file; tts train reasoner --out file --steps 1 "${few[@]}"'
-try 12 'eval, --out is a file' 'exit 2 .*is a file; name a directory' "echo text >file; $one --out file"
+try 12 'train, --out is a file' 'exit 2 .*is a file; pass a directory' 'echo text >file; tts train reasoner --out file --steps 1 "${few[@]}"'
+try 12 'eval, --out is a file' 'exit 2 .*is a file; pass a directory' "echo text >file; $one --out file"
 try 12 'a pipe as manifest.json' 'exit 2 .*manifest.json' 'rm run/manifest.json; mkfifo run/manifest.json; tts eval --model tiny --data data.json "${small[@]}" --latents --out run --resume'
 # A signal while the questions are awaited from a pipe: before the first record.
 signal() {

@@ -188,7 +188,7 @@ def test_hidden_states_along_a_trajectory(reasoner: Reasoner) -> None:
     prompt = reasoner.hidden_states(question, layers=[1])
     assert (prompt.layers[1] == states.layers[1][states.prompt]).all() and prompt.logits is None
     assert prompt.prompt.stop == len(prompt.layers[1])
-    with pytest.raises(latent_tts.EngineError, match="there is no layer"):
+    with pytest.raises(latent_tts.EngineError, match="no layer"):
         reasoner.hidden_states(question, layers=[reasoner.layers + 1])
     with pytest.raises(ValueError, match="width 3"):
         reasoner.hidden_states(question, np.zeros((2, 3)))

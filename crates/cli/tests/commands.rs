@@ -568,7 +568,7 @@ fn a_missing_gpu_is_a_clear_error() {
 #[test]
 fn fp8_is_rejected_on_a_cpu() {
     let failed = CliSandbox::new().run(&["bench", "--device", "cpu", "--dtype", "fp8"]);
-    for part in ["does not compute in fp8", "--device cuda", "omit --dtype"] {
+    for part in ["does not support fp8", "--device cuda", "omit --dtype"] {
         assert!(failed.err.contains(part), "{part}: {}", failed.err);
     }
 }

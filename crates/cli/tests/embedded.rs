@@ -210,7 +210,7 @@ fn only_the_embedded_reasoner_has_a_default_reward_model() {
     assert_eq!(["a", "b", "c"].map(scored), [false, true, false]);
     sandbox
         .eval(&["--reward-model", "embedded"])
-        .refused(&["embedded:reward", "wide and the reasoner 32"]);
+        .refused(&["embedded:reward", "and the reasoner width 32"]);
     eval(&sandbox, &["--reward-model", "none", "--aggregate", "weighted"])
         .refused(&["--reward-model"]);
 }

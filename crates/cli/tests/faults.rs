@@ -59,7 +59,7 @@ fn partial_latents_are_completed_or_rejected() {
         // The process ended after the last sample, before the file was renamed.
         sandbox.write(&part, part_of(&whole));
         fs::remove_file(sandbox.path(&done)).unwrap();
-        with(&["--resume"]).refused(&["latents.part", "keeps its thoughts", "--latents"]);
+        with(&["--resume"]).refused(&["latents.part", "records its thoughts", "--latents"]);
         with(&["--latents", "--resume"]).ok();
         assert_eq!(sandbox.read(&done), whole);
         assert!(!sandbox.path(&part).exists());
@@ -176,13 +176,13 @@ fn threads_and_texts_have_limits() {
     let long = format!("{{\"question\": \"{}\", \"answer\": \"1\"}}\n", "a ".repeat(600_000));
     let short = "{\"question\": \"What is 1 plus 1?\", \"answer\": \"2\"}\n";
     sandbox.write("data.jsonl", format!("{short}{long}"));
-    sandbox.eval(&["--out", "run"]).refused(&["question 1", "bytes of text", "--too-long skip"]);
+    sandbox.eval(&["--out", "run"]).refused(&["question 1", "bytes exceeds", "--too-long skip"]);
     let skipped = sandbox.eval(&["--out", "run", "--too-long", "skip"]).ok();
     assert!(skipped.err.contains("skipped 1 question of 2"), "{}", skipped.err);
     // Words of a rejected text are not looked up in the embedded model's vocabulary either.
     sandbox.write("data.jsonl", long.replace("a ", "xyzzy "));
     let refused = sandbox.run(&["eval", "--data", "data.jsonl", "--threads", "1", "--out", "run2"]);
-    let refused = refused.refused(&["question 0", "bytes of text"]);
+    let refused = refused.refused(&["question 0", "bytes exceeds"]);
     assert!(!refused.err.contains("xyzzy"), "{}", refused.err);
 }
 
@@ -304,7 +304,7 @@ fn output_that_is_a_file_is_refused_once() {
         ("annotate", "file/below"),
     ] {
         let refused = sandbox.run(&[&[command][..], &data, &[out]].concat());
-        let refused = refused.refused(&["file is a file", "name a directory"]);
+        let refused = refused.refused(&["file is a file", "pass a directory"]);
         assert!(!refused.err.contains("os error"), "{command}: {}", refused.err);
     }
     assert_eq!(sandbox.read("file"), b"text");

@@ -106,10 +106,10 @@ fn unreadable_runs_are_rejected() {
     sandbox.run(&["report", "run", "--partial"]).refused(&["run", "no samples yet"]);
 
     sandbox.write("run/samples.jsonl", [&samples[..], b"{}\n"].concat());
-    sandbox.run(&["report", "run"]).refused(&["samples.jsonl:9", "not valid here"]);
+    sandbox.run(&["report", "run"]).refused(&["samples.jsonl:9", "invalid record"]);
     let text = String::from_utf8(samples.clone()).unwrap();
     sandbox.write("run/samples.jsonl", text.replacen("\"seed\":0", "\"seed\":5", 1));
-    sandbox.run(&["report", "run"]).refused(&["samples.jsonl:1", "not as this run wrote it"]);
+    sandbox.run(&["report", "run"]).refused(&["samples.jsonl:1", "changed since this run"]);
     sandbox.write("run/samples.jsonl", &samples);
 
     let manifest = String::from_utf8(sandbox.read("run/manifest.json")).unwrap();

@@ -189,7 +189,7 @@ fn a_model_published_with_an_empty_configuration_has_its_bases() {
     fs::write(published_dir.join("config.json"), b"").unwrap();
     let files = ModelFiles::from(&published_dir);
     let error = Checkpoint::open(files.clone()).err().unwrap().to_string();
-    assert!(error.contains("no config.json, or an empty one"), "{error}");
+    assert!(error.contains("config.json is missing or empty"), "{error}");
     let described = files.with_base(ModelFiles::from(Path::new(&base))).unwrap();
     assert_same_weights(&published.path("whole"), described.clone());
     let device = Device::cpu(None).unwrap();

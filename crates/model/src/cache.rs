@@ -1,11 +1,11 @@
 //! The KV cache: sequences of slots in one store of keys and values.
 //!
-//! A [`Sequence`] is a list of spans of slots. A fork copies the list, not the slots, so N rows
-//! share their question's prefix and beams share their thoughts. A [`Cache`] allocates slots in
-//! ascending order and frees them together. Three cases free slots earlier: a continuous batch
-//! releases the chunks of each sequence that leaves it; beam search, whose forks mostly live for
-//! one position, allocates single slots and releases them one by one; and a pass that is called off
-//! rolls back its allocations.
+//! A [`Sequence`] is a list of spans of slots. A fork copies the list, not the slots, so N
+//! sequences share their question's prefix and beams share their thoughts. A [`Cache`] allocates
+//! slots in ascending order and frees them together. Slots are freed earlier in three cases: a
+//! continuous batch releases the chunks of each sequence that leaves it; beam search, whose forks
+//! mostly exist for one position, allocates single slots and releases them one by one; and an
+//! aborted pass rolls back its allocations.
 
 use smallvec::SmallVec;
 use tensor::ops::{AttentionSpans, KvGrads, KvStore, Span};
@@ -22,8 +22,8 @@ pub struct Cache {
     pub(crate) kv: KvStore,
     used: u32,
     granularity: u32,
-    free_slots: Vec<u32>,  // single slots that were given back
-    free_chunks: Vec<u32>, // first slots of chunks that were given back
+    free_slots: Vec<u32>,  // freed single slots
+    free_chunks: Vec<u32>, // first slots of freed chunks
 }
 
 /// The slots of a sequence, in the order of positions. The last span may be followed by reserved
@@ -34,9 +34,9 @@ pub struct Sequence {
                                  * made and dropped */
     reserved: u32,
     len: u32,
-    /// Leading positions in whole chunks, up to the first fork: what other sequences may share.
-    /// Attention takes them apart from the rest, so that this must not depend on where slots
-    /// happened to be free, nor on what else is in the cache.
+    /// Leading positions in whole chunks, up to the first fork: the part that other sequences may
+    /// share. Attention reads them separately from the rest, so this must not depend on which slots
+    /// happened to be free, nor on the other contents of the cache.
     prefix: u32,
     /// Whether the sequence is a fork, or has single slots: its prefix no longer grows.
     prefix_ended: bool,
@@ -61,8 +61,8 @@ impl Sequence {
         Self { spans, reserved: 0, len, prefix, prefix_ended: len > 0 }
     }
 
-    /// A fork of whole chunks that goes on as the sequence itself would: its positions and those
-    /// that follow are one prefix, whichever sequence computed them.
+    /// A fork of whole chunks that continues like the sequence itself: its positions and the
+    /// following ones form one prefix, whichever sequence computed them.
     ///
     /// # Panics
     /// If the positions do not fill their chunks, or are not all part of the prefix.
@@ -97,7 +97,7 @@ impl Sequence {
     }
 }
 
-/// The allocation state of a cache at one time; see [`Cache::rewind`].
+/// A snapshot of the allocation state of a cache; see [`Cache::rewind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheMark(u32);
 
@@ -132,7 +132,7 @@ impl Cache {
         KvStore::bytes_per_slot(device, config.layers, config.kv_heads, config.head_dim)
     }
 
-    /// Slots that `own` unshared positions of a sequence take: allocation is in chunks.
+    /// Slots used by `own` unshared positions of a sequence: allocation is in chunks.
     pub fn slots_for(own: usize) -> usize {
         own.next_multiple_of(CHUNK_SLOTS as usize)
     }
@@ -181,7 +181,7 @@ impl Cache {
     pub fn release(&mut self, sequence: Sequence, shared: usize) {
         let mut position = 0;
         for span in &sequence.spans {
-            // A fork's own positions begin in a chunk of their own.
+            // A fork's unshared positions start in a separate chunk.
             let skipped = (shared as u32).saturating_sub(position).min(span.len);
             let own = span.start + skipped..span.start + span.len;
             self.free_chunks.extend(own.step_by(CHUNK_SLOTS as usize));
@@ -202,8 +202,9 @@ impl Cache {
         self.free_chunks.retain(|&slot| slot < mark.0);
     }
 
-    /// Undoes one [`Pass::push`] per sequence: removes their last positions, all of them pushed
-    /// since `mark` and in this order. Cache and sequences are then as they were.
+    /// Undoes one [`Pass::push`] per sequence: removes their last positions, which must all have
+    /// been pushed since `mark` and in this order. Cache and sequences are then in their previous
+    /// state.
     pub fn rollback<'a, I>(&mut self, mark: CacheMark, sequences: I)
     where
         I: IntoIterator<Item = &'a mut Sequence>,
@@ -309,8 +310,8 @@ impl Pass {
         self.attention.push_with_prefix(sequence.spans.iter().copied(), sequence.prefix);
     }
 
-    /// Computes a position of a sequence again, from another input: its keys and values are
-    /// replaced. It attends to itself and all before it.
+    /// Recomputes a position of a sequence from another input: its keys and values are replaced. It
+    /// attends to itself and all positions before it.
     ///
     /// # Panics
     /// If the sequence is shorter.
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(pass.positions[20..24], [20, 20, 21, 21]);
     }
 
-    /// Where slots are free, and whether they are adjacent, does not show in it.
+    /// The prefix does not depend on which slots are free and whether they are adjacent.
     #[test]
     fn the_prefix_is_what_was_there_at_the_first_fork() {
         let mut cache = cache();
@@ -382,8 +383,8 @@ mod tests {
         assert_eq!(grow(&mut cache, &mut other, 20), 16, "single slots are no whole chunks");
     }
 
-    /// A prompt that begins with another's chunks has the prefix that it has by itself, and frees
-    /// none of them.
+    /// A prompt that begins with another's chunks has the same prefix as on its own, and frees none
+    /// of them.
     #[test]
     fn a_continued_sequence_is_one_prefix() {
         let (mut cache, mut first) = (cache(), Sequence::default());

@@ -56,13 +56,13 @@ pub enum LatentHead {
         /// Number of tokens.
         k: usize,
     },
-    /// The same of a distribution that is sharpened and cut to a nucleus (Soft Thinking).
+    /// The same for a distribution with temperature and top-p (Soft Thinking).
     SoftMixture {
         /// Number of tokens.
         k: usize,
         /// Divides the logits.
         temperature: f32,
-        /// Of those tokens the fewest that hold this share of their probability.
+        /// The smallest set of these tokens with at least this share of their probability is kept.
         top_p: f32,
     },
     /// Linear, LayerNorm (adaptive latent reasoning's linear filter).
@@ -94,7 +94,7 @@ pub struct LatentOutput {
     pub thoughts: Tensor,
     /// The argmax token of each row, from heads that compute logits.
     pub argmax: Option<Vec<u32>>,
-    /// The entropy of each row's next token in nats, where a rule for mixtures was given.
+    /// The entropy of each row's next token in nats, if a mixture rule was passed.
     pub entropies: Option<Vec<f32>>,
 }
 
@@ -120,7 +120,8 @@ pub struct GaussianMeanNames {
     pub norm: &'static str,
     /// `nn.Linear`, hidden -> width: the mean.
     pub mean: &'static str,
-    /// `nn.Linear`, hidden -> width: the logarithm of the standard deviation, for training alone.
+    /// `nn.Linear`, hidden -> width: the logarithm of the standard deviation, used only in
+    /// training.
     pub log_std: &'static str,
 }
 
@@ -133,7 +134,7 @@ pub struct SwiGluNames {
     pub up: &'static str,
     /// `nn.Linear` without bias, hidden -> hidden: the input of SiLU.
     pub gate: &'static str,
-    /// `nn.Linear` without bias, hidden -> hidden: what the gate multiplies.
+    /// `nn.Linear` without bias, hidden -> hidden: the factor of SiLU's output.
     pub value: &'static str,
     /// `nn.Linear`, hidden -> hidden.
     pub down: &'static str,
@@ -233,7 +234,7 @@ impl LatentHead {
         }
     }
 
-    /// Mixtures by a rule for each row of `hidden` (rows, width).
+    /// Mixtures with a separate rule for each row of `hidden` (rows, width).
     pub fn forward_mixed(
         &self,
         decoder: &Decoder,
@@ -255,7 +256,7 @@ impl LatentHead {
     }
 
     /// The same with Gumbel noise on the logits of mixtures, for the rows that `noise` (rows)
-    /// perturbs; other heads have no use for it.
+    /// perturbs; other heads ignore it.
     pub fn forward_perturbed(
         &self,
         decoder: &Decoder,
@@ -321,7 +322,7 @@ impl LatentHead {
 }
 
 /// The outputs of a head's first linear layer: the rows of its weight. The default for a missing
-/// tensor has no effect: loading that tensor fails.
+/// tensor has no effect, because loading that tensor fails.
 fn hidden_size(checkpoint: &Checkpoint, up: &str) -> usize {
     let rows = checkpoint.shape(&format!("{up}.weight")).and_then(|shape| shape.first());
     rows.copied().unwrap_or(checkpoint.config().width)

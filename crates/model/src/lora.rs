@@ -84,7 +84,7 @@ pub(crate) fn merge(
     Ok(())
 }
 
-/// The CPU, for its kernels: they run on the threads of the caller.
+/// The CPU device, for its kernels: they run on the threads of the caller.
 fn kernels() -> Result<&'static Device, DeviceError> {
     static CPU: OnceLock<Device> = OnceLock::new();
     if let Some(device) = CPU.get() {
@@ -139,7 +139,7 @@ impl LoraScale {
             ModelError::MissingField { file: file.clone(), field: "lora_alpha".to_owned() }
         })?;
         let alpha = Some(alpha as f32).filter(|alpha| alpha.is_finite()).ok_or_else(|| {
-            bad("lora_alpha", "is no finite number in f32; save the adapter again")
+            bad("lora_alpha", "is not a finite f32 number; save the adapter again")
         })?;
         let rank_stabilized = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
         Ok(LoraScale::Configured { rank, alpha, rank_stabilized })

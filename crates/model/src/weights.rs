@@ -97,8 +97,8 @@ impl LinearSpec {
         if let [only] = self.parts.as_slice() {
             return part(only);
         }
-        // Nothing is reserved before a shape was compared with the file's: config.json may say
-        // anything.
+        // Nothing is allocated before a shape has been compared with the file's, because
+        // config.json is untrusted.
         let mut matrix = Vec::new();
         for of in &self.parts {
             let values = part(of)?;

@@ -183,7 +183,7 @@ fn a_base_that_is_given_goes_to_the_bottom() {
     folder.adapter("two", "one", 0.2);
     let expected = weight(&folder.open("two").unwrap());
     fs::rename(folder.path("base"), folder.path("elsewhere")).unwrap();
-    let how = folder.error("two", &["adapter_config.json", "base`", "not there"]);
+    let how = folder.error("two", &["adapter_config.json", "base`", "was not found"]);
     assert!(matches!(how, ModelError::MissingBase { .. }));
     let files = |name: &str| ModelFiles::from(&folder.path(name));
     let given = files("two").with_base(files("elsewhere")).unwrap();

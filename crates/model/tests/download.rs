@@ -122,7 +122,7 @@ fn refusals_say_what_to_do() {
     let none = message(hub.client(), "a/b");
     assert!(none.contains("no token is set") && none.contains("HF_TOKEN"), "{none}");
     let wrong = message(hub.client().with_token("other"), "a/b");
-    assert!(wrong.contains("the token is wrong") && wrong.contains("/a/b"), "{wrong}");
+    assert!(wrong.contains("the token is invalid") && wrong.contains("/a/b"), "{wrong}");
     let own = || hub.client().with_token("secret");
     let missing = message(own(), "a/c");
     assert!(missing.contains("no such repository"), "{missing}");
@@ -159,7 +159,7 @@ fn a_dataset_s_file_may_be_in_a_folder() {
     let hub = TestHub::start(Behaviour { files, ..Behaviour::default() });
     let data = |text| HubId::parse(text, &DATA_EXTENSIONS).unwrap();
     let several = hub.client().data(&data("a/b"), &mut ignore).unwrap_err().to_string();
-    assert!(several.contains("name one: a/b/main/test-00000-of-00001.parquet"), "{several}");
+    assert!(several.contains("specify one: a/b/main/test-00000-of-00001.parquet"), "{several}");
     let named = data("a/b/main/train-00000-of-00001.parquet");
     let path = hub.client().data(&named, &mut ignore).unwrap();
     assert!(path.ends_with("main/train-00000-of-00001.parquet"));

@@ -58,7 +58,7 @@ static SHARDED: LazyLock<ValidCheckpoint> = LazyLock::new(|| {
 static NESTED: LazyLock<ValidCheckpoint> =
     LazyLock::new(|| ValidCheckpoint::new(CheckpointSpec::tiny(CheckpointFamily::Rot)));
 
-/// Valid GGUF files of each architecture, some of them quantised.
+/// Valid GGUF files of each architecture, some of them quantized.
 static GGUFS: LazyLock<Vec<GgufContent>> = LazyLock::new(|| {
     let content = |(family, kind)| {
         let dir = tempfile::tempdir().unwrap();

@@ -207,7 +207,7 @@ fn a_damaged_line_before_the_last_is_an_error() {
     assert!(
         error
             .to_string()
-            .contains("samples.jsonl:2: trajectories[0].process_rewards does not hold"),
+            .contains("samples.jsonl:2: trajectories[0].process_rewards does not have"),
         "{error}"
     );
 
@@ -328,9 +328,7 @@ fn a_reward_that_is_not_finite_is_not_written() {
     bad.trajectories[1].process_rewards = Some(vec![0.0, f32::NAN]);
     let error = run.append(&bad).unwrap_err();
     assert!(
-        error
-            .to_string()
-            .ends_with("trajectories[1].process_rewards holds a number that is not finite"),
+        error.to_string().ends_with("trajectories[1].process_rewards contains a non-finite number"),
         "{error}"
     );
     assert!(!run.is_done(1, 0));

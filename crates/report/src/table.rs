@@ -438,7 +438,7 @@ coverage          30.0        95.0
              25.0-35.0  90.0-100.0
 
 greedy       one trajectory without perturbation
-majority     the answer most of k trajectories give
+majority     the most frequent answer of k trajectories
 beam         search guided by rewards, k extensions tried at each step
 coverage     at least one of k is right: no rule does better (pass@k)
 

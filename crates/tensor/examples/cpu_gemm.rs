@@ -1,8 +1,8 @@
-//! Times the matrix products of a decoder of GPT-2's shape on the processor, each in every
-//! precision and beside the measured peak in f32.
+//! Times the matrix products of a decoder of GPT-2's shape on the CPU, each in every precision, and
+//! the measured f32 peak.
 //!
-//! `cpu_gemm [ROWS] [avx512|avx2|neon|portable]`: one line of JSON a product. A share of the peak
-//! is of f32's also for int8, whose instructions do more than that.
+//! `cpu_gemm [ROWS] [avx512|avx2|neon|portable]` prints one line of JSON per product. Shares of the
+//! peak always refer to f32, also for int8, whose instructions have a higher peak.
 
 use std::error::Error;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Every rule on hand-made candidates, and properties of all rules.
+//! Tests of every rule on handwritten candidates, and of properties of all rules.
 
 use proptest::prelude::*;
 

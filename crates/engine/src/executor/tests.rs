@@ -1,4 +1,4 @@
-//! Steps that are launched before the tokens of the last one are read, on a CPU.
+//! Tests, on a CPU, of steps that are launched before the tokens of the last one are read.
 
 use model::Cache;
 
@@ -33,7 +33,8 @@ fn answers(
     executor.sequences.into_iter().map(|sequence| (sequence.tokens, sequence.logprob)).collect()
 }
 
-/// Whether few sequences end with the tokens that a step feeds, or so many that it is called off.
+/// Both if few sequences end with the tokens that a step feeds, and if so many do that it is
+/// aborted.
 #[test]
 fn answers_are_the_same_one_step_ahead() {
     for (model, rewards) in MODELS {
@@ -42,7 +43,7 @@ fn answers_are_the_same_one_step_ahead() {
             let params = SamplingParams { samples: count(SEQUENCES as usize), ..params };
             set_eos(&mut engine, Vec::new());
             let endless = answers(&engine, &params, Lookahead::WhileComputed);
-            // Some of the tokens become what ends an answer, wherever it is said.
+            // Some of the generated tokens become end-of-answer tokens.
             for position in [0, 3, 9] {
                 let eos = endless.iter().step_by(4).map(|(tokens, _)| tokens[position]).collect();
                 set_eos(&mut engine, eos);

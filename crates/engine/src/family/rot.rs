@@ -60,7 +60,7 @@ impl FamilySpec for Rot {
         Ok(LatentHead::swiglu(device, checkpoint, &ROT_HEAD)?)
     }
 
-    /// The frozen embeddings of the image markers live beside the table.
+    /// The frozen embeddings of the image markers are stored outside the table.
     fn marker_embeddings(
         &self,
         method: &Method,

@@ -362,9 +362,9 @@ fn a_search_without_reward_model_thoughts_or_memory_is_refused() {
     let no_thoughts =
         SamplingParams { length: LatentLength::None, perturbation: Perturbation::None, ..params };
     let no_thoughts = refused(&pair.engine(), no_thoughts);
-    assert!(no_thoughts.contains("needs thoughts"), "{no_thoughts}");
+    assert!(no_thoughts.contains("needs latent thoughts"), "{no_thoughts}");
     let large = refused(&pair.engine().with_memory(1 << 20), params);
-    assert!(large.contains("its beam search needs") && large.contains("fewer beams"), "{large}");
+    assert!(large.contains("beam search needs") && large.contains("fewer beams"), "{large}");
 }
 
 #[test]

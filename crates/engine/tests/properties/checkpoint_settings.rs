@@ -94,7 +94,7 @@ fn a_plain_language_model_is_not_detected_as_a_cot_baseline() {
     let error = load_changed(&CheckpointSpec::default(), remove_markers).err().unwrap();
     assert!(matches!(error, EngineError::Unrecognised { .. }), "{error}");
     let message = error.to_string();
-    assert!(message.contains("name its family") && message.contains("cot"), "{message}");
+    assert!(message.contains("specify its family") && message.contains("cot"), "{message}");
     let spec = CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     let llama = load_changed(&spec, remove_markers).unwrap();
     assert_eq!(llama.method.family, Family::LATENT_SFT);

@@ -58,7 +58,7 @@ fn instruction_sets_agree() {
                 let error = latents_error(&on(Isa::Amx), &portable);
                 assert!(error < 5e-4, "{what}: the error of portable kernels to AMX is {error:e}");
             } else {
-                println!("skipped with AMX: this processor has none");
+                println!("skipped with AMX: this CPU has none");
             }
         }
     }
@@ -92,9 +92,9 @@ fn int8_agrees_with_itself_on_every_vector_set_thread_and_batch() {
 fn a_precision_that_a_device_does_not_have_is_refused() {
     let refused = Device::cpu_in(None, Isa::Portable, Precision::Bf16).unwrap_err();
     assert!(matches!(refused, DeviceError::UnsupportedPrecision { .. }));
-    assert!(refused.to_string().contains("the processor does not compute in bf16"), "{refused}");
+    assert!(refused.to_string().contains("the CPU does not support bf16"), "{refused}");
     let refused = Device::cuda(0, Precision::Int8).unwrap_err();
-    assert!(refused.to_string().contains("a GPU does not compute in int8"), "{refused}");
+    assert!(refused.to_string().contains("a GPU does not support int8"), "{refused}");
 }
 
 #[test]

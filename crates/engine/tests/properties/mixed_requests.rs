@@ -118,7 +118,7 @@ fn mixed_requests_without_end_tokens_get_what_they_get_alone() {
 }
 
 /// One request many times, with parameters that differ in one field: nothing is taken from a
-/// neighbour.
+/// neighbor.
 #[test]
 fn requests_that_differ_in_one_field_do_not_share_it() {
     let pair = RewardedReasoner::of(FAMILIES[0]);

@@ -252,7 +252,7 @@ impl TrainableHead {
         }
     }
 
-    /// The head that an engine runs, with a copy of the weights.
+    /// The inference head, with a copy of the weights.
     pub fn to_latent_head(&self, device: &Device) -> Result<LatentHead, DeviceError> {
         match self {
             Self::Identity => Ok(LatentHead::Identity),
@@ -290,8 +290,8 @@ impl TrainableHead {
     }
 }
 
-/// The trainable form of [`LatentHead::GaussianMean`](super::LatentHead::GaussianMean) with the
-/// spread of the Gaussian, which inference does not need (CoLaR).
+/// The trainable form of [`LatentHead::GaussianMean`](super::LatentHead::GaussianMean), with the
+/// standard deviation of the Gaussian, which inference does not need (CoLaR).
 #[derive(Debug)]
 pub struct TrainableGaussianHead {
     trunk: TrainableMlp,      // width -> hidden
@@ -302,9 +302,9 @@ pub struct TrainableGaussianHead {
 /// The Gaussian of each row, in units of the embeddings' standard deviation: (rows, width) each.
 #[derive(Debug)]
 pub struct GaussianOutput {
-    /// Its mean.
+    /// Mean of each element.
     pub mean: Tensor,
-    /// The logarithm of its standard deviation.
+    /// Logarithm of the standard deviation of each element.
     pub log_std: Tensor,
     features: Tensor, // (rows, hidden)
     activations: HeadActivations,

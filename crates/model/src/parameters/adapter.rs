@@ -1,11 +1,11 @@
 //! LoRA adapters in training: a frozen weight W becomes W + scale B A, with A (rank, inputs) and
 //! B (outputs, rank) trained.
 //!
-//! Without dropout the kernels multiply with the merged weight, so a pass costs what it costs
-//! without an adapter. The backward of a pass adds to the gradient of the merged weight, G; at the
-//! end of a batch `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are
-//! linear in G. Dropout of the adapter's input keeps it apart: every pass adds
-//! `scale B A dropout(x)` to the frozen layer's result.
+//! Without dropout the kernels multiply by the merged weight, so a pass costs the same as without
+//! an adapter. The backward of a pass accumulates the gradient of the merged weight, G; at the end
+//! of a batch `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are linear
+//! in G. With dropout on the adapter's input it is not merged: every pass adds `scale B A
+//! dropout(x)` to the frozen layer's result.
 
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub struct LoraConfig {
 pub enum LoraTargets {
     /// Every linear layer of the blocks.
     All,
-    /// Those whose module name ends so, such as `q_proj` or `c_attn`.
+    /// Layers whose module name has one of these suffixes, such as `q_proj` or `c_attn`.
     Named(Vec<String>),
 }
 
@@ -58,11 +58,11 @@ impl LoraTargets {
 pub(super) struct LoraAdapter {
     parts: Vec<AdaptedMatrix>,
     scale: f32,
-    /// Whether the kernels multiply with the merged weight.
+    /// Whether the kernels multiply by the merged weight.
     pub(super) is_merged: bool,
 }
 
-/// The input of a layer, and the dropout on its way into the adapter.
+/// The input of a layer, and its dropout on the way into the adapter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdapterInput<'a> {
     pub(crate) x: &'a Tensor, // (rows, inputs)
@@ -87,8 +87,8 @@ struct AdaptedMatrix {
 }
 
 impl LoraAdapter {
-    /// The adapter of a layer, `None` if none of its matrices is a target. Factors that the source
-    /// has are loaded, others are initialised as by peft: B A is zero.
+    /// The adapter of a layer, `None` if none of its matrices is a target. Factors in the source
+    /// are loaded, others are initialized as in peft: B A is zero.
     pub(super) fn load(
         device: &Device,
         spec: &LinearSpec,
@@ -184,7 +184,7 @@ impl LoraAdapter {
         Ok(merged)
     }
 
-    /// Adds to the factors' gradients what follows from the weight's, which becomes zero.
+    /// Adds the contribution of the weight's gradient to the factors' gradients, and clears it.
     pub(super) fn collect_gradients(
         &mut self,
         device: &Device,
@@ -293,8 +293,8 @@ impl InitialFactors {
     }
 }
 
-/// Numbers uniform over `-bound .. bound`, a function of the seed and the tensor's name: for the
-/// bound 1 / sqrt(inputs), the initial values of `nn.Linear` and of LoRA's A.
+/// Uniform random numbers in `-bound .. bound`, a function of the seed and the tensor's name: with
+/// the bound 1 / sqrt(inputs), the initialization of `nn.Linear` and of LoRA's A.
 fn uniform_values(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f32> {
     let salt = crate::source::name_salt(name);
     let key = [seed as u32, (seed >> 32) as u32];

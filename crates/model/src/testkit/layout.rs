@@ -67,8 +67,8 @@ impl CheckpointLayout {
     }
 }
 
-/// Scales one embedding row, which is also the LM head's: a trained model does not generate its
-/// placeholder token, and models that choose their length must be likely to stop.
+/// Scales one embedding row, which is also a row of the LM head: a trained model does not generate
+/// its placeholder token, and models that choose their length must be likely to stop.
 fn scaled_row(family: CheckpointFamily, tokenizer: &Tokenizer) -> Option<(usize, f32)> {
     let (token, factor) = match family {
         CheckpointFamily::Colar => ("###", 2.2),

@@ -98,7 +98,10 @@ fn bad_header() {
         bytes.extend(header.as_bytes());
         bytes.extend([0; 4]);
         fs::write(fixture.path("model.safetensors"), bytes).unwrap();
-        assert_is!(fixture.open_error(&["bad safetensors header"]), ModelError::BadHeader { .. });
+        assert_is!(
+            fixture.open_error(&["invalid safetensors header"]),
+            ModelError::BadHeader { .. }
+        );
     }
     // Contiguous tensors whose total size wraps around: valid one by one, but outside the file.
     let step = 1u64 << 60;
@@ -298,7 +301,7 @@ fn unsupported_adapter() {
     fixture.tensors(&[("ln_f.lora_A.weight", factor()), ("ln_f.lora_B.weight", factor())]);
     let error = fixture.open().unwrap().tensor("ln_f.weight", &[32]).unwrap_err();
     assert_is!(
-        assert_message(error, &["ln_f.lora_A", "no matrix"]),
+        assert_message(error, &["ln_f.lora_A", "not a matrix"]),
         ModelError::UnsupportedAdapter { .. }
     );
     let fixture = Fixture::tiny();

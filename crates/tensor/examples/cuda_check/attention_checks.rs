@@ -1,4 +1,4 @@
-//! Keys and values in their slots, and attention over them.
+//! Checks of KV writes, and of attention.
 
 use crate::checks::KernelCheck;
 use crate::cuda::args::{CudaQkvTransform, CudaSlotMapping};
@@ -9,7 +9,7 @@ use crate::cuda::{CudaDtype, CudaIndices, Precision, e4m3};
 use crate::reference::{forks, naive_attention, norm_row, prompts, rotate};
 use crate::{CheckResult, numbers, small};
 
-/// What a store keeps of a number.
+/// A number rounded to the dtype of a store.
 fn stored(kv: &CudaKv, x: f32) -> f32 {
     if kv.dtype() == CudaDtype::E4m3 { e4m3::to_f32(e4m3::from_f32(x)) } else { x }
 }

@@ -1,4 +1,4 @@
-//! Each operation against its naive counterpart in [`reference`](crate::reference).
+//! Compares each operation with its naive counterpart in [`reference`](crate::reference).
 
 use crate::cuda::args::{CudaDropoutMask, CudaLinearResidualNorm, ResidualAddend};
 use crate::cuda::dropout::CudaPerturbedRows;
@@ -14,7 +14,7 @@ use crate::{CheckResult, is_selected, numbers, perturbed_rows, small};
 /// The comparisons of an operation at its shapes.
 type OperationCheck = fn(&mut KernelCheck) -> CheckResult;
 
-/// The checks, by the names that `--only` takes.
+/// The checks, with their names for `--only`.
 pub(crate) const CHECKS: &[(&str, OperationCheck)] = &[
     ("linear", KernelCheck::linear),
     ("norm", KernelCheck::norm),
@@ -30,7 +30,7 @@ pub(crate) const CHECKS: &[(&str, OperationCheck)] = &[
     ("training", KernelCheck::training),
 ];
 
-/// The most elements of a small shape.
+/// Maximum elements of a small shape.
 const SMALL: usize = 200_000;
 
 /// The shapes to check: all of them, or with `--small` the small ones.
@@ -58,7 +58,7 @@ impl KernelCheck {
         Self { cuda, missed: 0 }
     }
 
-    /// The number of comparisons that missed their tolerance.
+    /// The number of comparisons that exceeded their tolerance.
     pub(crate) fn missed(&self) -> usize {
         self.missed
     }
@@ -68,7 +68,7 @@ impl KernelCheck {
         selected.try_for_each(|(_, check)| check(self))
     }
 
-    /// The kernels that only a device of precision fp8 has, and what uses them.
+    /// The kernels of a device of precision fp8, and the operations that use them.
     pub(crate) fn fp8(&mut self) -> CheckResult {
         for line in crate::fp8_checks::all(&self.cuda, crate::small())? {
             self.line(&line.name, line.good, &line.what);
@@ -80,7 +80,7 @@ impl KernelCheck {
         self.top_k_mixture()
     }
 
-    /// Values as the compute dtype rounds them.
+    /// Values rounded to the compute dtype.
     pub(crate) fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
         if self.cuda.precision() != Precision::F32 {
             x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
@@ -88,7 +88,7 @@ impl KernelCheck {
         x
     }
 
-    /// Reports the root mean square and the largest of the errors, relative to the root mean square
+    /// Reports the root mean square and the maximum of the errors, relative to the root mean square
     /// of the expected values.
     pub(crate) fn report(&mut self, name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
         assert_eq!(got.len(), expected.len(), "{name}: another number of results");

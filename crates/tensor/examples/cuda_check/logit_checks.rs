@@ -1,4 +1,4 @@
-//! Tokens and mixtures of tokens, from logits.
+//! Checks of tokens and mixtures of tokens, from logits.
 
 use crate::checks::{KernelCheck, shapes};
 use crate::cuda::args::CudaMixture;
@@ -67,7 +67,7 @@ impl KernelCheck {
     }
 
     /// With and without logits in memory, at GPT-2's size: sums of integers are exact, so the
-    /// tokens are the same. Nothing to compare where there is only one kernel.
+    /// tokens must be equal. Skipped if there is only one kernel.
     pub(crate) fn greedy_tokens_of_both_kernels(&mut self) -> CheckResult {
         if small() {
             return Ok(());

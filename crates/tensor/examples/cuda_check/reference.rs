@@ -1,9 +1,9 @@
-//! Naive computations on the host, and rows for attention.
+//! Naive computations on the host, and rows of spans for attention.
 
 use crate::params::{Activation, MIN_STD, RowPerturbation, keep_scale};
 use crate::rng::Site;
 
-/// What dropout multiplies element `j` of a row with.
+/// The factor of dropout for element `j` of a row.
 pub(crate) fn dropout_factor(
     row: Option<RowPerturbation>,
     layer: usize,
@@ -25,7 +25,7 @@ pub(crate) fn prompts(lengths: &[u32]) -> Vec<Vec<(u32, u32)>> {
     starts.zip(lengths).flat_map(|(start, &l)| (1..=l).map(move |n| vec![(start, n)])).collect()
 }
 
-/// `samples` rows for each prefix, with up to `own` slots of their own in one, two or no spans.
+/// `samples` rows for each prefix, with up to `own` unshared slots in zero, one or two spans.
 pub(crate) fn forks(prefixes: &[u32], samples: u32, own: u32) -> Vec<Vec<(u32, u32)>> {
     let (mut next, mut rows) = (0u32, Vec::new());
     let mut take = |n: u32| {

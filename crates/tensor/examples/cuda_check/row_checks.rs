@@ -1,4 +1,4 @@
-//! Operations that copy, add and perturb rows.
+//! Checks of operations that copy, add and perturb rows.
 
 use crate::checks::{KernelCheck, mixed_dropout_rows, shapes};
 use crate::cuda::args::{CudaDropoutMask, CudaLearnedPositions, ResidualAddend};

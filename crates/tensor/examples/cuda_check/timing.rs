@@ -1,5 +1,4 @@
-//! Times the main kernels and GEMMs at GPT-2's and Qwen3's shapes, with the bandwidth or FLOP/s
-//! that follow.
+//! Times the main kernels and GEMMs at GPT-2's and Qwen3's shapes, and reports bandwidth or FLOP/s.
 
 use std::time::Instant;
 
@@ -30,7 +29,7 @@ const LAYERS: usize = 4;
 #[derive(Clone, Copy)]
 pub(crate) struct KernelTime {
     seconds: f64,
-    host: f64, // to queue it
+    host: f64, // time to queue it
 }
 
 pub(crate) fn time<T>(
@@ -96,8 +95,8 @@ pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     passes(cuda)
 }
 
-/// The kernels of fp8 at GPT-2's and Llama 1B's shapes, and whole passes; docs/kernels.md has what
-/// was estimated for them.
+/// The fp8 kernels at GPT-2's and Llama 1B's shapes, and whole passes; docs/explanation/kernels.md
+/// has estimates.
 pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
     for (inputs, outputs, function, out) in [
         (768, 2304, Activation::None, CudaDtype::Bf16),
@@ -170,7 +169,7 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
     passes(cuda)
 }
 
-/// Random rows of e4m3 with one scale, as norms and GELU write them.
+/// Random e4m3 rows with one scale, like those written by norms and GELU.
 fn e4m3_rows(cuda: &CudaDevice, cols: usize) -> Result<CudaTensor, CudaError> {
     let max_norm = 2.0 * (cols as f32).sqrt();
     let by = CommonScale { scale: e4m3::scale_for(max_norm), max_norm };
@@ -266,8 +265,8 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
     Ok(())
 }
 
-/// `samples` rows for each of `questions` prefixes, with `own` slots of their own, aligned to 16;
-/// and the number of slots.
+/// `samples` rows for each of `questions` prefixes, with `own` unshared slots, aligned to 16; and
+/// the number of slots.
 fn forked_rows(
     questions: usize,
     samples: usize,
@@ -431,7 +430,7 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
 /// A whole pass of GPT-2 124M over single positions of forked rows with dropout, without the LM
 /// head.
 fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
-    // What maps alone read is e4m3 on a device of precision fp8.
+    // Operands read only by maps are e4m3 on a device of precision fp8.
     let (rounded, width, heads, dim, layers) = (cuda.operand_dtype(), 768, 12, 64, 12);
     let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
     let (qkv, out, up, down) =

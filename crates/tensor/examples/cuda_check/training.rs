@@ -61,7 +61,7 @@ const SHAPES: [KernelBenchShape; 2] = [
     },
 ];
 
-/// Heads of 32, 64, 128 and 24.
+/// Shapes with head sizes 32, 64, 128 and 24.
 fn small_shapes() -> Vec<KernelBenchShape> {
     let of = |width: usize, heads: usize| KernelBenchShape {
         name: "small",
@@ -89,7 +89,7 @@ pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     qk_norms(cuda)
 }
 
-/// The norms' backward at the widths of the kernels that no small shape has.
+/// The norms' backward at the widths of kernels that no small shape uses.
 fn wide_norms(cuda: &CudaDevice) -> CheckResult {
     for width in [512, 1280, 2304] {
         let x = random(cuda, 5, width)?;

@@ -1,4 +1,5 @@
-//! The operations that only training has, against naive computations in double precision.
+//! Compares the operations that are only used in training with naive computations in double
+//! precision.
 
 use crate::checks::{KernelCheck, shapes};
 use crate::cuda::args::{CudaDropoutMask, CudaGaussianLoss, CudaQkvTransform};
@@ -13,7 +14,7 @@ use crate::reference::{dropout_factor, rms_head_backward, smooth_l1_group};
 use crate::rng::Site;
 use crate::{CheckResult, numbers, perturbed_rows};
 
-/// Of f32 results of f32 inputs.
+/// Tolerance of f32 results from f32 inputs.
 const TOLERANCE: f64 = 3e-6;
 
 impl KernelCheck {
@@ -122,7 +123,7 @@ impl KernelCheck {
         Ok(())
     }
 
-    /// Gradients of the compute dtype, and of f32 as the last layer has them.
+    /// Gradients in the compute dtype, and in f32 as in the last layer.
     fn qk_norm_backward(&mut self) -> CheckResult {
         let all = [(70, 16, 8, 128), (1100, 4, 2, 32), (9, 2, 1, 13), (5, 2, 1, 256)];
         let elements = |(rows, heads, kv_heads, dim)| rows * (heads + 2 * kv_heads) * dim;

@@ -1,12 +1,12 @@
 //! Attention over spans of KV slots.
 //!
-//! A slot's keys are next to each other, those of all heads, and so are its values: what is a row's
-//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows
-//! that begin with the same slots, as those of one question do, are a group, and the lanes of
-//! registers: these slots are read once for all of them, head by head.
+//! The keys of all heads of a slot are contiguous, and so are its values: a sequence's unshared
+//! slots are mostly in memory, not in the CPU's caches, and are read sequentially. Rows that begin
+//! with the same slots, such as the sequences of one question, form a group and are mapped to the
+//! lanes of registers: the shared slots are read once for all of them, head by head.
 //!
-//! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
-//! result does not depend on which slots hold a sequence, nor on the rows beside it.
+//! Scores are laid out by position, not by slot, and every sum runs in position order, so a result
+//! depends neither on the slots of a sequence nor on the other rows.
 
 use std::ops::Range;
 
@@ -18,16 +18,16 @@ use super::math::{exp, fold_lanes, sum_lanes};
 use crate::Tensor;
 use crate::ops::{AttentionBackward, AttentionSpans, CpuKv, CpuLayerKv, Span};
 
-/// Rows of a group where there are 32 registers of 512 bits, and elsewhere.
+/// Rows of a group with 32 registers of 512 bits, and otherwise.
 const WIDE_GROUP: usize = 16;
 const GROUP: usize = 8;
-/// Fewer rows that begin with the same slots are computed one by one.
+/// Below this number, rows that begin with the same slots are computed individually.
 const LEAST_GROUP: usize = 4;
 /// Slots that are scored together: independent chains of multiply-adds hide each other's latency.
 const TILE: usize = 8;
-/// The parts of a softmax's sum, which are interleaved: scores are padded to a multiple of it.
+/// Number of interleaved partial sums of a softmax: scores are padded to a multiple of it.
 const PARTS: usize = 16;
-/// Rows whose keys and values are stored by one task, at the least.
+/// Minimum rows whose keys and values are stored by one task.
 const ROWS_PER_WRITE: usize = 32;
 
 /// The arguments that are the same for all rows and heads.
@@ -42,7 +42,7 @@ pub(crate) fn write(kv: &mut CpuKv, layer: usize, rows: &[(&Tensor, &[u32])], fi
     let slots = || rows.iter().flat_map(|(_, slots)| slots.iter());
     let (Some(&low), Some(&high)) = (slots().min(), slots().max()) else { return };
     let (width, store) = (kv.kv_heads * kv.head_dim, &mut kv.layers[layer]);
-    // Each task has a range of the slots, and looks for its rows among all.
+    // Each task owns a range of the slots, and searches all rows for those in it.
     let (low, end) = (low as usize, high as usize + 1);
     let tasks = (4 * rayon::current_num_threads()).min(slots().count().div_ceil(ROWS_PER_WRITE));
     let part = (end - low).div_ceil(tasks);
@@ -85,7 +85,7 @@ pub(crate) fn attention(
     });
 }
 
-/// Cuts all rows into single ones and groups of up to `most` that begin with the same slots.
+/// Splits all rows into single ones and groups of up to `most` that begin with the same slots.
 fn groups(spans: &AttentionSpans, most: usize) -> Vec<Range<usize>> {
     let begin = |r: usize| spans.row_spans(r).first().map(|span| span.start);
     let (mut groups, mut first) = (Vec::new(), 0);
@@ -105,7 +105,7 @@ struct GroupCall<'a> {
     q: &'a Tensor,
     kv: &'a CpuKv,
     call: &'a AttentionCall<'a>,
-    rows: Range<usize>, // one, or a group
+    rows: Range<usize>, // a single row, or a group
 }
 
 impl GroupCall<'_> {
@@ -121,13 +121,13 @@ impl GroupCall<'_> {
 /// The slots of the rows of a task.
 struct GroupPlan {
     begin: usize,        // the first of the shared slots
-    shared: usize,       // slots that all rows begin with; 0 for a single row
+    shared: usize,       // leading slots shared by all rows; 0 for a single row
     own: Vec<usize>,     // the other slots, row by row, in the order of positions
     rows: usize,         // those that were added
     tiles: Vec<OwnTile>, // of the own slots
 }
 
-/// Up to [`TILE`] of a row's own slots.
+/// Up to [`TILE`] of a row's unshared slots.
 struct OwnTile {
     row: usize,          // of the task
     at: usize,           // the first slot's position
@@ -161,14 +161,15 @@ impl GroupPlan {
         self.rows += 1;
     }
 
-    /// The positions of the longest row in whole tiles, as a multiple of [`PARTS`].
+    /// Number of positions of the longest row in whole tiles, rounded up to a multiple of
+    /// [`PARTS`].
     fn positions(&self) -> usize {
         let longest = self.tiles.iter().map(|tile| tile.at + TILE).max();
         longest.unwrap_or(0).max(self.shared).max(1).next_multiple_of(PARTS)
     }
 
-    /// The tiles with their slots. When one is reached, the rows of `data` that the next will read
-    /// begin to be fetched.
+    /// The tiles with their slots. When a tile is reached, the rows of `data` of the next one are
+    /// prefetched.
     #[inline(always)]
     fn tiles<'a>(
         &'a self,
@@ -185,13 +186,13 @@ impl GroupPlan {
     }
 }
 
-/// Begins to read numbers into the L2 cache, where the processor has an instruction for it.
+/// Prefetches numbers into the L2 cache, if the CPU has an instruction for it.
 #[inline(always)]
 fn prefetch(data: &[f32]) {
     #[cfg(target_arch = "x86_64")]
     for line in data.chunks(64 / size_of::<f32>()) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: every x86-64 processor has SSE; a prefetch changes nothing that can be seen.
+        // SAFETY: every x86-64 CPU has SSE; a prefetch has no observable effect.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -274,16 +275,17 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
             of.pack_queries(h, &mut queries);
             score_shared::<FUSED, R>(&plan, &queries, keys.head(h), &mut scores);
         }
-        // Beyond a row's last position: nothing.
+        // Positions beyond a row's last one are masked.
         scores[plan.shared..].fill([f32::NEG_INFINITY; R]);
         for (tile, own) in plan.tiles.iter().zip(own.iter().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].first_chunk_mut().expect("positions are whole tiles");
+            let lanes =
+                scores[tile.at..].first_chunk_mut().expect("positions are multiples of a tile");
             let lanes: &mut [[f32; R]; TILE] = lanes;
             (0..TILE).for_each(|b| lanes[b][tile.row] = own[b]);
         }
         scales[h] = softmax::<FUSED, R>(&mut scores, 1.0 / (dim as f32).sqrt());
         for (tile, own) in plan.tiles.iter().zip(own.iter_mut().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].first_chunk().expect("positions are whole tiles");
+            let lanes = scores[tile.at..].first_chunk().expect("positions are multiples of a tile");
             let lanes: &[[f32; R]; TILE] = lanes;
             (0..TILE).for_each(|b| own[b] = lanes[b][tile.row]);
         }
@@ -307,7 +309,7 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
     }
 }
 
-/// A query's scores of up to [`TILE`] slots; those beyond are of the last.
+/// A query's scores of up to [`TILE`] slots; missing slots repeat the last one.
 #[inline(always)]
 fn score_tile<const FUSED: bool>(
     query: &[f32],
@@ -322,7 +324,7 @@ fn score_tile<const FUSED: bool>(
     let (mut scores, mut begun) = ([0.0; TILE], 0);
     #[cfg(target_arch = "x86_64")]
     if FUSED {
-        // SAFETY: on x86-64 what is fused is compiled for processors with AVX2 and FMA.
+        // SAFETY: on x86-64 fused code is compiled for CPUs with AVX2 and FMA.
         (scores, begun) = unsafe { score_fours(query, &k) };
     }
     for i in begun..query.len() {
@@ -333,8 +335,8 @@ fn score_tile<const FUSED: bool>(
     scores
 }
 
-/// Scores eight keys by whole fours of dimensions, which are transposed in registers: compilers
-/// move number by number. Returns how many dimensions that are.
+/// Scores eight keys over groups of four dimensions, which are transposed in registers, because
+/// compilers transpose element by element. Returns the number of processed dimensions.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
@@ -363,7 +365,7 @@ fn score_fours(query: &[f32], k: &[&[f32]; TILE]) -> ([f32; TILE], usize) {
         acc = _mm256_fmadd_ps(_mm256_set1_ps(q[3]), fourth, acc);
     }
     let mut scores = [0.0; TILE];
-    // SAFETY: they are eight numbers.
+    // SAFETY: there are eight numbers.
     unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), acc) };
     (scores, 4 * fours.len())
 }
@@ -377,7 +379,7 @@ fn score_shared<const FUSED: bool, const R: usize>(
     scores: &mut [[f32; R]],
 ) {
     for first in (0..plan.shared).step_by(TILE) {
-        // Where fewer slots are left, the last one is repeated and ignored.
+        // If fewer slots are left, the last one is repeated and its results are ignored.
         let key =
             |b: usize| &keys.row(plan.begin + (first + b).min(plan.shared - 1))[..queries.len()];
         let [k0, k1, k2, k3] = [key(0), key(1), key(2), key(3)];
@@ -407,11 +409,11 @@ fn fma_lanes<const FUSED: bool, const L: usize>(x: f32, row: &[f32; L], acc: [f3
     std::array::from_fn(|l| fma::<FUSED>(x, row[l], acc[l]))
 }
 
-/// Turns the scores of `R` rows (positions) into unnormalised probabilities; returns the factors
-/// that normalise them.
+/// Converts the scores of `R` rows (positions) to unnormalized probabilities; returns the
+/// normalization factors.
 ///
-/// A row's sum is in sixteen interleaved parts, as in [`sum_lanes`]; positions that it does not
-/// have add 0.
+/// A row's sum is split into sixteen interleaved parts, as in [`sum_lanes`]; positions that a row
+/// does not have add 0.
 #[inline(always)]
 fn softmax<const FUSED: bool, const R: usize>(scores: &mut [[f32; R]], scale: f32) -> [f32; R] {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -433,7 +435,7 @@ fn reduce<const R: usize>(
     neutral: f32,
     f: impl Fn(f32, f32) -> f32,
 ) -> [f32; R] {
-    // By registers of sixteen numbers: `R` of them are sixteen positions.
+    // Process registers of sixteen numbers: `R` of them are sixteen positions.
     let registers = scores.as_flattened().as_chunks::<PARTS>().0;
     let mut parts = [[neutral; PARTS]; R];
     for (i, part) in parts.iter_mut().enumerate() {
@@ -465,7 +467,7 @@ struct SharedSums<'a, const R: usize> {
 }
 
 impl<const R: usize> SharedSums<'_, R> {
-    /// Writes a head of all rows.
+    /// Writes one head of all rows.
     #[inline(always)]
     fn write<const FUSED: bool>(&self, wide: bool, out: &mut [f32]) {
         let (dim, mut column) = (self.values.rows.dim, 0);
@@ -555,8 +557,8 @@ fn add_columns<const FUSED: bool, const W: usize>(
     *out = acc;
 }
 
-/// See [`crate::ops::attention_backward`]. Key heads are parallel tasks, since they share no
-/// gradients; each takes its rows in order. Both gradients are (kv_heads, slots, head_dim).
+/// See [`crate::ops::attention_backward`]. Key heads are parallel tasks, because they share no
+/// gradients; each processes its rows in order. Both gradients are (kv_heads, slots, head_dim).
 pub(crate) fn attention_backward(
     isa: Isa,
     of: &AttentionBackward<'_>,

@@ -1,5 +1,5 @@
-//! LayerNorm and RMSNorm: sums in sixteen fixed lanes, so that a row's result depends on the row
-//! alone.
+//! LayerNorm and RMSNorm: sums in sixteen fixed lanes, so that a row's result depends only on that
+//! row.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::math::sum_lanes;
 use crate::Tensor;
 use crate::ops::CpuNorm;
 
-/// Rows of one partial sum of the parameters' gradients, whatever the number of threads.
+/// Rows per partial sum of the parameters' gradients, independent of the number of threads.
 const GRAD_CHUNK_ROWS: usize = 64;
 
 /// See [`crate::ops::norm`].
@@ -24,7 +24,7 @@ pub(crate) fn norm(isa: Isa, x: &Tensor, by: &CpuNorm, out: &mut Tensor) {
     );
 }
 
-/// Normalises each head of `columns` in place; a head is as wide as the norm.
+/// Normalizes each head of `columns` in place; the head size is the norm's width.
 pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &CpuNorm, columns: Range<usize>) {
     let (width, head) = (x.cols(), by.scale.len());
     x.data_mut().par_chunks_mut(width).with_min_len(8).for_each(|row| {

@@ -63,7 +63,7 @@ pub(crate) fn project_qkv(
     Ok(qkv)
 }
 
-/// Normalises and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
+/// Normalizes and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
 /// are written in place, keys and values to their slots of `kv`.
 pub(crate) fn rope_and_cache(
     qkv: &mut CudaTensor,
@@ -168,8 +168,8 @@ pub(crate) fn rope_and_cache(
     unsafe { qkv.cuda().launch("rope_and_cache_any", config, arguments) }
 }
 
-/// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values' from
-/// the rows' slots, and rotates queries' and keys' back.
+/// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values'
+/// gradients from the rows' slots, and rotates the gradients of queries and keys back.
 pub(crate) fn rope_and_cache_backward(
     dqkv: &mut CudaTensor,
     transform: CudaQkvTransform<'_>,
@@ -229,14 +229,14 @@ pub(crate) fn rope_and_cache_backward(
     }
 }
 
-/// The widest head of `qk_norm_backward`, as in qkv.cu.
+/// Maximum head size of `qk_norm_backward`, as in qkv.cu.
 const MAX_HEAD_DIM: usize = 256;
-/// Blocks of `qk_norm_backward`: enough to fill a GPU, few enough that adding their partial sums is
-/// cheap.
+/// Maximum blocks of `qk_norm_backward`: enough to fill a GPU, few enough that adding their partial
+/// sums is cheap.
 const MAX_BLOCKS: usize = 1024;
 
-/// Takes the gradients of the normalised queries and keys of dqkv, of any dtype, back through the
-/// norms of qkv, of any dtype, in place; adds those of the scales to dscales.
+/// Back-propagates the gradients of the normalized queries and keys in dqkv, of any dtype, through
+/// the norms of qkv, of any dtype, in place; adds those of the scales to dscales.
 pub(crate) fn qk_norm_backward(
     qkv: &CudaTensor,
     transform: CudaQkvTransform<'_>,

@@ -6,8 +6,8 @@ use super::memory::DeviceBuffer;
 use super::{CudaDtype, CudaError, CudaTensor};
 use crate::params::MIN_STD;
 
-/// Elements of a block's part of a group, a multiple of four: so many parts that the groups of a
-/// few layers fill a GPU, so few that a block can sum over all of its group's.
+/// Elements of a block's part of a group, a multiple of four: enough parts that the groups of a few
+/// layers fill a GPU, few enough that a block can sum over all parts of its group.
 const ELEMENTS_PER_PART: usize = 1 << 12;
 
 /// The loss of each group (groups, 1), and the student's gradient times the weight, all of f32.

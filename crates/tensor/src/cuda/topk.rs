@@ -12,13 +12,13 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, fp8};
 use crate::params::TokenDraw;
 use crate::rng::{Site, site_word};
 
-/// Bytes of logits in memory at a time.
+/// Maximum bytes of logits in memory at a time.
 const CHUNK_BYTES: usize = 512 << 20;
-/// The most tokens of a mixture, as in topk.cu.
+/// Maximum tokens of a mixture, as in topk.cu.
 pub(crate) const MAX_K: usize = 64;
 
-/// A token for each row of x (rows, inputs) and its log-probability: on the GPU, and being written
-/// to the host.
+/// A token for each row of x (rows, inputs) and its log-probability: on the GPU, and asynchronously
+/// copied to the host.
 #[derive(Debug)]
 pub(crate) struct PendingRowTokens {
     words: RowWords, // index << 32 | bits of the log-probability
@@ -27,8 +27,8 @@ pub(crate) struct PendingRowTokens {
 }
 
 impl PendingRowTokens {
-    /// Queues the argmax of `x W + b` for each row, the lowest index among equals. NaN never wins;
-    /// a row of nothing but NaN gives 0.
+    /// Queues the argmax of `x W + b` for each row, the lowest index of a tie. NaN is ignored; a
+    /// row of only NaN gives 0.
     pub(crate) fn launch(x: &CudaTensor, map: &CudaLinear) -> Result<Self, CudaError> {
         let words = RowWords::new(x.cuda(), x.rows())?;
         let host = ReadbackBuffer::new(x.cuda(), x.rows())?;
@@ -36,8 +36,8 @@ impl PendingRowTokens {
         Ok(Self { words, outputs: map.outputs(), readback: host.submitted()? })
     }
 
-    /// Queues a token from softmax(x W + b) for each row, sampled as its draw says; the argmax
-    /// where there is none.
+    /// Queues a token from softmax(x W + b) for each row, sampled according to its draw; the argmax
+    /// if it has none.
     pub(crate) fn sample(
         x: &CudaTensor,
         map: &CudaLinear,
@@ -75,18 +75,18 @@ impl PendingRowTokens {
         self.words.rows
     }
 
-    /// Every index is below this.
+    /// Exclusive upper bound of the indices.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// The device address of the first index; the others follow every 8 bytes.
+    /// The device address of the first index; the stride is 8 bytes.
     pub(crate) fn indices(&self) -> u64 {
         self.words.at(0) + 4
     }
 }
 
-/// Writes a word for each row to device memory and to the host's.
+/// Writes a word per row to device memory and to host memory.
 fn argmax_rows(
     x: &CudaTensor,
     map: &CudaLinear,

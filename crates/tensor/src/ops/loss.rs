@@ -6,7 +6,7 @@ use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) of
 /// f32. Unlike [`linear`](super::linear) it may pad the rows on a GPU, where a GEMM of rows of an
-/// odd width is slow, so the result is for [`cross_entropy`] alone.
+/// odd width is slow, so the result may only be passed to [`cross_entropy`].
 pub fn logits(
     device: &Device,
     x: &Tensor,

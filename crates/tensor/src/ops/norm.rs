@@ -21,7 +21,7 @@ enum NormStorage {
 pub(crate) struct CpuNorm {
     pub(crate) eps: f32,
     pub(crate) scale: Vec<f32>,         // (width)
-    pub(crate) shift: Option<Vec<f32>>, // (width) of a LayerNorm; none of an RMSNorm
+    pub(crate) shift: Option<Vec<f32>>, // (width) for LayerNorm; `None` for RMSNorm
 }
 
 impl Normalization {
@@ -53,7 +53,7 @@ impl Normalization {
         }))
     }
 
-    /// The width of the rows that it normalises.
+    /// The width of the rows that it normalizes.
     pub fn width(&self) -> usize {
         match &self.0 {
             NormStorage::Cpu(norm) => norm.scale.len(),
@@ -61,7 +61,7 @@ impl Normalization {
         }
     }
 
-    /// Replaces the parameters, (1, width) each of f32 on the device: a scale, and a shift for a
+    /// Replaces the parameters, f32 of shape (1, width) on the device: a scale, and a shift for
     /// LayerNorm.
     pub fn assign(
         &mut self,
@@ -110,7 +110,7 @@ impl Normalization {
     }
 }
 
-/// Normalises each row of x (rows, width) into out (rows, width).
+/// Normalizes each row of x (rows, width) into out (rows, width).
 pub fn norm(
     device: &Device,
     x: &Tensor,
@@ -141,8 +141,8 @@ pub struct LearnedPositions<'a> {
     pub positions: &'a Indices,
 }
 
-/// The start of a pass: adds position embeddings, if there are any, to x (rows, width), returns the
-/// sum and normalises its rows into out (rows, width).
+/// The start of a pass: adds position embeddings, if any, to x (rows, width), returns the sum and
+/// writes its normalized rows to out (rows, width).
 pub fn add_positions_norm(
     device: &Device,
     mut x: Tensor,
@@ -184,7 +184,7 @@ pub fn add_positions_norm(
     Ok(x)
 }
 
-/// The arguments of [`norm_backward`] that it reads.
+/// The read-only arguments of [`norm_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct NormBackward<'a> {
     /// The norm's input. (rows, width)

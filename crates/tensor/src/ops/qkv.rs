@@ -33,7 +33,7 @@ impl Rope {
     }
 }
 
-/// What is done to queries and keys between their projection and attention.
+/// The operations on queries and keys between projection and attention.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvTransform<'a> {
     /// Query heads.
@@ -45,7 +45,7 @@ pub struct QkvTransform<'a> {
 }
 
 impl<'a> QkvTransform<'a> {
-    /// Normalises and rotates the queries and keys of qkv on a processor.
+    /// Normalizes and rotates the queries and keys of qkv on a CPU.
     fn apply(
         self,
         device: &Device,
@@ -78,7 +78,7 @@ impl<'a> QkvTransform<'a> {
     }
 }
 
-/// The QKV projection of a layer, and what follows it.
+/// The QKV projection of a layer, and the following transformation.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvProjection<'a> {
     /// inputs -> (heads + 2 kv_heads) * head_dim
@@ -108,15 +108,15 @@ impl SlotMapping {
 pub struct QkvRows<'a> {
     /// (rows, inputs)
     pub x: &'a Tensor,
-    /// Of these rows.
+    /// Positions and slots of these rows.
     pub slot_mapping: &'a SlotMapping,
     /// Becomes (rows, (heads + 2 kv_heads) * head_dim).
     pub qkv: &'a mut Tensor,
 }
 
-/// `qkv = x W + b` of the compute dtype, then [`rope_and_cache`], for all parts of a pass. Only the
-/// queries of qkv, its first columns, may be read: a fused kernel writes keys and values to the
-/// store alone. A processor computes the parts side by side.
+/// `qkv = x W + b` in the compute dtype, then [`rope_and_cache`], for all parts of a pass. Only the
+/// queries of qkv, its first columns, may be read: a fused kernel writes keys and values only to
+/// the store. A CPU computes the parts in parallel.
 pub fn project_qkv(
     device: &Device,
     mut parts: Vec<QkvRows<'_>>,
@@ -143,7 +143,7 @@ pub fn project_qkv(
     Ok(())
 }
 
-/// Normalises and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
+/// Normalizes and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
 /// queries in place, keys into their slots of the store, together with the values.
 pub fn rope_and_cache(
     device: &Device,
@@ -171,8 +171,8 @@ pub fn rope_and_cache(
 
 /// The backward of [`rope_and_cache`]: dqkv (rows, (heads + 2 kv_heads) * head_dim), whose first
 /// columns are the queries' gradients, becomes the gradient of the projection's result. The keys'
-/// and values' gradients come from the rows' slots. With QK norms it becomes that of their results:
-/// [`qk_norm_backward`] goes on from there.
+/// and values' gradients come from the rows' slots. With QK norms it becomes the gradient of their
+/// results, the input of [`qk_norm_backward`].
 pub fn rope_and_cache_backward(
     device: &Device,
     dqkv: &mut Tensor,

@@ -42,16 +42,16 @@ pub fn smooth_l1(
     }
 }
 
-/// The arguments of [`gaussian_loss`] that it reads.
+/// The read-only arguments of [`gaussian_loss`].
 #[derive(Clone, Copy, Debug)]
 pub struct GaussianLoss<'a> {
     /// The mean of each element. (rows, columns) of f32
     pub mean: &'a Tensor,
     /// The logarithm of its standard deviation. (rows, columns) of f32
     pub log_std: &'a Tensor,
-    /// Standard normal numbers that were drawn. (rows, columns) of f32
+    /// The sampled standard normal numbers. (rows, columns) of f32
     pub noise: &'a Tensor,
-    /// What the samples should have been. (rows, columns) of f32
+    /// The targets of the samples. (rows, columns) of f32
     pub target: &'a Tensor,
     /// The factor of the gradients.
     pub weight: f32,

@@ -120,7 +120,7 @@ fn linear_equals_the_naive_product() {
         (400, 20, 40),
         (21, 1024, 33),
     ];
-    // Miri takes seconds for each multiplication of small matrices.
+    // Miri takes seconds for each product of small matrices.
     for (rows, inputs, outputs) in sizes.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
         let (x, w, bias) =
             (matrix(rows, inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
@@ -211,7 +211,7 @@ fn fused_instruction_sets_agree_to_the_bit() {
     for result in fused.map(result) {
         let bits = result.data().iter().map(|x| u64::from(x.to_bits()));
         let digest = bits.fold(0, |hash: u64, x| (hash ^ x).wrapping_mul(0x0100_0000_01b3));
-        // One number for all processors, so that those of another kind are compared too.
+        // A size for all CPUs, so that those of other kinds are covered too.
         assert_eq!(digest, 0x07be_fe1d_19a4_963f);
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct LayerBackward<'a> {
 }
 
 impl<'a> LayerBackward<'a> {
-    /// The backward of a layer that was fed `x`, from the gradient `dy` of its result.
+    /// The backward of a linear layer with input `x`, from the gradient `dy` of its output.
     fn linear<'x>(
         &self,
         x: &'x Tensor,
@@ -37,8 +37,8 @@ impl<'a> LayerBackward<'a> {
         LinearBackward { input, dy, dtype }
     }
 
-    /// The backward of the MLP and its norm. `dx` holds the gradient of the residual stream after
-    /// the MLP, and on return that before it.
+    /// The backward of the MLP and its norm. `dx` contains the gradient of the residual stream
+    /// after the MLP, and on return that before it.
     pub(super) fn mlp(
         &mut self,
         dropout: &ChunkDropout,

@@ -1,5 +1,5 @@
-//! A segment's forward pass, layer by layer, with what its backward needs: all activations, or the
-//! layers' inputs and the recomputation of the rest.
+//! A segment's forward pass, layer by layer, with the data for its backward: all activations, or
+//! only the layers' inputs and the recomputation of the rest.
 
 use std::borrow::Cow;
 
@@ -40,13 +40,13 @@ pub(super) struct BlockInputGradients {
     pub(super) gradients: Vec<Tensor>, // (rows, width) per block
 }
 
-/// What a layer keeps for its backward.
+/// The data that a layer stores for its backward.
 #[derive(Debug)]
 pub(super) enum SavedLayer {
-    /// Everything that its backward reads.
+    /// All activations that its backward reads.
     Activations(Box<LayerActivations>),
     /// Its input (rows, width); the rest is recomputed. Never the last layer, whose other
-    /// activations have the output rows only and whose backward comes first.
+    /// activations contain the output rows only and whose backward comes first.
     Input(Tensor),
 }
 
@@ -61,7 +61,7 @@ impl SavedLayer {
 }
 
 /// The activations that a layer's backward reads. In the last layer `qkv` and everything after it
-/// have the output rows only; `raw_qkv` has all rows, whose keys others attend to.
+/// have the output rows only; `raw_qkv` has all rows, because other rows attend to their keys.
 #[derive(Debug, Default)]
 pub(super) struct LayerActivations {
     pub(super) x: Tensor, // (rows, width): the residual stream at the layer's input
@@ -109,8 +109,8 @@ impl Segment {
         })
     }
 
-    /// The hidden states of some rows at the input of every block, (rows, width) each: those that
-    /// transformers calls `hidden_states`, without the last.
+    /// The hidden states of some rows at the input of every block, (rows, width) each:
+    /// `hidden_states` in transformers, without the last.
     pub fn block_inputs(
         &self,
         device: &Device,
@@ -119,7 +119,7 @@ impl Segment {
         self.layers.iter().map(|layer| ops::select(device, [layer.x()], rows)).collect()
     }
 
-    /// Has the backward add the gradients of a loss on [`Self::block_inputs`].
+    /// Makes the backward add the gradients of a loss on [`Self::block_inputs`].
     pub fn set_input_gradients(
         &mut self,
         device: &Device,
@@ -188,12 +188,13 @@ pub(super) struct Recomputation<'a> {
     pub(super) attention: &'a AttentionMetadata<'static>,
     pub(super) dropout: &'a ChunkDropout,
     pub(super) adapter_dropout: &'a ChunkDropout,
-    /// One layer with the cache's slots, for recomputed keys and values, which no one reads.
+    /// A one-layer KV store with the cache's slots, for recomputed keys and values, which nothing
+    /// reads.
     pub(super) scratch: Option<KvStore>,
 }
 
 impl Recomputation<'_> {
-    /// The activations of a layer: those that were kept, or recomputed ones.
+    /// The activations of a layer: stored or recomputed.
     pub(super) fn activations(
         &mut self,
         decoder: &Decoder,
@@ -224,7 +225,8 @@ impl Recomputation<'_> {
     }
 }
 
-/// The rows of a pass with the dropout of adapters' inputs: the keys of the pass's own dropout.
+/// The rows of a pass with the dropout of adapters' inputs, which uses the keys of the pass's
+/// dropout.
 fn adapter_rows(dropout: Option<Dropout<'_>>, p: f32) -> Option<Vec<Option<RowPerturbation>>> {
     let Some(Dropout::Sampled(rows)) = dropout.filter(|_| p > 0.0) else { return None };
     let of = |row: RowPerturbation| RowPerturbation { strength: p, sites: SiteSet::LORA, ..row };
@@ -249,8 +251,7 @@ impl<'a> LayerForward<'a> {
         AdapterInput { x, mask: self.adapter_dropout.mask(self.layer, site) }
     }
 
-    /// The QKV projection, whose result before QK norms, if there are any, is kept for their
-    /// backward.
+    /// The QKV projection. Its result before QK norms, if any, is stored for their backward.
     fn project_qkv(
         &self,
         saved: &mut LayerActivations,
@@ -272,8 +273,8 @@ impl<'a> LayerForward<'a> {
         ops::rope_and_cache(device, qkv, transform, kv, slots)
     }
 
-    /// Attention and what follows it, up to the output projection of the MLP. `x` is the residual
-    /// stream at the layer's input, and on return that after attention.
+    /// Attention and the rest of the layer up to the output projection of the MLP. `x` is the
+    /// residual stream at the layer's input, and on return that after attention.
     fn attend(
         &self,
         saved: &mut LayerActivations,
@@ -333,7 +334,7 @@ impl<'a> LayerForward<'a> {
         self.residual_norm(&self.params.mlp_out, Site::LoraMlpOut, of, x, normed)
     }
 
-    /// [`ops::linear_residual_norm`], an unmerged adapter included.
+    /// [`ops::linear_residual_norm`], including an unmerged adapter.
     fn residual_norm(
         &self,
         params: &LinearParameters,

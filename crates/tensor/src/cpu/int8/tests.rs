@@ -33,8 +33,8 @@ fn every_instruction_set_gives_the_same_bits_near_the_exact_product() {
         for (i, got) in expected.iter().enumerate() {
             let (r, j) = (i / outputs, i % outputs);
             let exact: f32 = (0..inputs).map(|k| x[r * inputs + k] * w[k * outputs + j]).sum();
-            // Each factor is off by at most half a step, which is the largest number by 127; a
-            // rotation makes that at most four times as large.
+            // The error of each factor is at most half a step, which is the largest number divided
+            // by 127; a rotation makes that at most four times as large.
             let tolerance = 4.0 * inputs as f32 / 127.0;
             assert!((got - exact).abs() <= tolerance, "{got} for {exact}");
         }
@@ -44,7 +44,7 @@ fn every_instruction_set_gives_the_same_bits_near_the_exact_product() {
 #[test]
 fn the_largest_sums_do_not_overflow_or_saturate() {
     let inputs = 4096;
-    // Ones once they are rotated: every rounded number is the largest that there is.
+    // All ones once rotated: every rounded number is the largest one.
     let mut x = vec![1.0; inputs];
     rotate(Isa::detect(), &mut x);
     let weights = Int8Weights::new(inputs, 16, |k, j| if j % 2 == 0 { x[k] } else { -x[k] });
@@ -93,14 +93,14 @@ fn columns_come_back_rounded() {
 
 #[test]
 fn a_few_large_numbers_do_not_coarsen_the_others() {
-    // As a row after GELU: one number in 61 is thirty times the others.
+    // Like a row after GELU: one number in 61 is thirty times the others.
     let (inputs, outputs) = (1024, 64);
     let mut x = numbers(inputs, 6);
     x.iter_mut().step_by(61).for_each(|x| *x *= 30.0);
     let w = numbers(inputs * outputs, 7);
     let weights = Int8Weights::new(inputs, outputs, |k, j| w[k * outputs + j]);
     let got = product(ByteKernel::Portable, &x, &weights);
-    // What the row alone would lose if it were rounded as it is.
+    // The error without rotation.
     let step = x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / LIMIT;
     let rounded: Vec<f32> = x.iter().map(|x| (x / step).round() * step).collect();
     let times = |x: &[f32], j: usize| -> f32 {

@@ -1,4 +1,4 @@
-//! Micro-kernels of x86-64: AVX-512 and AVX2.
+//! Micro-kernels for x86-64: AVX-512 and AVX2.
 
 use super::{
     GemmTask, MAX_TILE, OutputTile, PANEL, PackedTile, TileCall, TileEpilogue, TileRows, by_size,
@@ -6,8 +6,8 @@ use super::{
 };
 use std::arch::x86_64::*;
 
-/// Rows of a panel that are fetched ahead of their use: the hardware's own prefetching stops at
-/// every page and starts late in the next.
+/// Prefetch distance in rows of a panel: the hardware prefetcher stops at every page and starts
+/// late in the next.
 const AHEAD: usize = 16;
 
 /// # Safety
@@ -178,7 +178,7 @@ pub(super) unsafe fn pack_avx2(tile: &mut PackedTile<'_>, rows: TileRows<'_>) ->
     let TileRows { data, count, stride } = rows;
     assert!(count <= height && height <= LANES && tile.values.len() == inputs * height);
     assert!(count == 0 || (count - 1) * stride + inputs <= data.len());
-    // A whole register is stored for each input, and the next one's overwrites what is beyond its
+    // A whole register is stored for each input, and the next store overwrites the part beyond its
     // rows; so the last inputs are left to the caller.
     let whole = inputs.saturating_sub(LANES) / LANES * LANES;
     for k in (0..whole).step_by(LANES) {

@@ -19,7 +19,7 @@ fn present() -> Vec<SplitKernel> {
     kernels
 }
 
-/// Numbers from -1 to 1 with all bits of a significand.
+/// Numbers from -1 to 1 with full significands.
 fn numbers(count: usize, salt: u64) -> Vec<f32> {
     let bits = |i: u64| (i + salt * 104_729).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     (0..count as u64).map(|i| bits(i) as f32 / (1 << 23) as f32 - 1.0).collect()
@@ -38,8 +38,8 @@ fn parts_add_up_to_their_number() {
     }
 }
 
-/// In units of the sum of the products' magnitudes a chain of n multiply-adds of f32 is off by up
-/// to n 2^-24; these sums are shorter.
+/// In units of the sum of the products' magnitudes, the error of a chain of n f32 multiply-adds is
+/// up to n 2^-24; these sums are shorter.
 #[test]
 fn products_are_those_of_f32() {
     for (rows, inputs, outputs) in

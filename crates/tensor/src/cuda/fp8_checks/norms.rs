@@ -1,10 +1,10 @@
-//! Norms, SwiGLU, and the maps that end at the residual stream.
+//! Checks of norms, SwiGLU, and maps that are fused with the residual stream.
 
 use super::*;
 
 impl Fp8Checks<'_> {
-    /// Compares a norm's results as e4m3 with those in f32 (rows, cols) that they should be the
-    /// rounding of: each within half a step, and within the bounds that its scale stands for.
+    /// Compares a norm's e4m3 results with those in f32 (rows, cols), of which they should be the
+    /// rounding: each within half a step, and within the bounds implied by its scale.
     fn compare_rounded(
         &mut self,
         name: &str,
@@ -28,8 +28,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// `add_norm_*_2` of e4m3 against that in f32, whose other checks are `cuda_check`'s: the
-    /// stream to the bit, the norm to half a step.
+    /// Compares `add_norm_*_2` in e4m3 with that in f32, whose other checks are in `cuda_check`:
+    /// the stream to the bit, the norm to half a step.
     pub(super) fn norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [
             (1, 16),
@@ -71,7 +71,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// `add_norm_*_0` and `_1` of e4m3: plain norms, and learned positions.
+    /// `add_norm_*_0` and `_1` in e4m3: plain norms, and learned positions.
     pub(super) fn positions_and_plain_norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [(37, 768), (129, 2048), (3, 4096)] {
             let x = self.upload(rows, cols, &numbers(rows * cols, 17))?;
@@ -96,7 +96,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Against the rounding of `swiglu`'s own bf16 results, but for the last digit of these.
+    /// Compares with the rounding of `swiglu`'s bf16 results, except for their last digit.
     pub(super) fn swiglu(&mut self) -> Result<(), CudaError> {
         for (rows, n) in [(1, 16), (37, 208), (129, 3072), (65, 8192), (2, 16384)] {
             let gates: Vec<f32> = numbers(rows * 2 * n, 21);
@@ -128,9 +128,10 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Attention's result into the stream: of 768 outputs as bf16, of 2048 rounded to e4m3 first;
-    /// and the MLP's, which is e4m3. Whole numbers: the stream is exact but for bf16's rounding,
-    /// which fused kernels do not have. Results in all dtypes, against the norm of the stream.
+    /// Attention's result added to the stream: with 768 outputs as bf16, with 2048 rounded to e4m3
+    /// first; and the MLP's result, which is e4m3. Integers: the stream is exact except for bf16
+    /// rounding, which fused kernels do not have. Results in all dtypes are compared with the norm
+    /// of the stream.
     pub(super) fn residual(&mut self) -> Result<(), CudaError> {
         for (rows, depth, width, is_e4m3) in [
             (37, 768, 768, false),
@@ -199,8 +200,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Dropout in the fused kernels against a product in f32 and `add_norm`, into a stream that is
-    /// not empty, with either norm.
+    /// Compares dropout in the fused kernels with a product in f32 and `add_norm`, added to a
+    /// stream that is not zero, with either norm.
     fn fused_dropout(&mut self) -> Result<(), CudaError> {
         let width = 768;
         for (rows, depth, is_e4m3, is_rms) in [

@@ -1,10 +1,10 @@
-//! Products and what is fused into them: bias, GELU, keys and values, argmax.
+//! Checks of products and their fused epilogues: bias, GELU, keys and values, argmax.
 
 use super::*;
 
 impl Fp8Checks<'_> {
-    /// STORE with whole numbers: to the bit, with and without a bias, from one row on, at depths
-    /// and outputs that end inside of a tile.
+    /// STORE with integers: to the bit, with and without a bias, from one row on, at depths and
+    /// outputs that end inside a tile.
     pub(super) fn exact_products(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs) in [
             (1, 16, 8),
@@ -47,8 +47,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// STORE with Gaussian numbers against exact sums of the same codes: bf16's rounding (1.1e-3 of
-    /// the root mean square) and that of the tensor cores' sums.
+    /// STORE with Gaussian numbers compared with exact sums of the same codes: the rounding of bf16
+    /// (1.1e-3 of the root mean square) and of the tensor cores' sums.
     pub(super) fn rounded_products(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs, tolerance) in
             [(129, 768, 2304, 3e-3), (129, 3072, 768, 5e-3), (129, 8192, 2048, 8e-3)]
@@ -72,7 +72,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The results' scale, each result to half a step and what f16 is off by.
+    /// The scale of the results, and each result to half a step plus the error of f16.
     pub(super) fn gelu(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs) in
             [(1, 768, 3072), (37, 144, 208), (129, 768, 3072), (4090, 768, 3072)]
@@ -90,7 +90,7 @@ impl Fp8Checks<'_> {
             let (bounds, picked) = (common_scale(depth, &x), picked_rows(rows));
             let bound = 1.13 * bounds.max_norm * common_scale(depth, &w).max_norm + largest(&bias);
             let name = format!("gemm_fp8_gelu {rows} x {depth} -> {outputs}");
-            // The bound may be the last digit's rounding away from the next power of two.
+            // The bound may be within rounding of the next power of two.
             let near = [0.999_99, 1.000_01].map(|by| e4m3::scale_for(bound * by));
             let scale = out.common_scale().map_or(f32::NAN, |by| by.scale);
             let what = format!("{scale}, should be of {near:?}");
@@ -108,8 +108,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Weights so large that results might leave f16's range, and rows with a scale for each: GELU
-    /// is computed in f32.
+    /// Weights so large that results might exceed f16's range, and rows with a scale each: GELU is
+    /// computed in f32.
     pub(super) fn gelu_without_a_bound(&mut self) -> Result<(), CudaError> {
         let (rows, depth, outputs) = (37, 144, 208);
         let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 64.0).collect();
@@ -184,13 +184,13 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The argmax of logits with many ties, to the token; its log-probability.
+    /// The argmax of logits with many ties, which must match exactly, and its log-probability.
     pub(super) fn greedy_tokens(&mut self) -> Result<(), CudaError> {
         for (rows, depth, vocab) in [(1, 768, 50257), (37, 144, 1003), (300, 768, 5003)] {
             if rows * depth * vocab > self.max_work {
                 continue;
             }
-            // Without the rows' powers of two, so that logits are whole numbers.
+            // Without the rows' powers of two, so that logits are integers.
             let plain = |n: usize, salt: u64| -> Vec<f32> {
                 numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect()
             };

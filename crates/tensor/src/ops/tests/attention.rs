@@ -1,4 +1,4 @@
-//! Attention, and what happens to queries, keys and values before it.
+//! Tests of attention, and of the preceding operations on queries, keys and values.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn run_attention(
     out.to_host().unwrap()
 }
 
-/// Attention by its definition, in f64.
+/// Naive attention in f64.
 fn naive_attention(q: &[f32], kv: &Tensor, shape: HeadShape, slots: &[usize]) -> Vec<f32> {
     let HeadShape { kv_heads, dim, heads } = shape;
     let mut out = vec![0.0f64; heads * dim];
@@ -106,8 +106,8 @@ fn attention_does_not_depend_on_slots() {
     }
 }
 
-/// Queries are normalised and rotated in place; keys are too, which shows in attention over more
-/// than one slot.
+/// Queries are normalized and rotated in place; so are keys, which affects attention over more than
+/// one slot.
 #[test]
 fn qk_norm_and_rope_are_applied_before_attention() {
     let (heads, kv_heads, dim, rows) = (4, 2, 8, 5);

@@ -1,4 +1,4 @@
-//! Each backward against central finite differences of its forward, on every device.
+//! Compares each backward with central finite differences of its forward, on every device.
 //!
 //! The forward is f32, so a difference over a step h has an error of about 1e-7 / h; with h near
 //! 1e-2 and a smooth function the rounding and truncation errors are both near 1e-4 of the largest
@@ -506,8 +506,8 @@ impl AttentionCase {
     }
 }
 
-/// Rows that share a prefix and rows with spans of their own, contiguous and scattered; a row
-/// attends to others of the same pass.
+/// Rows that share a prefix and rows with unshared spans, contiguous and scattered; a row attends
+/// to others of the same pass.
 fn attention_cases() -> Vec<AttentionCase> {
     let spans: Vec<Vec<(u32, u32)>> = vec![
         vec![(0, 20), (32, 1)],

@@ -1,7 +1,7 @@
-//! Gradients, and linear maps of many rows, in bf16 on a GPU against the CPU's f32, from the same
-//! rounded inputs.
+//! Compares gradients, and linear maps of many rows, in bf16 on a GPU with the CPU's f32, from the
+//! same rounded inputs.
 //!
-//! What differs is the rounding of results, and of probabilities inside attention, by 2^-9 each:
+//! They differ by the rounding of results, and of probabilities inside attention, by 2^-9 each:
 //! errors are below one percent of the root mean square.
 
 use super::*;
@@ -148,9 +148,9 @@ fn attention_gradients_in_bf16_match_the_cpu() {
     }
 }
 
-/// Linear maps of so many rows and outputs that they take the Hopper GEMM, in shapes that are no
-/// multiple of its tiles: each activation, then queries, keys and values in attention, where every
-/// row attends to its own slot and to those of the first rows.
+/// Linear maps with enough rows and outputs for the Hopper GEMM, in shapes that are not multiples
+/// of its tiles: each activation, then queries, keys and values in attention, where every row
+/// attends to its own slot and to those of the first rows.
 #[test]
 fn linear_of_many_rows_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -204,8 +204,8 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
     }
 }
 
-/// So many rows that SMs run several CTAs in turn, over prefixes of more units than are in flight
-/// at a time. Rows' own spans overlap, which is fine for reading.
+/// Enough rows that SMs run several CTAs in sequence, over prefixes of more units than are in
+/// flight at a time. The unshared spans of rows overlap, which is fine for reading.
 #[test]
 fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -238,9 +238,8 @@ fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
     }
 }
 
-/// So many rows that Hopper's fused kernel runs, whose CTAs exchange statistics through the
-/// mailbox; several times, so that a CTA that takes an earlier launch's statistics for its own
-/// would show.
+/// Enough rows for Hopper's fused kernel, whose CTAs exchange statistics through the mailbox;
+/// repeated, to detect a CTA that uses an earlier launch's statistics.
 #[test]
 fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };

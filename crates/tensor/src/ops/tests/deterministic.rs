@@ -1,18 +1,17 @@
-//! On a GPU that was opened as deterministic a row's result is the same to the bit whatever the
-//! rows beside it, their number and its place among them, in both precisions. On the CPU the same
-//! holds without asking.
+//! On a GPU opened as deterministic, a row's result is independent, to the bit, of the other rows,
+//! their number and its position among them, in both precisions. On the CPU this always holds.
 //!
-//! Every operation that is missed is printed before a test fails.
+//! Every differing operation is printed before a test fails.
 
 use std::ops::Range;
 
 use super::*;
 use crate::DeviceError;
 
-/// Rows enough for every kernel that is only used for many.
+/// Enough rows for kernels that are only used for many.
 pub(super) const ROWS: usize = 2304;
 
-/// Parts of them: few and many, which begin at other places of a tile.
+/// Ranges of these rows: few and many, starting at different offsets within a tile.
 fn parts() -> [Range<usize>; 7] {
     [0..1, 7..12, 100..116, 1..130, 200..500, 1000..2100, 1..ROWS]
 }
@@ -29,7 +28,7 @@ fn invariant_devices() -> Vec<Device> {
     all
 }
 
-/// What differed.
+/// The operations that differed.
 #[derive(Default)]
 pub(super) struct Misses(Vec<String>);
 
@@ -72,7 +71,7 @@ impl Misses {
     }
 }
 
-/// Rows of a matrix on the device, as maps multiply them.
+/// Rows of a matrix on the device, as inputs of maps.
 fn some(device: &Device, x: &Tensor, rows: Range<usize>) -> Tensor {
     let (x, mut out) = (upload(device, &x.select(rows)), Tensor::default());
     dropout(device, &x, None, OutputDtype::Compute, &mut out).unwrap();
@@ -87,7 +86,7 @@ pub(super) fn weights(outputs: usize, inputs: usize, salt: u64) -> Vec<f32> {
 #[test]
 fn a_row_of_a_linear_map_is_the_row_alone() {
     let mut misses = Misses::default();
-    // GPT-2's, the embedded model's, and shapes that are no whole vectors.
+    // Shapes of GPT-2 and of the embedded model, and shapes that are not whole vectors.
     let shapes = [(768, 2304), (768, 3072), (256, 768), (72, 40), (75, 43)];
     for device in invariant_devices() {
         for (inputs, outputs) in shapes {
@@ -143,7 +142,7 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
                     let mask = Some(DropoutMask::Sampled { layer: 0, site, rows });
                     let of = LinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
                     linear_residual_norm(&device, of, &mut stream, &mut out)?;
-                    // Both results side by side.
+                    // Both results, concatenated.
                     let (stream, out) = (stream.to_host()?, out.to_host()?);
                     let both = |r| stream.row(r).iter().chain(out.row(r)).copied();
                     let data = (0..stream.rows()).flat_map(both).collect();
@@ -155,7 +154,7 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
     misses.none();
 }
 
-/// Queries, and values as attention to a row's own slot alone gives them back.
+/// Queries, and values, read through attention to a row's own slot only.
 #[test]
 fn a_row_of_queries_keys_and_values_is_the_row_alone() {
     let mut misses = Misses::default();
@@ -218,16 +217,16 @@ fn a_row_of_logits_is_the_row_alone() {
     misses.none();
 }
 
-/// Rows of several prefixes and of own slots in different numbers, in heads of every kernel:
-/// queries of one row, of 16 and of hundreds, so that neighbours in a tile and tiles differ. Then
-/// the same rows with their prefixes in pieces elsewhere.
+/// Rows with several prefixes and different numbers of unshared slots, in heads of every kernel:
+/// queries of one row, of 16 and of hundreds, so that neighbors in a tile and tiles differ. Then
+/// the same rows with their prefixes scattered.
 #[test]
 fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
     let mut misses = Misses::default();
     let shapes = [(12, 12, 64), (4, 4, 32), (4, 2, 128), (6, 2, 64), (8, 2, 64), (3, 3, 40)];
     let prefix = |r: usize| [23u32, 72, 64, 150, 1][r / 500];
     let own = |r: usize| (r % 8 + r / 300) as u32;
-    // Slot j of prefix p: in order, or its units of 16 in another one.
+    // Slot j of prefix p: in order, or with its units of 16 permuted.
     let prefix_start = |r: usize| 160 * (r / 500) as u32;
     let scattered = |r: usize| {
         let units = prefix(r).div_ceil(16);
@@ -244,7 +243,7 @@ fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
             let shape = HeadShape { kv_heads, dim, heads };
             let cols = shape.qkv_cols();
             let mut filling = matrix(slots as usize, cols, 31);
-            // What is at another place is the same.
+            // Results at other positions are the same.
             for r in (0..ROWS).step_by(500) {
                 for (u, to) in scattered(r).into_iter().enumerate() {
                     for i in 0..to.len {

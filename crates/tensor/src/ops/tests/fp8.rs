@@ -1,5 +1,5 @@
-//! The operations of a decoder's block on a device of precision fp8: near those of the processor in
-//! f32, and a row's bits those of the row alone. The kernels one by one: `cuda/fp8_checks`.
+//! The operations of a decoder's block on a device of precision fp8: compared with the CPU in f32,
+//! and checked for batch invariance. Individual kernels are checked in `cuda/fp8_checks`.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::deterministic::{Misses, ROWS, weights};
 use super::*;
 use crate::{CudaError, DeviceError, peak_flops};
 
-/// A device of precision fp8, if there is a GPU that has it.
+/// A device of precision fp8, if there is a GPU that supports it.
 fn fp8_device(deterministic: bool) -> Option<Device> {
     if let Err(why) = Device::cuda_availability() {
         println!("skipped on a gpu: {why}");
@@ -60,7 +60,7 @@ impl TestBlock {
         }
     }
 
-    /// The stream and its last norm side by side, of rows that attend to themselves alone; some
+    /// The stream and its last norm, concatenated, for rows that attend only to themselves; some
     /// have dropout.
     fn run(&self, device: &Device, x: &Tensor, first: usize) -> Result<Tensor, DeviceError> {
         let (heads, dim, rows) = (self.heads, self.dim, x.rows());
@@ -104,13 +104,13 @@ impl TestBlock {
     }
 }
 
-/// Widths, inner widths, gated: GPT-2's shape, one whose attention's output is rounded to e4m3,
-/// with SwiGLU, and one of rows that are no whole groups.
+/// Widths, inner widths, gated: GPT-2's shape, one whose attention output is rounded to e4m3, one
+/// with SwiGLU, and one whose rows are not whole groups.
 const SHAPES: [(usize, usize, bool); 4] =
     [(768, 3072, false), (1024, 1536, true), (256, 1024, false), (192, 328, false)];
 
-/// Two factors of 3 bits each are off by 3.7% of a product in the root mean square; a block adds a
-/// few of them to its stream.
+/// Two factors with 3-bit significands give a root-mean-square error of 3.7% of a product; a block
+/// adds a few of them to its stream.
 #[test]
 fn a_block_in_fp8_is_near_the_block_in_f32() {
     let cpu = Device::cpu(None).unwrap();
@@ -163,6 +163,6 @@ fn its_peak_is_measured_in_fp8() {
 #[test]
 fn the_processor_refuses_fp8_and_names_what_has_it() {
     let error = Device::cpu_in(None, Isa::detect(), Precision::Fp8).unwrap_err().to_string();
-    assert!(error.contains("does not compute in fp8"), "{error}");
+    assert!(error.contains("does not support fp8"), "{error}");
     assert!(error.contains("compute capability 9.0"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Dropout and noise.
+//! Tests of dropout and noise.
 
 use super::*;
 
@@ -144,7 +144,7 @@ fn noise_equals_the_host_rng() {
     }
 }
 
-/// One row of every kind: unlike strengths at unlike sites, and rows that nothing falls on.
+/// One row of every kind: different strengths at different sites, and unperturbed rows.
 fn mixed_rows() -> Vec<Option<RowPerturbation>> {
     let row = |trajectory, strength, sites| {
         let key = RngKey { seed: 9, question: 4, trajectory, position: 21 };
@@ -172,7 +172,7 @@ fn dropout_rows_of_unlike_strengths_and_sites_equal_each_row_alone() {
         let map = Linear::from_output_major(&device, inputs, cols, &w, None).unwrap();
         let by = Normalization::rms(&device, 1e-5, vec![1.0; cols]).unwrap();
         for site in [Site::AttnOut, Site::MlpOut] {
-            // Dropout of its own and fused with the linear map, of the rows `picked`.
+            // Separate dropout, and dropout fused with the linear map, for the rows `picked`.
             let run = |picked: &[usize]| {
                 let perturbed = picked.iter().map(|&r| rows[r]).collect();
                 let perturbed = PerturbedRows::new(&device, perturbed).unwrap();

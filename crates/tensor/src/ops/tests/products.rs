@@ -8,7 +8,8 @@ fn small_products_in_both_precisions() {
         let (x, w) = (matrix(rows, inputs, 1), numbers(outputs * inputs, 2));
         let bias = vec![0.5; outputs];
         let exact = naive_linear(&x, &w, &bias);
-        // Of int8, each factor is off by at most half a step of its row's or column's largest.
+        // In int8, the error of each factor is at most half a step of its row's or column's
+        // largest.
         let largest = |values: &[f32]| values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let rounding = inputs as f32 * largest(x.data()) * largest(&w) / 100.0;
         for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Int8, rounding)] {
@@ -21,7 +22,7 @@ fn small_products_in_both_precisions() {
     }
 }
 
-/// Weights that some instruction sets store and multiply in another way than f32's, until others
+/// Weights that some instruction sets store and multiply differently from f32 weights, until others
 /// are assigned.
 #[test]
 fn products_with_weights_that_are_bf16_numbers() {

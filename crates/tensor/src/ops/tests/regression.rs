@@ -1,4 +1,4 @@
-//! Losses between vectors against their definition in f64, and their gradients against finite
+//! Compares losses between vectors with their definition in f64, and their gradients with finite
 //! differences.
 
 use super::backward::{assert_gradient, host, weighted_sum};
@@ -42,8 +42,8 @@ fn naive_smooth_l1(student: &[f32], teacher: &[f32], weight: f32) -> (f32, Vec<f
 
 #[test]
 fn smooth_l1_equals_its_definition() {
-    // The last two have several parallel parts a group, and the last has groups that four does not
-    // divide.
+    // The last two have several parallel parts per group, and the group size of the last is not a
+    // multiple of four.
     for (groups, n, cols) in [(1, 1, 2), (3, 5, 7), (12, 3, 64), (2, 130, 96), (3, 61, 139)] {
         let (student, teacher) = hidden_states(groups * n, cols);
         let (size, weight) = (n * cols, 1.5 * (n * cols) as f32);
@@ -77,7 +77,7 @@ fn smooth_l1_gradients_match_finite_differences() {
     }
 }
 
-/// Far from zero the deviations of f32 would be rounding; a constant has none at all.
+/// Far from zero, deviations in f32 would be dominated by rounding; a constant has none.
 #[test]
 fn smooth_l1_of_a_distant_or_constant_teacher_is_finite() {
     let (near, weight) = (matrix(60, 130, 82), 60.0 * 130.0);

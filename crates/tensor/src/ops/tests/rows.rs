@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Of one element, of rows that four does not divide, and of more than one parallel task.
+/// One element, rows whose length is not a multiple of four, and more than one parallel task.
 const SHAPES: [(usize, usize); 5] = [(1, 1), (3, 7), (5, 64), (70, 129), (2, 16_384)];
 
 #[test]

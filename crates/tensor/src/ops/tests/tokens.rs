@@ -47,7 +47,7 @@ fn greedy_tokens_have_their_log_softmax() {
                     "{device:?} {outputs}: {token:?}, {expected}"
                 );
             }
-            // Stored rows give the same as panels that were reduced in the GEMM.
+            // Stored rows give the same result as panels that were reduced in the GEMM.
             let none = vec![None; rows];
             let clean =
                 device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &none)).unwrap();
@@ -58,8 +58,7 @@ fn greedy_tokens_have_their_log_softmax() {
     }
 }
 
-/// Tiles of bytes have other heights than those of f32, on some processors more than there are
-/// lanes.
+/// Tiles of int8 have other heights than those of f32, on some CPUs more rows than there are lanes.
 #[test]
 fn tokens_of_int8_are_those_of_its_stored_logits() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
@@ -132,7 +131,7 @@ fn sampled_tokens_follow_the_softmax() {
     }
 }
 
-/// What [`TokenSampling`] defines, by sorting, in f64.
+/// The definition of [`TokenSampling`], by sorting, in f64.
 fn sampled_by_sorting(logits: &[f32], draw: TokenDraw) -> u32 {
     let TokenDraw { key, sampling } = draw;
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -160,7 +159,7 @@ fn sampled_by_sorting(logits: &[f32], draw: TokenDraw) -> u32 {
 }
 
 /// Vocabularies of all sizes, distributions from peaked to flat (more candidates than a GPU's block
-/// holds), and tokens of equal logits, of which the top-p set may take some.
+/// stores), and ties, of which the top-p set may contain some.
 #[test]
 fn sampled_tokens_are_those_of_a_sort() {
     let (rows, inputs) = (96, 8);
@@ -188,7 +187,7 @@ fn sampled_tokens_are_those_of_a_sort() {
                     tokens[r].token != sampled_by_sorting(logits.row(r), draws[r].unwrap())
                 })
                 .count();
-            // Where the random number falls on the edge of a token's interval, rounding decides.
+            // Rounding decides if the random number falls on the boundary of a token's interval.
             assert!(other <= 2, "{device:?} {outputs} x {loud}: {other} of {rows} rows differ");
             for (r, token) in tokens.iter().enumerate() {
                 let expected = log_softmax(logits.row(r), token.token as usize);
@@ -297,7 +296,7 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
     }
 }
 
-/// An invalid index would be looked up in an embedding table.
+/// An invalid index would be used in an embedding lookup.
 #[test]
 fn argmax_of_nan_is_a_valid_index() {
     let x = Tensor::from_vec(3, 2, vec![f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, 1.0]);
