@@ -130,7 +130,7 @@ def maps(browser):
     check("perplexity as used", browser.value(f"{note}.includes('t-SNE of {SAMPLES * 6} thoughts with perplexity 20,')"), True)
     set_panel(browser, 0, n=4)
     browser.value(ASK)
-    check("no t-SNE of few thoughts", browser.value(f"{note}.includes('24 thoughts on the two principal components')"), True)
+    check("no t-SNE of few thoughts", browser.value(f"{note}.includes('24 thoughts projected onto the first two principal components')"), True)
     choose(browser, "map", "pca")
     set_panel(browser, 0, n=SAMPLES)
     browser.value(ASK)

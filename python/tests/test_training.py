@@ -57,7 +57,7 @@ def test_examples_in_memory(tmp_path: Path) -> None:
     assert trained.evaluations()[-1]["metrics"]["problems"] == 2
     with pytest.raises(RunError, match="resume"):
         train_reasoner(tmp_path / "m", examples=examples, **given, **QUIET)
-    with pytest.raises(RunError, match="data are not"):
+    with pytest.raises(RunError, match="data changed"):
         train_reasoner(tmp_path / "m", examples=examples[1:], resume=True, **given, **QUIET)
 
 

@@ -277,7 +277,7 @@ fn shards_that_are_damaged_or_of_others_are_not_on_file() {
     ] {
         sandbox.write(&shard(0), damaged);
         let refused = sandbox.run(&args("labels", &["--resume"]));
-        refused.refused(&["00000-of-00003.safetensors", "remove the file", "--resume"]);
+        refused.refused(&["00000-of-00003.safetensors", "delete the file", "--resume"]);
         assert!(Annotations::open(&sandbox.path("labels")).is_err());
     }
     std::fs::remove_file(sandbox.path(&shard(0))).unwrap();

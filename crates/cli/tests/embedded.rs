@@ -66,7 +66,7 @@ fn thoughts_are_replaced_on_request() {
     let flags = ["--aggregate", "majority", "--out", "run"];
     let ablate = ["--ablate", "swap,zero,mean,freeze,shuffle,zero"];
     let done = eval(&sandbox, &[&flags[..], &ablate].concat()).ok();
-    for word in ["to clean", "every thought is zero", "the thoughts of the next question"] {
+    for word in ["difference", "every thought is zero", "the thoughts of the next question"] {
         assert!(done.out.contains(word), "{word} in {}", done.out);
     }
     let page = String::from_utf8(sandbox.read("run/report.html")).unwrap();

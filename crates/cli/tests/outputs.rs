@@ -107,7 +107,7 @@ fn another_training_is_not_resumed() {
     sandbox.run(&with_out(DIRECTORIES[3], "trained")).ok();
     let before = sandbox.snapshot("trained");
     let wider = [&with_out(DIRECTORIES[3], "trained")[..], &["--resume", "--seed", "9"]].concat();
-    sandbox.run(&wider).refused(&["state.safetensors", "other settings"]);
+    sandbox.run(&wider).refused(&["state.safetensors", "different settings"]);
     assert_eq!(sandbox.snapshot("trained"), before);
 }
 

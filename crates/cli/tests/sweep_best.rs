@@ -26,7 +26,7 @@ fn ties_are_reported_and_decided_consistently() {
     assert!(done.out.contains("best: dropout p=0.1"), "{}", done.out);
     assert!(done.out.contains("tie in coverage: dropout p=0.4"), "{}", done.out);
     let sentence = "The run with the largest coverage of 4 trajectories is dropout p = 0.1 \
-                    (as large: dropout p = 0.4; majority decides)";
+                    (tied with dropout p = 0.4; ties are broken by majority)";
     let page = || String::from_utf8(sandbox.read("s/report.html")).unwrap();
     assert!(page().contains(sentence));
     // A later report of the sweep's directory agrees.

@@ -96,7 +96,7 @@ fn unreadable_runs_are_rejected() {
     let half = &samples[..samples.len() / 2];
     sandbox.write("run/samples.jsonl", half);
     sandbox.run(&["report", "run"]).refused(&[
-        "run holds",
+        "run has",
         "of 8 records",
         "--resume",
         "--partial",
@@ -131,7 +131,7 @@ fn a_damaged_latents_file_is_rejected() {
     sandbox.write("run/latents.safetensors", &bytes[..bytes.len() - 8]);
     sandbox.run(&["report", "run"]).refused(&[
         "latents.safetensors",
-        "ends before its numbers",
+        "the file is truncated",
         "--latents",
     ]);
 }
@@ -335,9 +335,9 @@ fn a_comparison_prints_a_table_and_paired_differences() {
         text.contains("one/checkpoint, data") && text.contains("two/checkpoint, data"),
         "{text}"
     );
-    assert!(text.contains("differences to one/checkpoint, data in points"), "{text}");
+    assert!(text.contains("differences from one/checkpoint, data in points"), "{text}");
     assert!(text.contains("majority       +0.0 (-"), "{text}");
-    assert!(text.contains("none: it has other questions"), "{text}");
+    assert!(text.contains("not comparable: different questions"), "{text}");
     assert!(sandbox.path("report/figures/comparison.svg").is_file());
     let json = sandbox.run(&[&flags[..], &["--json"]].concat()).ok().json();
     let first = &json["differences"][0];

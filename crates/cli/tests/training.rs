@@ -229,13 +229,13 @@ fn training_resumes_only_on_request() {
     let before = sandbox.snapshot("model-a");
     reasoner(&sandbox, &["--out", "model-a"]).refused(&["model-a", "--resume"]);
     reasoner(&sandbox, &["--out", "model-a", "--resume", "--lr", "5e-3"])
-        .refused(&["state.safetensors", "other settings"]);
+        .refused(&["state.safetensors", "written with different"]);
     assert_eq!(sandbox.snapshot("model-a"), before, "the existing model changed");
     reasoner(&sandbox, &["--out", "model-a", "--resume"]).ok();
     assert_eq!(log(&sandbox, "model-a").len(), 3, "a finished training was continued");
     sandbox.write("model-a/training/state.safetensors", b"what?");
     reasoner(&sandbox, &["--out", "model-a", "--resume"])
-        .refused(&["state.safetensors", "damaged"]);
+        .refused(&["state.safetensors", "corrupt"]);
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn a_damaged_state_and_changed_inputs_are_refused() {
     resumed().ok();
     let data = sandbox.read("train.json");
     sandbox.run(&["corpus", "--count", "11", "--out", "train.json"]).ok();
-    resumed().refused(&["not what they were", "--out"]);
+    resumed().refused(&["changed since training started", "--out"]);
     sandbox.write("train.json", data);
     resumed().ok();
 }

@@ -119,7 +119,9 @@ fn questions_rarely_repeat() {
 #[test]
 fn splits_have_their_number_of_steps_and_size_of_numbers() {
     for split in Split::ALL {
-        let (mut steps, mut largest, mut operand) = (BTreeMap::new(), 0, 0);
+        let mut steps = BTreeMap::new();
+        let mut largest = 0;
+        let mut operand = 0;
         for found in problems(split, 2, 5_000) {
             *steps.entry(found.steps.len()).or_insert(0) += 1;
             largest = largest.max(found.steps.iter().map(|s| s.result).max().unwrap());
@@ -158,7 +160,8 @@ fn questions_have_12_to_100_words() {
     for split in Split::ALL {
         let lengths: Vec<usize> =
             problems(split, 3, 2_000).map(|p| words(&p.question).count()).collect();
-        let (shortest, longest) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
+        let shortest = lengths.iter().min().unwrap();
+        let longest = lengths.iter().max().unwrap();
         assert!(
             *shortest >= 12 && *longest <= 100,
             "{}: {shortest} to {longest} words",

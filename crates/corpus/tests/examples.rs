@@ -63,7 +63,7 @@ fn errors_name_file_position_and_field() {
             "element 1 (counted from 1): the field \"steps\" is a number",
         ),
         (r#"{"question": "a"}"#, "line 1: no \"answer\" field"),
-        ("", "holds no questions"),
+        ("", "contains no questions"),
     ];
     for (content, reason) in cases {
         let file = file(content);

@@ -253,8 +253,8 @@ fn the_page_holds_every_question_with_its_markup_escaped() {
     let tokens = json!([["</b>", 250], ["1", 123]]);
     assert_eq!(question[14], json!([tokens, tokens]), "probabilities in thousandths");
     assert_eq!(page.matches("</script>").count(), 3, "only the page's own");
-    let verdict = "Majority voting over 4 trajectories answers 50.0% of 2 questions; the difference \
-                   to greedy decoding, +0.0, is within noise (95% CI ";
+    let verdict = "Majority voting over 4 trajectories answers 50.0% of 2 questions correctly; the \
+                   difference from greedy decoding, +0.0 points, is within noise (95% CI ";
     assert!(page.contains(verdict));
     let tile = "<span class=\"label\">coverage</span><span class=\"value\">100.0%</span>";
     assert!(page.contains(tile));

@@ -58,7 +58,8 @@ fn examples_decode_to_their_text_and_fit_the_context() {
 
 #[test]
 fn ids_do_not_change() {
-    let (tokenizer, tokens) = (tokenizer(), vocabulary::tokens());
+    let tokenizer = tokenizer();
+    let tokens = vocabulary::tokens();
     assert_eq!(tokenizer.vocab_size(), tokens.len());
     assert!(tokens.iter().zip(0..).all(|(token, id)| tokenizer.token_to_id(token) == Some(id)));
     assert_eq!(

@@ -35,7 +35,8 @@ fn assert_gradients_add_up(family: CheckpointFamily, examples: &[TokenizedExampl
     };
     let (losses, whole) = gradients(examples);
     let total: usize = examples.iter().map(TokenizedExample::loss_tokens).sum();
-    let (mut parts, mut tokens) = (Vec::new(), 0.0);
+    let mut parts = Vec::new();
+    let mut tokens = 0.0;
     for example in examples {
         let share = example.loss_tokens() as f32 / total as f32;
         let (alone, gradients) = gradients(std::slice::from_ref(example));

@@ -136,7 +136,8 @@ fn a_best_model_in_the_middle_is_the_final_one() {
 #[test]
 fn patience_counts_across_interruptions() {
     let dir = tempfile::tempdir().unwrap();
-    let (config, mut steps) = (config(dir.path(), 2), Vec::new());
+    let config = config(dir.path(), 2);
+    let mut steps = Vec::new();
     loop {
         let mut task = scripted();
         let outcome = train(&mut task, &config, &mut |event| match event {

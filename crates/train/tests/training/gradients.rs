@@ -195,7 +195,8 @@ fn lora_step(family: CheckpointFamily, dropout: f32) -> LatentTrainStep {
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTargets::All, dropout, seed: 1 };
     let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 2 };
-    let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
+    let config = checkpoint.config();
+    let source = &WithFactors(&checkpoint);
     let model =
         TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
     let head = TrainableHead::mlp(device(), &checkpoint, &CODI_PROJECTOR).unwrap();
@@ -444,7 +445,8 @@ fn slots_and_projection_head() {
     let targets = LoraTargets::All;
     let lora = LoraConfig { rank: 4, alpha: 4.0, targets, dropout: 0.0, seed: 1 };
     let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 0 };
-    let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
+    let config = checkpoint.config();
+    let source = &WithFactors(&checkpoint);
     let model =
         TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
     let head = RandomWeights { seed: 9 };

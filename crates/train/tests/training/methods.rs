@@ -50,7 +50,8 @@ pub fn colar_method() -> ColarMethod {
 
 fn latent_sft_method(tokenizer: &Tokenizer) -> LatentSftMethod {
     let layout = latent_sft::layout(tokenizer).unwrap();
-    let (ordered, scheduled_sampling) = (true, 0.5);
+    let ordered = true;
+    let scheduled_sampling = 0.5;
     LatentSftMethod { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
 }
 
@@ -163,7 +164,8 @@ fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
 
 #[test]
 fn colar_overfits() {
-    let (dir, steps) = (tempfile::tempdir().unwrap(), 400);
+    let dir = tempfile::tempdir().unwrap();
+    let steps = 400;
     let task = colar_task(dir.path(), &ten_problems(steps));
     assert_answers(task, dir.path(), steps, &short_problems());
 }

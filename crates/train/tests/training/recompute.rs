@@ -60,7 +60,8 @@ fn a_reasoners_gradients_have_the_same_bits() {
                 let losses = step.batch_losses(&examples, masks).unwrap();
                 (losses, take_gradients(step.parameters_mut()))
             };
-            let (kept, recomputed) = (run(false), run(true));
+            let kept = run(false);
+            let recomputed = run(true);
             assert_eq!(kept.0, recomputed.0, "{family:?}");
             assert_same_bits(&kept.1, &recomputed.1, &format!("{family:?}"));
         }
@@ -80,7 +81,8 @@ fn a_reward_models_gradients_have_the_same_bits() {
                 let losses = [losses.objective, losses.digits].map(f64::to_bits);
                 (losses, take_gradients(step.parameters_mut()))
             };
-            let (kept, recomputed) = (run(false), run(true));
+            let kept = run(false);
+            let recomputed = run(true);
             assert_eq!(kept.0, recomputed.0, "{family:?}");
             assert_same_bits(&kept.1, &recomputed.1, &format!("{family:?}, {objective:?}"));
         }
@@ -129,7 +131,8 @@ fn every_methods_gradients_have_the_same_bits_and_less_memory_is_told() {
             let losses = task.accumulate_gradients(3, 1).unwrap();
             (losses, take_gradients(task.parameters_mut()), bytes)
         };
-        let (kept, recomputed) = (run(false), run(true));
+        let kept = run(false);
+        let recomputed = run(true);
         assert_eq!(kept.0, recomputed.0, "{what}");
         assert_same_bits(&kept.1, &recomputed.1, &what);
         assert!(recomputed.2 < kept.2, "{what}: {} and {} bytes", kept.2, recomputed.2);

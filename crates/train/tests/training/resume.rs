@@ -68,8 +68,8 @@ fn annotated(example: RewardExample) -> AnnotatedQuestion {
     let trajectories = example.lengths.iter().zip(&example.correct).map(|(&length, &correct)| {
         start += length;
         let range = start - length..start;
-        let (thoughts, labels) =
-            (example.thoughts.select(range.clone()), example.labels[range].to_vec());
+        let thoughts = example.thoughts.select(range.clone());
+        let labels = example.labels[range].to_vec();
         LabelledTrajectory {
             thoughts,
             labels,

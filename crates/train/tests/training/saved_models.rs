@@ -37,7 +37,8 @@ fn hidden(decoder: &Decoder, tokens: &[u32]) -> Tensor {
 }
 
 fn whole(cache: &mut Cache, tokens: &[u32]) -> Pass {
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(cache, &mut sequence, true));
     pass
 }
@@ -135,8 +136,8 @@ fn a_reasoner_saved_in_bf16_is_close() {
     task.writer.dtype = SaveDtype::Bf16;
     task.save().unwrap();
     let loaded = Reasoner::load(device(), dir.path(), None).unwrap();
-    let (own, read) =
-        (hidden(&task.train_step.model.decoder, &TOKENS), hidden(&loaded.decoder, &TOKENS));
+    let own = hidden(&task.train_step.model.decoder, &TOKENS);
+    let read = hidden(&loaded.decoder, &TOKENS);
     assert!(
         own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 0.1),
         "{:?} {:?}",
@@ -153,8 +154,8 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
         (CheckpointFamily::LatentSft, CheckpointFamily::RewardLlama, RewardHeadKind::Compare),
     ];
     for (reasoner, reward, head) in pairs {
-        let (reasoner_dir, reward_dir) =
-            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let reasoner_dir = tempfile::tempdir().unwrap();
+        let reward_dir = tempfile::tempdir().unwrap();
         write_checkpoint(reasoner_dir.path(), &tiny(reasoner)).unwrap();
         let family = if reasoner == CheckpointFamily::Coconut {
             Family::COCONUT
@@ -194,8 +195,9 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
 /// With another reasoner as its reference, and an outcome head.
 #[test]
 fn a_saved_outcome_head_gives_the_outcome_rewards_of_training() {
-    let (reasoner_dir, reference_dir, reward_dir) =
-        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let reasoner_dir = tempfile::tempdir().unwrap();
+    let reference_dir = tempfile::tempdir().unwrap();
+    let reward_dir = tempfile::tempdir().unwrap();
     write_checkpoint(reasoner_dir.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
     write_checkpoint(
         reference_dir.path(),
@@ -274,8 +276,9 @@ const MARKERS: [&str; 3] = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"];
 /// Initializes a model from a directory without markers, whose embedding table is `padded` beyond
 /// its vocabulary or not.
 fn assert_markers_are_added(padded: bool) {
-    let (tokens, plain, out) =
-        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let tokens = tempfile::tempdir().unwrap();
+    let plain = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
     write_checkpoint(tokens.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
     if !padded {
         remove_markers(tokens.path());
@@ -287,8 +290,8 @@ fn assert_markers_are_added(padded: bool) {
     write_checkpoint(plain.path(), &spec).unwrap();
     remove_markers(plain.path());
     let before = Checkpoint::open(plain.path()).unwrap();
-    let (rows, words) =
-        (before.config().vocab, Tokenizer::read(plain.path()).unwrap().vocab_size());
+    let rows = before.config().vocab;
+    let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
     assert_eq!(rows, if padded { words + 3 } else { words });
 
     let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
@@ -338,7 +341,8 @@ fn markers_take_the_padding_of_the_embedding_table() {
 /// Qwen3-VL has the size of its vocabulary in the configuration of its text tower.
 #[test]
 fn markers_extend_a_text_tower() {
-    let (plain, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plain = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
     write_checkpoint(plain.path(), &tiny(CheckpointFamily::Rot)).unwrap();
     let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
     let init = ModelInit::Pretrained(plain.path().into());
@@ -389,8 +393,8 @@ fn an_adapter_brings_the_rows_of_its_markers() {
         assert_eq!((loaded.config().vocab, loaded.added_tokens()), (words + 3, 3));
         let marker = [words as u32, 40, words as u32 + 1];
         let reasoner = Reasoner::load(device(), out.path(), None).unwrap();
-        let (own, read) =
-            (hidden(&model.decoder.decoder, &marker), hidden(&reasoner.decoder, &marker));
+        let own = hidden(&model.decoder.decoder, &marker);
+        let read = hidden(&reasoner.decoder, &marker);
         let close = own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 1e-4);
         assert!(close, "padded {padded}: {:?} {:?}", own.row(2), read.row(2));
     }
@@ -414,7 +418,8 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     model.writer.write(&path("reasoner"), &model.decoder, []).unwrap();
 
     let checkpoint = Checkpoint::open(&path("reasoner")).unwrap();
-    let (config, new_tokens) = (checkpoint.config().clone(), checkpoint.added_tokens());
+    let config = checkpoint.config().clone();
+    let new_tokens = checkpoint.added_tokens();
     let source = spec.source(&checkpoint);
     let tuned = DecoderTuning::Lora { config: &spec.config, new_tokens };
     let mut decoder =

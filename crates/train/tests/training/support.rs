@@ -87,7 +87,8 @@ pub fn latent_step_of(spec: &CheckpointSpec, digits: bool) -> LatentTrainStep {
     let auxiliary = AuxiliaryLosses {
         digit_head: digits.then(|| digit_head("digits", config.width)),
         operand_head: digits.then(|| {
-            let (source, width) = (&HEADS, config.width);
+            let source = &HEADS;
+            let width = config.width;
             DigitHead::with_numbers(device(), source, "operands", width, 3, DIGIT_WEIGHT).unwrap()
         }),
         ..AuxiliaryLosses::default()
