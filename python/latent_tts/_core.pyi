@@ -1,4 +1,4 @@
-"""The extension module. Private: the package around it is the API."""
+"""The extension module. It is private; the public API is the package ``latent_tts``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 class LatentTTSError(Exception):
-    """Any error of latent_tts."""
+    """Base class of all errors of latent_tts."""
 
 class ModelError(LatentTTSError):
     """A model could not be found or loaded."""
 
 class DeviceError(LatentTTSError):
-    """A device is missing or has failed."""
+    """A device is missing or failed."""
 
 class DataError(LatentTTSError):
     """Questions could not be read."""
 
 class EngineError(LatentTTSError):
-    """A request cannot be run."""
+    """A request cannot be executed."""
 
 class RunError(LatentTTSError):
-    """A run directory or annotations could not be written or read."""
+    """A run directory or annotations could not be read or written."""
 
 _Opened = tuple[str, int, int]
 _Progress = Callable[[_Opened | None, int], None] | None
