@@ -331,9 +331,9 @@ try 9 'inspect, an adapter of a wrong shape' 'exit 2 .*adapter' 'edit reshape ad
 try 9 'inspect, an alpha that overflows' 'exit 2 .*adapter' 'edit field adapter/adapter_config.json lora_alpha 1e300; tts inspect adapter'
 
 # 10. Panics.
-try 10 'verify, masks of three layers for a model of one' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 3 16; tts verify dump'
-try 10 'verify, masks that lack layers' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 0 16; tts verify dump'
-try 10 'verify, thoughts of another width' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 1 12; tts verify dump'
+try 10 'verify, masks of three layers for a model of one' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 3 16; tts verify dump'
+try 10 'verify, masks that lack layers' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 0 16; tts verify dump'
+try 10 'verify, thoughts of another width' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 1 12; tts verify dump'
 try 10 'train reasoner --init, more tokens than rows' 'exit 0 ' 'edit tokens llama/tokenizer.json 5; tts train reasoner --init llama --data data.json --out new --steps 1 --batch 2 --threads 1 --quiet'
 try 10 'more than 1,024 layers' 'exit 2 .*n_layer' 'edit field tiny/config.json n_layer 1025; tts inspect tiny'
 try 10 'train reasoner --layers 1025' 'exit 2 .*--layers' 'tts train reasoner --out new --steps 1 --width 16 --heads 2 --batch 2 --threads 1 --quiet --layers 1025'

@@ -19,7 +19,15 @@ from importlib.metadata import version
 from ._ablation import ablate
 from ._annotations import Annotations
 from ._convert import convert
-from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
+from ._core import (
+    DataError,
+    DeviceError,
+    EngineError,
+    HttpScorer,
+    LatentTTSError,
+    ModelError,
+    RunError,
+)
 from ._figures import Figure
 from ._options import Sampling
 from ._questions import Question, read_questions
@@ -49,6 +57,7 @@ __all__ = [
     "EngineError",
     "Figure",
     "HiddenStates",
+    "HttpScorer",
     "LatentTTSError",
     "ModelError",
     "Question",

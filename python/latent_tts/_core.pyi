@@ -130,6 +130,26 @@ class Engine:
     ) -> list[bytes]: ...
 
 @final
+class HttpScorer:
+    """An HTTP endpoint that scores trajectories: ``scorer=HttpScorer(url)`` of ``evaluate``.
+
+    A reward endpoint gets ``{"question", "answers"}`` and returns ``{"rewards"}``, or ``{"data"}``
+    with an ``index`` and a ``score`` each. A URL that ends in ``/chat/completions`` is a language
+    model that grades each answer from 0 to 10; it needs ``model``. ``timeout`` is in seconds, and
+    ``concurrency`` is the number of requests to a chat endpoint that run at a time.
+    """
+
+    def __new__(
+        cls,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        concurrency: int = 8,
+    ) -> HttpScorer: ...
+
+@final
 class Evaluation:
     skipped: list[int]
     def __new__(
@@ -175,6 +195,7 @@ def register_rule(
 ) -> None: ...
 def fetch(
     models: Sequence[str],
+    base: str | None,
     data: str | None,
     progress: Callable[[str, int, int], object],
 ) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -202,7 +202,7 @@ def skips(too_long: str) -> bool:
 
 
 def with_search(
-    options: dict[str, Any], rules: Sequence[Rule] | None, scorer: Callable[..., Any] | None
+    options: dict[str, Any], rules: Sequence[Rule] | None, scorer: object | None
 ) -> dict[str, Any]:
     """Returns the options of an evaluation.
 

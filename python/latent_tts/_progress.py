@@ -74,7 +74,12 @@ class Progress:
         self.close()
 
 
-def fetch(models: Sequence[str] = (), data: str | None = None) -> None:
-    """Downloads models and data named by a Hugging Face Hub id, unless they are in the cache."""
+def fetch(
+    models: Sequence[str] = (), *, base: str | None = None, data: str | None = None
+) -> None:
+    """Downloads models and data named by a Hugging Face Hub id, unless they are in the cache.
+
+    Adapters are added to ``base``; without it, to the model that they record.
+    """
     with Progress(True) as bar:
-        _core.fetch(models, data, bar.download)
+        _core.fetch(models, base, data, bar.download)

@@ -25,9 +25,9 @@ from ._voting import Rule, Vote, rule_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Scorer = Callable[[str, list[Trajectory]], Sequence[float]]
-"""A scorer: called with the text of a question and its trajectories, the greedy one last. It
-returns one reward per trajectory, larger for better ones."""
+Scorer = Callable[[str, list[Trajectory]], Sequence[float]] | _core.HttpScorer
+"""A scorer: an HTTP endpoint, or a callable on the text of a question and its trajectories, the
+greedy one last, that returns one reward per trajectory, larger for better ones."""
 
 
 class RewardModel:
@@ -95,7 +95,10 @@ class Reasoner:
         if isinstance(reward_model, RewardModel):
             reward_model = reward_model.name
         named = reward_model if reward_model not in (None, "default") else None
-        fetch([fspath(name) for name in (base, pretrained, named) if name is not None])
+        fetch(
+            [fspath(name) for name in (pretrained, named) if name is not None],
+            base=None if base is None else fspath(base),
+        )
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),
@@ -351,7 +354,8 @@ class Reasoner:
         ``data`` is a name as accepted by :func:`latent_tts.read_questions`, or questions in memory;
         ``question_field``, ``answer_field`` and ``steps_field`` name its fields. ``samples``
         defaults to 64. ``rules`` are names or callables (see :func:`latent_tts.register_rule`);
-        ``scorer`` is a callable whose rewards replace those of the reward model. ``lens`` records
+        ``scorer`` is a callable or a :class:`latent_tts.HttpScorer` whose rewards replace those of
+        the reward model. ``lens`` records
         that many tokens for each thought of the greedy run. ``ablate`` repeats the greedy run with
         replaced thoughts (``zero``, ``mean``, ``swap``, ``freeze``, ``shuffle``, ``round``).
         ``too_long="skip"`` skips questions that do not fit the model.

@@ -181,8 +181,11 @@ def _arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of the extension module, after downloading models named by a Hub id."""
     given = {name: _plain(value) for name, value in options.items() if value is not None}
-    models = [given.get(name) for name in ("init", "base", "model", "reference")]
-    fetch([model for model in models if model not in (None, "reasoner", "none")])
+    models = [given.get(name) for name in ("init", "model", "reference")]
+    fetch(
+        [model for model in models if model not in (None, "reasoner", "none")],
+        base=given.get("base"),
+    )
     return {
         "out": Path(out),
         "options": json.dumps(given),
