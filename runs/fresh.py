@@ -20,11 +20,12 @@ RESAMPLES = 2000
 
 
 def reward(trajectory):
-    """The outcome reward, else the mean process reward, else none."""
-    if trajectory.get("verdict") is not None:
-        return trajectory["verdict"]
-    scores = trajectory.get("scores") or []
-    return sum(scores) / len(scores) if scores else None
+    """The outcome reward, else the mean process reward, else none; records of version 1 have other keys."""
+    outcome = trajectory.get("outcome_reward", trajectory.get("verdict"))
+    if outcome is not None:
+        return outcome
+    process = trajectory.get("process_rewards", trajectory.get("scores")) or []
+    return sum(process) / len(process) if process else None
 
 
 def majority(trajectories):
