@@ -1,4 +1,4 @@
-//! docs/files.md against the files that the commands write: every field is documented, of the
+//! docs/reference/files.md against the files that the commands write: every field is documented, of the
 //! documented type, and every field that is not optional is there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use support::CliSandbox;
 
-const DOCUMENT: &str = include_str!("../../../docs/files.md");
+const DOCUMENT: &str = include_str!("../../../docs/reference/files.md");
 
 /// The documented fields of each file, with path and type.
 fn documented() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> {
@@ -37,7 +37,7 @@ fn is_of_type(value: &Value, name: &str) -> bool {
         "array" => value.is_array(),
         "object" | "map" => value.is_object(),
         "any" => true,
-        other => panic!("docs/files.md has the type {other}"),
+        other => panic!("docs/reference/files.md has the type {other}"),
     }
 }
 
@@ -139,7 +139,7 @@ fn every_field_is_documented() {
             let may_be_empty = path.ends_with("[]") && !kind.ends_with('?');
             assert!(
                 optional || may_be_empty || seen.contains(*path),
-                "{name} has no {path}, which docs/files.md says it has"
+                "{name} has no {path}, which docs/reference/files.md says it has"
             );
         }
     }
