@@ -18,7 +18,7 @@ pub fn rules(args: &AggregationArgs) -> Option<Vec<Rule>> {
 
 /// Where the rewards of trajectories come from.
 #[derive(Debug, Clone, Copy)]
-pub struct RewardSources {
+pub struct RewardOrigins {
     /// A reward model, which can also guide a search.
     pub reward_model: bool,
     /// An external scorer.
@@ -29,7 +29,7 @@ pub struct RewardSources {
 pub fn apply(
     args: &AggregationArgs,
     options: SamplingOptions,
-    sources: RewardSources,
+    sources: RewardOrigins,
 ) -> Result<SamplingOptions> {
     let requested = args.aggregate.as_deref().unwrap_or_default();
     let has_reward_model = sources.reward_model;
@@ -105,14 +105,14 @@ mod tests {
         options: SamplingOptions,
         reward_model: bool,
     ) -> Result<SamplingOptions, String> {
-        let sources = RewardSources { reward_model, scorer: false };
+        let sources = RewardOrigins { reward_model, scorer: false };
         let args = AggregationArgs { aggregate };
         apply(&args, options, sources).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_scorer_gives_rewards_and_guides_no_search() {
-        let sources = RewardSources { reward_model: false, scorer: true };
+        let sources = RewardOrigins { reward_model: false, scorer: true };
         let apply_to = |rule| {
             let args = AggregationArgs { aggregate: Some(vec![rule]) };
             apply(&args, SamplingOptions::default(), sources)

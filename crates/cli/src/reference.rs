@@ -1,5 +1,5 @@
-//! The generated pages of `docs/reference`: commands, configuration, rules, samplers, metrics and the
-//! HTTP API, each from the definitions that the program uses.
+//! The generated pages of `docs/reference`: commands, configuration, rules, samplers, metrics and
+//! the HTTP API, each from the definitions that the program uses.
 //!
 //! Tested by `tests/reference.rs`, which fails where a page differs and writes the pages with
 //! `UPDATE_REFERENCE=1`.

@@ -1,5 +1,5 @@
-//! docs/reference/files.md against the files that the commands write: every field is documented, of the
-//! documented type, and every field that is not optional is there.
+//! docs/reference/files.md against the files that the commands write: every field is documented and
+//! of the documented type, and every field that is not optional is there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -95,12 +95,7 @@ fn unreadable_runs_are_rejected() {
     let samples = sandbox.read("run/samples.jsonl");
     let half = &samples[..samples.len() / 2];
     sandbox.write("run/samples.jsonl", half);
-    sandbox.run(&["report", "run"]).refused(&[
-        "run has",
-        "of 8 records",
-        "--resume",
-        "--partial",
-    ]);
+    sandbox.run(&["report", "run"]).refused(&["run has", "of 8 records", "--resume", "--partial"]);
     sandbox.run(&["report", "run", "--partial"]).ok();
     sandbox.write("run/samples.jsonl", "");
     sandbox.run(&["report", "run", "--partial"]).refused(&["run", "no samples yet"]);

@@ -14,8 +14,8 @@ use crate::waiting::POLL;
 /// The progress of a file: its name, the bytes downloaded so far, and its size.
 type DownloadProgress = (String, u64, u64);
 
-/// Downloads models, the base of adapters and data, unless they are paths or cached. Without a given
-/// base it is the one that an adapter records.
+/// Downloads models, the base of adapters and data, unless they are paths or cached. Without a
+/// given base it is the one that an adapter records.
 /// `progress(file, done, size)` is called several times per second.
 ///
 /// Ctrl-C is raised immediately; partial downloads are kept and resumed later.

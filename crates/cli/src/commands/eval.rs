@@ -18,7 +18,7 @@ use latent_tts::{
 };
 use serde_json::{Value, json};
 
-use crate::aggregation::{self, RewardSources};
+use crate::aggregation::{self, RewardOrigins};
 use crate::args::{EvalArgs, TooLongKind};
 use crate::interrupt;
 use crate::load::{load_models, select_models};
@@ -112,7 +112,7 @@ impl EvalJob {
         let sampling = aggregation::apply(
             &args.aggregation,
             sampling,
-            RewardSources { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() },
+            RewardOrigins { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() },
         )?;
         let rules = aggregation::rules(&args.aggregation);
         aggregation::check_signals(rules.as_deref(), &sampling, models.probe.is_some())?;

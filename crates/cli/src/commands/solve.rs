@@ -14,7 +14,7 @@ use latent_tts::{
 };
 use serde_json::{Value, json};
 
-use crate::aggregation::{self, RewardSources};
+use crate::aggregation::{self, RewardOrigins};
 use crate::args::SolveArgs;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
@@ -31,7 +31,7 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let options = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
     let scorer = scorer::open(&args.scorer)?;
     let sources =
-        RewardSources { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() };
+        RewardOrigins { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() };
     let options = aggregation::apply(&args.aggregation, options, sources)?;
     let rules = aggregation::rules(&args.aggregation);
     aggregation::check_signals(rules.as_deref(), &options, models.probe.is_some())?;
