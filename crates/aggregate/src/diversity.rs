@@ -71,7 +71,8 @@ impl StepSum {
         if self.rows < 2 {
             return None;
         }
-        let (rows, nonzero) = (self.rows as f64, self.nonzero as f64);
+        let rows = self.rows as f64;
+        let nonzero = self.nonzero as f64;
         let twice_cosines = self.sum.iter().map(|x| x * x).sum::<f64>() - nonzero;
         // Rounding can exceed the range of 1 - cos by an ulp.
         Some((1.0 - twice_cosines / (rows * (rows - 1.0))).clamp(0.0, 2.0))

@@ -215,7 +215,8 @@ mod tests {
         #[test]
         fn an_open_vote_can_still_change(prefix in candidates(), left in 1usize..5) {
             // The converse of certainty: some answer that gets all remaining votes takes the lead.
-            let (first, next) = (majority(&prefix), prefix.len() as u32);
+            let first = majority(&prefix);
+            let next = prefix.len() as u32;
             let elected = |answer: &str| {
                 let more = (0..left as u32).map(|i| candidate(next + i, answer, None));
                 let full: Vec<TestCandidate> = prefix.iter().cloned().chain(more).collect();

@@ -7,7 +7,7 @@
 //! | module | computes |
 //! |---|---|
 //! | rules | the registry of voting rules ([`Rule`], [`VotingRule`]), one file each |
-//! | voting | what the rules share: rewards, tallies, ties |
+//! | voting | shared parts of the rules: rewards, tallies, ties |
 //! | early stopping | whether more samples could still change the majority ([`stop_reason`]) |
 //! | arithmetic | which equations of a text hold ([`check_steps`]) |
 //! | calibration | the learned combination of all signals and its confidence ([`Calibration`]) |

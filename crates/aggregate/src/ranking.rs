@@ -5,7 +5,8 @@
 ///
 /// The quotient is the area under the ROC curve. Trajectories without a reward form no pairs.
 pub fn ordered_pairs(rewards: impl Iterator<Item = (Option<f32>, bool)>) -> (f64, f64) {
-    let (mut correct, mut incorrect) = (Vec::new(), Vec::new());
+    let mut correct = Vec::new();
+    let mut incorrect = Vec::new();
     for (reward, is_correct) in rewards {
         if is_correct { &mut correct } else { &mut incorrect }.extend(reward);
     }

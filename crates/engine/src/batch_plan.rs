@@ -130,7 +130,8 @@ impl Footprint {
     }
 
     fn new(context: &BatchContext<'_>, item: &BatchItem<'_>, bytes: PositionBytes) -> Self {
-        let (model, params) = (context.model, item.params);
+        let model = context.model;
+        let params = item.params;
         // `check_context` rejects more thoughts than the context has positions.
         let thoughts = params.length.limit().min(model.decoder.config().context);
         let max_new_tokens = params.max_new_tokens.get();
@@ -195,7 +196,8 @@ impl<'a> BatchPlan<'a> {
         item: &BatchItem<'_>,
         budget: usize,
     ) -> Result<(), EngineError> {
-        let (model, params) = (context.model, item.params);
+        let model = context.model;
+        let params = item.params;
         sampling_params::check(params, &model.method)?;
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
@@ -217,15 +219,18 @@ impl<'a> BatchPlan<'a> {
         }
         let bytes = PositionBytes::new(context);
         let footprint = Footprint::new(context, item, bytes);
-        let (id, need) = (item.prompt.id, footprint.shared_bytes + footprint.row_bytes);
+        let id = item.prompt.id;
+        let need = footprint.shared_bytes + footprint.row_bytes;
         let mebibytes = |bytes: usize| bytes.div_ceil(1 << 20);
         if need > budget {
-            let (need, budget) = (mebibytes(need), budget >> 20);
+            let need = mebibytes(need);
+            let budget = budget >> 20;
             return Err(EngineError::Memory { id, need, budget });
         }
         let search = footprint.beam.map_or(0, |beam| bytes.of(beam.slots()));
         if search > budget {
-            let (need, budget) = (mebibytes(search), budget >> 20);
+            let need = mebibytes(search);
+            let budget = budget >> 20;
             return Err(EngineError::BeamMemory { id, need, budget });
         }
         Ok(())
@@ -237,7 +242,8 @@ impl<'a> BatchPlan<'a> {
         items: &'a [BatchItem<'a>],
         budget: usize,
     ) -> Self {
-        let (bytes, device) = (PositionBytes::new(context), context.model.decoder.device());
+        let bytes = PositionBytes::new(context);
+        let device = context.model.decoder.device();
         let mut plan = Self {
             items,
             footprints: items.iter().map(|item| Footprint::new(context, item, bytes)).collect(),
@@ -313,7 +319,8 @@ impl<'a> BatchPlan<'a> {
     pub(crate) fn slots(&self, wave: &[RowRange]) -> CacheSlots {
         let mut slots = CacheSlots::default();
         for range in wave {
-            let (footprint, rows) = (&self.footprints[range.question], range.rows.len());
+            let footprint = &self.footprints[range.question];
+            let rows = range.rows.len();
             slots.reasoner += footprint.shared_slots() + rows * footprint.own_slots();
             slots.reward += footprint.reward_slots(rows);
         }
@@ -398,7 +405,10 @@ impl<'a> BatchPlan<'a> {
     /// Splits ranges of sequences into batches that fit, preserving their order.
     pub(crate) fn waves(&self, ranges: &[RowRange]) -> Vec<Vec<RowRange>> {
         let max_rows = self.max_wave_rows(ranges);
-        let (mut waves, mut wave, mut used, mut rows) = (Vec::new(), Vec::new(), 0, 0);
+        let mut waves = Vec::new();
+        let mut wave = Vec::new();
+        let mut used = 0;
+        let mut rows = 0;
         for range in ranges {
             let Footprint { shared_bytes, row_bytes, .. } = self.footprints[range.question];
             let mut first = range.rows.start;
@@ -435,7 +445,8 @@ impl<'a> BatchPlan<'a> {
 
 /// Splits a range into the longest pieces that fit; a piece of length one always fits.
 fn split_greedily(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
-    let (mut pieces, mut start) = (Vec::new(), range.start);
+    let mut pieces = Vec::new();
+    let mut start = range.start;
     while start < range.end {
         let mut end = start + 1;
         while end < range.end && fits(&(start..end + 1)) {
@@ -466,7 +477,8 @@ pub(crate) fn row_positions(model: &LatentModel, thoughts: usize, max_new_tokens
 
 /// Rejects forced thoughts of the wrong width, or more of them than the request allows.
 fn check_forced(model: &LatentModel, item: &BatchItem<'_>) -> Result<(), EngineError> {
-    let (id, params) = (item.prompt.id, item.params);
+    let id = item.prompt.id;
+    let params = item.params;
     let expected = [params.length.limit(), model.decoder.config().width];
     let unfit = |(trajectory, forced): (usize, &Tensor)| {
         let found = [forced.rows(), forced.cols()];
@@ -490,7 +502,9 @@ pub(crate) fn check_context(
     thoughts: usize,
     more: usize,
 ) -> Result<(), EngineError> {
-    let (id, length, context) = (prompt.id, prompt.tokens.len(), config.context);
+    let id = prompt.id;
+    let length = prompt.tokens.len();
+    let context = config.context;
     if length + thoughts + more >= context {
         return Err(EngineError::TooLong { id, prompt: length, thoughts, context });
     }
@@ -505,7 +519,8 @@ fn check_reward_context(
     thoughts: usize,
     end: usize,
 ) -> Result<(), EngineError> {
-    let (config, own) = (reward.decoder.config(), reward.reference_thoughts());
+    let config = reward.decoder.config();
+    let own = reward.reference_thoughts();
     prompt.check_tokens(config.vocab)?;
     let read = reward.positions_read(thoughts, end);
     check_context(config, prompt, thoughts, own + read.saturating_sub(thoughts))?;

@@ -215,7 +215,8 @@ impl<'a> BeamSearch<'a> {
         reward_cache.set_slot_granularity(SlotGranularity::Single);
         let mut executor = Executor::aligned(self.context.model, &[]);
         executor.granularity = SlotGranularity::Single;
-        let (items, extensions) = (self.sampler.items.len(), self.size.extensions());
+        let items = self.sampler.items.len();
+        let extensions = self.size.extensions();
         BeamState {
             cache,
             reward_cache,
@@ -321,7 +322,8 @@ impl<'a> BeamSearch<'a> {
         finished.into_iter().for_each(|extension| self.finish(extension, state));
         open.sort_by(by_rank); // stable: ties stay in order of their numbers
         let mut taken = vec![0; state.finished.len()];
-        let (mut beams, mut dropped) = (Vec::new(), Vec::new());
+        let mut beams = Vec::new();
+        let mut dropped = Vec::new();
         for extension in open {
             let taken = &mut taken[extension.question()];
             *taken += 1;
@@ -419,8 +421,10 @@ impl<'a> BeamSearch<'a> {
         let mut costs = state.costs;
         for SearchPath { sequence, path } in finalists.drain(..) {
             let item = sequence.spec.item;
-            let (cost_model, best) = (self.cost_model(item), &mut outputs[item]);
-            let (thoughts, tokens) = (sequence.thoughts.len(), sequence.tokens);
+            let cost_model = self.cost_model(item);
+            let best = &mut outputs[item];
+            let thoughts = sequence.thoughts.len();
+            let tokens = sequence.tokens;
             let start = self.sampler.items[item].prompt_len() + thoughts;
             let fed = start - usize::from(sequence.limit == Some(thoughts));
             // The last token is decoded, not fed.

@@ -56,7 +56,8 @@ impl<'a> EngineBench<'a> {
             return_latents: false,
             return_states: false,
         };
-        let (streams, rollout_streams) = (Vec::new(), Vec::new());
+        let streams = Vec::new();
+        let rollout_streams = Vec::new();
         Self { context, params, memory, streams, rollout_streams }
     }
 

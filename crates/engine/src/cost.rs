@@ -34,7 +34,8 @@ impl CostModel<'_> {
     /// One sequence with `thoughts` thoughts and `answer` answer tokens.
     pub(crate) fn row(&self, thoughts: usize, answer: usize) -> ComputeCost {
         let BatchContext { model, reward_model, .. } = self.context;
-        let (prompt, end) = (self.item.prompt_len(), model.method.end_latent.len());
+        let prompt = self.item.prompt_len();
+        let end = model.method.end_latent.len();
         let positions = thoughts + end + answer;
         // The last answer token is decoded, not fed.
         let fed = prompt - self.item.private_tokens()..prompt + positions - 1;

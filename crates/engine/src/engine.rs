@@ -71,7 +71,8 @@ impl Engine {
 
     /// An engine without a reward model.
     pub fn new(reasoner: impl Into<Arc<Reasoner>>) -> Self {
-        let (memory, spare) = (Self::DEFAULT_MEMORY, Arc::default());
+        let memory = Self::DEFAULT_MEMORY;
+        let spare = Arc::default();
         let reasoner = reasoner.into();
         Self { reasoner, reward_model: None, probe: None, return_states: false, memory, spare }
     }
@@ -162,7 +163,8 @@ impl Engine {
         requests: &[Request],
         take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (mut prompts, mut rejected) = (Vec::new(), VecDeque::new());
+        let mut prompts = Vec::new();
+        let mut rejected = VecDeque::new();
         for (index, request) in requests.iter().enumerate() {
             match self.admit(request) {
                 Ok(prompt) => prompts.push((index, prompt)),
@@ -178,7 +180,8 @@ impl Engine {
         prompt: Prompt,
         request: &Request,
     ) -> Result<Reply, EngineError> {
-        let (mut reply, requests) = (None, std::slice::from_ref(request));
+        let mut reply = None;
+        let requests = std::slice::from_ref(request);
         let take = |_, result| -> Result<(), EngineError> {
             reply = Some(result?);
             Ok(())
@@ -236,7 +239,8 @@ impl Engine {
         let stop = CancelToken::default();
         let token = |own: &CancelToken| own.joined(&stop);
         requests.iter_mut().for_each(|request| request.cancel = token(&request.cancel));
-        let (engine, (sender, receiver)) = (self.clone(), sync_channel(1));
+        let engine = self.clone();
+        let (sender, receiver) = sync_channel(1);
         let worker = std::thread::spawn(move || {
             let run = engine
                 .run(&requests, |_, reply| sender.send(reply).map_err(|_| StreamEnd::Dropped));
@@ -387,7 +391,8 @@ impl<'a> Collector<'a> {
         plan: &'a BatchPlan<'a>,
         stream: &'a StreamState<WaveCaches>,
     ) -> Self {
-        let (seconds, states) = (StageSeconds::default(), VecDeque::new());
+        let seconds = StageSeconds::default();
+        let states = VecDeque::new();
         Self { engine, context, plan, stream, seconds, states, first: 0 }
     }
 
@@ -404,7 +409,8 @@ impl<'a> Collector<'a> {
     /// The next sequences of every question whose vote is still undecided.
     fn next_round(&mut self) -> Vec<RowRange> {
         let states = self.states.iter_mut().enumerate().filter(|(_, state)| !state.done);
-        let (first, items) = (self.first, self.plan.items());
+        let first = self.first;
+        let items = self.plan.items();
         let range = |(i, state): (usize, &mut QuestionState)| {
             state.round = state.next_rows(items[first + i].params);
             RowRange { question: first + i, rows: state.round.clone() }
@@ -432,7 +438,8 @@ impl<'a> Collector<'a> {
                 Some((state, ranges.next_if(|(range, _)| range.question == first + i)?))
             })
             .collect();
-        let (engine, items) = (self.engine, self.plan.items());
+        let engine = self.engine;
+        let items = self.plan.items();
         let collect = |(state, (range, rows)): (&mut QuestionState, (&RowRange, Vec<_>))| {
             let of = QuestionContext { engine, item: items[range.question] };
             state.add_rows(of, &range.rows, rows)

@@ -178,7 +178,7 @@ pub enum EngineError {
     UnfitReference {
         /// The checkpoint directory.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
 

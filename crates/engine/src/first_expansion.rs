@@ -77,7 +77,8 @@ impl FinishedWave<'_> {
         let rows = questions.iter().flat_map(|of| of.rows.clone());
         let at_first: Vec<ScoredPath> = rows.map(|row| self.scores.at_first_thought(row)).collect();
         let (scorer, scored) = self.scores.state.select(device, at_first.iter())?;
-        let (mut extensions, mut ranges) = (Vec::new(), Vec::new());
+        let mut extensions = Vec::new();
+        let mut ranges = Vec::new();
         let mut scored = scored.into_iter();
         for SearchedQuestion { question, prompt_len, rows } in questions {
             let start = extensions.len();

@@ -39,7 +39,8 @@ impl Engine {
     pub fn score_tokens(&self, tokens: &[u32]) -> Result<Vec<TokenScore>, EngineError> {
         let model = &self.reasoner().model;
         check_tokens(model, tokens)?;
-        let (device, config) = (model.decoder.device(), model.decoder.config());
+        let device = model.decoder.device();
+        let config = model.decoder.config();
         let mut cache = Cache::new(device, config, Cache::slots_for(tokens.len()))?;
         let mut sequence = TokenSequence::new(tokens.to_vec());
         device.run(|| score_positions(model, &mut cache, &mut [(&mut sequence, tokens.len())]))?;
@@ -136,7 +137,8 @@ impl TokenScore {
         let sum: f64 = logits.iter().map(|&x| f64::from(x - logits[top]).exp()).sum();
         let logprob = |i: usize| (f64::from(logits[i] - logits[top]) - sum.ln()) as f32;
         let token = token.unwrap_or(top as u32);
-        let (top_logprob, logprob) = (logprob(top), logprob(token as usize));
+        let top_logprob = logprob(top);
+        let logprob = logprob(token as usize);
         Self { token, logprob, top: top as u32, top_logprob }
     }
 }

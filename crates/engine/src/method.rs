@@ -236,7 +236,8 @@ impl TokenLookup<'_> {
         if (id as usize) < vocab {
             return Ok(id);
         }
-        let (dir, token) = (self.checkpoint.dir().to_owned(), token.to_owned());
+        let dir = self.checkpoint.dir().to_owned();
+        let token = token.to_owned();
         Err(EngineError::TokenBeyondVocabulary { dir, token, id, vocab })
     }
 

@@ -41,7 +41,8 @@ impl Prompt {
     /// Puts the tokens of a question into the reasoner's prompt template: as text if the text has
     /// these tokens, else between the tokens of the template.
     pub fn of_tokens(reasoner: &Reasoner, id: u32, question: &[u32]) -> Result<Self, EngineError> {
-        let (tokenizer, method) = (&reasoner.tokenizer, &reasoner.method);
+        let tokenizer = &reasoner.tokenizer;
+        let method = &reasoner.method;
         let text = tokenizer.decode(question)?;
         if tokenizer.encode(&tokenizer.guard(&text))? == question {
             return Self::new(reasoner, id, &text);

@@ -186,7 +186,8 @@ impl QuestionState {
     /// The sequences of the next round: all of them, or, if the vote is checked between rounds,
     /// enough to double the number of samples.
     pub(crate) fn next_rows(&self, params: &SamplingParams) -> Range<usize> {
-        let (start, greedy) = (self.round.end, usize::from(params.greedy));
+        let start = self.round.end;
+        let greedy = usize::from(params.greedy);
         let samples = (2 * start.saturating_sub(greedy)).max(AdaptiveSampling::FIRST_ROUND);
         let end = if params.adaptive.is_some() { greedy + samples } else { params.rows() };
         start..end.min(params.rows())
@@ -280,7 +281,8 @@ impl QuestionState {
         let rule = of.engine.rule_of(params);
         let chosen = rule.choose(&self.reply.trajectories, &params.vote);
         let confidence = params.vote.confidence(&self.reply.trajectories, chosen);
-        let (diversity, fed_diversity) = (self.diversity.values(), self.fed_diversity.values());
+        let diversity = self.diversity.values();
+        let fed_diversity = self.fed_diversity.values();
         Ok(Reply {
             beam,
             diversity,

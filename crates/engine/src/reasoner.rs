@@ -111,10 +111,12 @@ impl Reasoner {
             device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused_tensors();
         if !unused.is_empty() {
-            let (dir, family) = (dir(), method.family);
+            let dir = dir();
+            let family = method.family;
             return Err(EngineError::UnusedTensors { dir, family, unused });
         }
-        let (decoder, head) = (Arc::new(decoder), Arc::new(head));
+        let decoder = Arc::new(decoder);
+        let head = Arc::new(head);
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             model: LatentModel {
@@ -212,13 +214,15 @@ impl RewardModel {
         if RewardHead::detect(&checkpoint).is_none() {
             return Err(EngineError::NotARewardModel { dir: checkpoint.dir().to_owned() });
         }
-        let (config, width) = (checkpoint.config(), reasoner.decoder.config().width);
+        let config = checkpoint.config();
+        let width = reasoner.decoder.config().width;
         if config.width != width {
             return Err(EngineError::WidthDiffers { reward: config.width, reasoner: width });
         }
         let head = RewardHead::load(device, config, &checkpoint)?;
         let outcome_head = RewardHead::outcome(device, config, &checkpoint)?;
-        let (reads, says) = (config.vocab, reasoner.decoder.config().vocab);
+        let reads = config.vocab;
+        let says = reasoner.decoder.config().vocab;
         if outcome_head.is_some() && reads < says {
             return Err(EngineError::UnreadableAnswers { reads, says });
         }
@@ -235,7 +239,8 @@ impl RewardModel {
         checkpoint: &Checkpoint,
         reasoner: &Reasoner,
     ) -> Result<Option<LatentModel>, EngineError> {
-        let (files, width) = (checkpoint.model_files(), checkpoint.config().width);
+        let files = checkpoint.model_files();
+        let width = checkpoint.config().width;
         if let Some(copy) = files.subdir(REFERENCE_DIR) {
             return Self::load_reference(device, copy, width).map(Some);
         }

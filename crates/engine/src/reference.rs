@@ -70,7 +70,8 @@ pub fn prompt_hidden(model: &LatentModel, tokens: &[u32]) -> Result<Tensor, Devi
     let decoder = &model.decoder;
     let slots = Cache::slots_for(tokens.len());
     let mut cache = Cache::new(decoder.device(), decoder.config(), slots)?;
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     let forward = || decoder.forward(&mut cache, &pass, model.embed(tokens)?, None)?.to_host();
     decoder.device().run(forward)

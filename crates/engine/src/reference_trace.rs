@@ -59,7 +59,8 @@ impl ReferenceTracer {
         let slots = |prompt: &&Prompt| Cache::slots_for(prompt.tokens.len()) + thoughts;
         ensure_slots(&mut self.cache, prompts.iter().map(slots).sum(), &model.decoder)?;
         let Some(cache) = &mut self.cache else { return Ok(ReferenceTrace::default()) };
-        let (params, cancel) = (Self::params(model), CancelToken::default());
+        let params = Self::params(model);
+        let cancel = CancelToken::default();
         let items: Vec<BatchItem<'_>> =
             prompts.iter().map(|&prompt| BatchItem::new(prompt, &params, &cancel)).collect();
         let spec = |(item, of): (usize, &&Prompt)| {

@@ -114,7 +114,7 @@ pub struct BeamReply {
 /// use aggregate::{Rule, VoteParams};
 /// use latent_tts_engine::Reply;
 ///
-/// /// What every rule answers.
+/// /// The answer chosen by each rule.
 /// fn answers(reply: &Reply) -> Vec<(&'static str, Option<&str>)> {
 ///     let by = |&rule: &Rule| {
 ///         let chosen = reply.choose(rule, &VoteParams::default());

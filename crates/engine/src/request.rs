@@ -80,7 +80,8 @@ impl Request {
     /// The request with its prompt, as a batch item.
     pub(crate) fn item<'a>(&'a self, prompt: &'a Prompt) -> BatchItem<'a> {
         let Self { params, forced_thoughts, cancel, .. } = self;
-        let (lens, answer_sampling) = (self.lens, self.answer_sampling);
+        let lens = self.lens;
+        let answer_sampling = self.answer_sampling;
         BatchItem { prompt, params, forced_thoughts, lens, answer_sampling, cancel }
     }
 }

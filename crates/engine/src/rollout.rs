@@ -200,7 +200,8 @@ impl RolloutRunner<'_> {
         let each = |wave: &Range<usize>, state: &mut RolloutState| {
             self.run_wave(&plan, wave.clone(), usize::MAX, state)
         };
-        let (device, streams) = (self.model.decoder.device(), states.as_slice());
+        let device = self.model.decoder.device();
+        let streams = states.as_slice();
         let jobs = StreamJobs { device, streams, jobs: &plan.waves(), each };
         jobs.run(|_, annotated: Vec<_>| annotated.into_iter().try_for_each(&mut take))
     }

@@ -346,7 +346,9 @@ impl<'a> Sampler<'a> {
                 MixtureDraw::Gumbel { key, tau: tau.get() }
             }
             Perturbation::Gumbel { tau, one_sided: Some(OneSidedNoise { scale, top_p }) } => {
-                let (tau, scale, top_p) = (tau.get(), scale.get(), top_p.get());
+                let tau = tau.get();
+                let scale = scale.get();
+                let top_p = top_p.get();
                 MixtureDraw::OneSidedGumbel { key, tau, scale, top_p }
             }
             Perturbation::Multiplex { width, temperature, top_p } => {

@@ -2,7 +2,7 @@
 //! step.
 //!
 //! ```text
-//! submit -> queue (bounded in rows) -> SequenceBatch: admit, step, leave -> events
+//! submit -> queue (bounded in sequences) -> SequenceBatch: admit, step, leave -> events
 //! ```
 //!
 //! One thread owns the models' caches and runs steps while there are sequences: `batch` admits and
@@ -283,7 +283,8 @@ impl Scheduler {
     pub fn submit_all(&self, submissions: Vec<Submission>) -> Result<(), SubmitError> {
         let admitted = submissions.into_iter().map(|submission| self.admit(submission.0));
         let work: Vec<Work> = admitted.collect::<Result<_, _>>()?;
-        let (rows, limit) = (work.iter().map(Work::rows).sum(), self.shared.max_waiting_rows);
+        let rows = work.iter().map(Work::rows).sum();
+        let limit = self.shared.max_waiting_rows;
         if rows > limit {
             return Err(SubmitError::TooManyRows { rows, limit });
         }
@@ -304,7 +305,8 @@ impl Scheduler {
 
     /// Rejects work that cannot be run. Accepted work is cancelled with the scheduler.
     fn admit(&self, mut work: Work) -> Result<Work, EngineError> {
-        let (engine, stop) = (self.engine(), &self.shared.stop);
+        let engine = self.engine();
+        let stop = &self.shared.stop;
         match &mut work {
             Work::Generate(job) => {
                 engine.check_item(&job.item(), RunningRequests::memory(engine))?;

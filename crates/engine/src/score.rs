@@ -84,7 +84,8 @@ pub(crate) fn score(
     let ScorerPrefix { mut pass, x, sequences } =
         ScorerPrefix::new(reward_model, cache, prompts, trace)?;
     let thoughts = || scored.iter().flat_map(|row| row.thoughts);
-    let (mut before, mut rows) = (Vec::new(), Vec::new());
+    let mut before = Vec::new();
+    let mut rows = Vec::new();
     let prefixes = scored.iter().map(|row| sequences[row.item].len()).collect();
     for row in scored {
         let mut sequence = sequences[row.item].fork();
@@ -123,7 +124,8 @@ pub(crate) fn score(
         None => Vec::new(),
         Some(latents) => {
             let positions: Vec<usize> = (prompts.len()..outputs).collect();
-            let (before, at) = (at(&before)?, at(&positions)?);
+            let before = at(&before)?;
+            let at = at(&positions)?;
             let inputs = RewardInputs { before: &before, at: &at, thoughts: latents };
             reward_model.head.rewards(device, inputs)?
         }
@@ -134,7 +136,8 @@ pub(crate) fn score(
         }
         _ => Vec::new(),
     };
-    let (mut process, mut outcome) = (process.into_iter(), outcome.into_iter());
+    let mut process = process.into_iter();
+    let mut outcome = outcome.into_iter();
     let rewards = |thoughts: usize| Rewards {
         process: process.by_ref().take(thoughts).collect(),
         outcome: outcome.next(),
@@ -209,7 +212,9 @@ impl AnswerLayout {
     ) -> Result<Vec<f32>, DeviceError> {
         let last: Vec<usize> = rows.iter().map(|row| row.last_thought).collect();
         let at = |outputs: &[usize]| ops::select(device, hidden, outputs);
-        let (before, end, last) = (at(&self.before)?, at(&self.at)?, at(&last)?);
+        let before = at(&self.before)?;
+        let end = at(&self.at)?;
+        let last = at(&last)?;
         head.rewards(device, RewardInputs { before: &before, at: &end, thoughts: &last })
     }
 }
@@ -229,12 +234,15 @@ impl ScorerPrefix {
         prompts: &[&Prompt],
         trace: Option<&ReferenceTrace>,
     ) -> Result<Self, DeviceError> {
-        let (mut pass, mut vectors) = (Pass::default(), Vec::new());
+        let mut pass = Pass::default();
+        let mut vectors = Vec::new();
         let tokens: Vec<u32> = prompts.iter().flat_map(|prompt| &prompt.tokens).copied().collect();
         let mut sequences = vec![Sequence::default(); prompts.len()];
-        let (mut token, mut thought) = (0, tokens.len());
+        let mut token = 0;
+        let mut thought = tokens.len();
         for (i, (prompt, sequence)) in prompts.iter().zip(&mut sequences).enumerate() {
-            let (length, traced) = (prompt.tokens.len(), trace.map_or(0, |t| t.lengths[i]));
+            let length = prompt.tokens.len();
+            let traced = trace.map_or(0, |t| t.lengths[i]);
             vectors.extend(token..token + length);
             vectors.extend(thought..thought + traced);
             (token, thought) = (token + length, thought + traced);
@@ -276,7 +284,8 @@ impl ScorerState {
         device: &Device,
         paths: impl Iterator<Item = &'p ScoredPath>,
     ) -> Result<(Self, Vec<ScoredPath>), DeviceError> {
-        let (mut forks, mut outputs) = (Vec::new(), Vec::new());
+        let mut forks = Vec::new();
+        let mut outputs = Vec::new();
         for (i, path) in paths.enumerate() {
             forks.push(ScoredPath { sequence: path.sequence.fork(), last_thought: i });
             outputs.push(path.last_thought);
@@ -309,7 +318,8 @@ impl ScorerState {
         thoughts: &Tensor,
     ) -> Result<Vec<f32>, DeviceError> {
         let device = reward_model.decoder.device();
-        let (mut pass, mut before) = (Pass::default(), Vec::new());
+        let mut pass = Pass::default();
+        let mut before = Vec::new();
         for (path, output) in paths.zip(self.outputs..) {
             pass.push(cache, &mut path.sequence, true);
             before.push(std::mem::replace(&mut path.last_thought, output));
@@ -333,7 +343,8 @@ impl ScorerState {
         answers: AnswerBatch<'_>,
     ) -> Result<Vec<f32>, DeviceError> {
         let Some(head) = &reward_model.outcome_head else { return Ok(Vec::new()) };
-        let (decoder, mut pass) = (&reward_model.decoder, Pass::default());
+        let decoder = &reward_model.decoder;
+        let mut pass = Pass::default();
         let answers = AnswerLayout { outputs: self.outputs, ..AnswerLayout::default() }.extend(
             decoder.config().context,
             cache,

@@ -97,7 +97,8 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
         thread::scope(|scope| {
             let (sender, receiver) = sync_channel(self.streams.len());
             for stream in 0..self.streams.len() {
-                let (sender, next) = (sender.clone(), &next);
+                let sender = sender.clone();
+                let next = &next;
                 scope.spawn(move || self.stream_worker(stream, next, &sender));
             }
             drop(sender);
@@ -194,8 +195,10 @@ mod tests {
     where
         F: Fn(&usize, &mut usize) -> Result<usize, DeviceError> + Sync,
     {
-        let (device, jobs) = (Device::cpu(None).unwrap(), Vec::from_iter(0..50));
-        let (streams, mut taken) = (open(streams), Vec::new());
+        let device = Device::cpu(None).unwrap();
+        let jobs = Vec::from_iter(0..50);
+        let streams = open(streams);
+        let mut taken = Vec::new();
         let jobs = StreamJobs { device: &device, streams: &streams, jobs: &jobs, each };
         let end = jobs.run(|job, done| {
             assert_eq!(done, job * job);
@@ -221,7 +224,8 @@ mod tests {
     /// A beam search runs on the stream of the batch before it.
     #[test]
     fn a_result_can_be_taken_with_its_streams_state() {
-        let (device, jobs) = (Device::cpu(None).unwrap(), Vec::from_iter(0..3));
+        let device = Device::cpu(None).unwrap();
+        let jobs = Vec::from_iter(0..3);
         let streams = open::<usize>(1);
         let each = |job: &usize, state: &mut usize| {
             *state += job;

@@ -199,7 +199,8 @@ impl BatchContext<'_> {
         caches: &mut WaveCaches,
         seconds: &mut StageSeconds,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        let (device, start) = (self.model.decoder.device(), Instant::now());
+        let device = self.model.decoder.device();
+        let start = Instant::now();
         let ready = match caches.hold_searches(questions) {
             true => Ok(&mut *caches),
             false => caches.ensure(self, plan, plan.search_slots(questions)),
@@ -258,7 +259,8 @@ fn specs(
     item: &BatchItem<'_>,
     range: &RowRange,
 ) -> impl Iterator<Item = SequenceSpec> + use<> {
-    let (question, greedy) = (item.prompt.id, usize::from(item.params.greedy));
+    let question = item.prompt.id;
+    let greedy = usize::from(item.params.greedy);
     let spec = move |row: usize| {
         let trajectory = row.saturating_sub(greedy) as u32;
         SequenceSpec { item: index, id: RowId { question, trajectory }, perturbed: row >= greedy }
@@ -272,7 +274,8 @@ fn searched_questions(
     wave: &[RowRange],
     sequences: &[SequenceState],
 ) -> Vec<SearchedQuestion> {
-    let (mut searched, mut start) = (Vec::new(), 0);
+    let mut searched = Vec::new();
+    let mut start = 0;
     for rows in sequences.chunk_by(|a, b| a.spec.item == b.spec.item) {
         let range = &wave[rows[0].spec.item];
         if let Some(first) = plan.first_extensions(range) {
@@ -297,7 +300,8 @@ pub(crate) fn reference_trace(
 /// Splits a batch into two of about equal size, preserving order.
 fn split_wave(wave: &[RowRange]) -> (Vec<RowRange>, Vec<RowRange>) {
     let mut left = wave.iter().map(|range| range.rows.len()).sum::<usize>() / 2;
-    let (mut first, mut second) = (Vec::new(), Vec::new());
+    let mut first = Vec::new();
+    let mut second = Vec::new();
     for RowRange { question, rows } in wave {
         let cut = rows.start + left.min(rows.len());
         left -= cut - rows.start;

@@ -64,7 +64,8 @@ pub enum ModelWarning {
 impl fmt::Display for ModelWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::OtherBase { dir, base } = self;
-        let (dir, base) = (dir.display(), base.display());
+        let dir = dir.display();
+        let base = base.display();
         write!(f, "{dir}: the adapter was trained on other weights than those of {base}")
     }
 }
@@ -72,7 +73,8 @@ impl fmt::Display for ModelWarning {
 impl BaseRecord {
     /// Records a base: its digest and shapes.
     pub fn of(base: &Checkpoint) -> Result<Self, ModelError> {
-        let (mut shapes, mut single) = (BTreeMap::<String, Vec<usize>>::new(), BTreeMap::new());
+        let mut shapes = BTreeMap::<String, Vec<usize>>::new();
+        let mut single = BTreeMap::new();
         for (name, shape) in base.shapes() {
             match shapes.get(&block_pattern(name)) {
                 Some(known) if known != shape => {
@@ -84,7 +86,8 @@ impl BaseRecord {
             }
         }
         shapes.extend(single);
-        let (digest, adapter) = (Some(base.digest()?), base.base().is_some());
+        let digest = Some(base.digest()?);
+        let adapter = base.base().is_some();
         Ok(Self { digest, adapter, shapes, ..Self::default() })
     }
 
@@ -105,18 +108,21 @@ impl BaseRecord {
         base: &Checkpoint,
         base_path: &Path,
     ) -> Result<Option<ModelWarning>, ModelError> {
-        let (dir, base_path) = (adapter.path().to_owned(), base_path.to_owned());
+        let dir = adapter.path().to_owned();
+        let base_path = base_path.to_owned();
         let described = |name: &str, shape: &[usize]| format!("`{name}` of shape {shape:?}");
         for (name, found) in base.shapes() {
             let expected = self.shapes.get(name).or_else(|| self.shapes.get(&block_pattern(name)));
             if let Some(expected) = expected.filter(|expected| *expected != found) {
-                let (expected, found) = (described(name, expected), described(name, found));
+                let expected = described(name, expected);
+                let found = described(name, found);
                 return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
             }
         }
         for (name, expected) in &self.shapes {
             if !base.has(&name.replacen('*', "0", 1)) {
-                let (expected, found) = (described(name, expected), format!("no `{name}`"));
+                let expected = described(name, expected);
+                let found = format!("no `{name}`");
                 return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
             }
         }
@@ -236,7 +242,8 @@ pub fn absolute_path(model: &Path) -> std::io::Result<PathBuf> {
 
 /// The path of a model as seen from an existing directory, with `..` where needed.
 pub fn path_from(dir: &Path, model: &Path) -> std::io::Result<PathBuf> {
-    let (dir, model) = (dir.canonicalize()?, absolute_path(model)?);
+    let dir = dir.canonicalize()?;
+    let model = absolute_path(model)?;
     let shared = dir.components().zip(model.components()).take_while(|(a, b)| a == b).count();
     let up = dir.components().skip(shared).map(|_| Component::ParentDir);
     Ok(up.chain(model.components().skip(shared)).collect())

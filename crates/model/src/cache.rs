@@ -56,7 +56,8 @@ impl Sequence {
     /// A sequence that shares all positions so far. No keys or values are copied.
     #[inline]
     pub fn fork(&self) -> Self {
-        let (len, prefix) = (self.len, self.prefix);
+        let len = self.len;
+        let prefix = self.prefix;
         let spans = SmallVec::from_slice(&self.spans);
         Self { spans, reserved: 0, len, prefix, prefix_ended: len > 0 }
     }
@@ -82,7 +83,8 @@ impl Sequence {
             "a sequence of {} positions cannot be forked at {len}",
             self.len()
         );
-        let (mut spans, mut left) = (SmallVec::with_capacity(self.spans.len() + 1), len as u32);
+        let mut spans = SmallVec::with_capacity(self.spans.len() + 1);
+        let mut left = len as u32;
         for span in &self.spans {
             let len = span.len.min(left);
             if len == 0 {
@@ -92,7 +94,8 @@ impl Sequence {
             left -= len;
         }
         let len = len as u32;
-        let (prefix, prefix_ended) = (self.prefix.min(len), len > 0);
+        let prefix = self.prefix.min(len);
+        let prefix_ended = len > 0;
         Self { spans, reserved: 0, len, prefix, prefix_ended }
     }
 }
@@ -123,7 +126,8 @@ impl Cache {
     }
 
     fn with_store(kv: KvStore) -> Self {
-        let (free_slots, free_chunks) = (Vec::new(), Vec::new());
+        let free_slots = Vec::new();
+        let free_chunks = Vec::new();
         Self { kv, used: 0, granularity: CHUNK_SLOTS, free_slots, free_chunks }
     }
 
@@ -289,7 +293,8 @@ pub struct Pass {
 impl Pass {
     /// An empty pass with capacity for `rows` positions.
     pub fn with_capacity(rows: usize) -> Self {
-        let (slots, positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let slots = Vec::with_capacity(rows);
+        let positions = Vec::with_capacity(rows);
         Self {
             attention: AttentionSpans::with_capacity(rows),
             slots,
@@ -342,10 +347,13 @@ mod tests {
 
     #[test]
     fn forks_share_the_prefix_and_nothing_else() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..20).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         assert_eq!(prefix.spans[..], [Span { start: 0, len: 20 }]);
-        let (mut a, mut b) = (prefix.fork(), prefix.fork());
+        let mut a = prefix.fork();
+        let mut b = prefix.fork();
         for _ in 0..17 {
             pass.push(&mut cache, &mut a, true);
             pass.push(&mut cache, &mut b, true);
@@ -368,7 +376,8 @@ mod tests {
             (0..count).for_each(|_| Pass::default().push(cache, sequence, false));
             sequence.prefix
         };
-        let (mut first, mut other) = (Sequence::default(), Sequence::default());
+        let mut first = Sequence::default();
+        let mut other = Sequence::default();
         assert_eq!(grow(&mut cache, &mut first, 16), 16);
         let mut adjacent = first.fork();
         assert_eq!(grow(&mut cache, &mut adjacent, 3), 16);
@@ -387,7 +396,8 @@ mod tests {
     /// of them.
     #[test]
     fn a_continued_sequence_is_one_prefix() {
-        let (mut cache, mut first) = (cache(), Sequence::default());
+        let mut cache = cache();
+        let mut first = Sequence::default();
         (0..20).for_each(|_| Pass::default().push(&mut cache, &mut first, false));
         let mut continued = first.fork_at(16).continued();
         (0..20).for_each(|_| Pass::default().push(&mut cache, &mut continued, false));
@@ -401,7 +411,9 @@ mod tests {
 
     #[test]
     fn a_position_is_computed_again_in_its_slot() {
-        let (mut cache, mut first, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut first = Pass::default();
+        let mut prefix = Sequence::default();
         (0..3).for_each(|_| first.push(&mut cache, &mut prefix, false));
         let mut own = prefix.fork();
         (0..20).for_each(|_| first.push(&mut cache, &mut own, true));
@@ -416,7 +428,9 @@ mod tests {
 
     #[test]
     fn nested_forks_share_both_prefixes() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         let mut beam = prefix.fork();
         pass.push(&mut cache, &mut beam, false);
@@ -432,7 +446,9 @@ mod tests {
 
     #[test]
     fn released_slots_are_reused_and_chunks_stay_aligned() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         cache.set_slot_granularity(SlotGranularity::Single);
         let mut forks: Vec<Sequence> = (0..3).map(|_| prefix.fork()).collect();
@@ -459,7 +475,9 @@ mod tests {
     #[test]
     fn released_chunks_are_reused_and_shared_ones_are_kept() {
         for prefix_len in [20, 32] {
-            let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+            let mut cache = cache();
+            let mut pass = Pass::default();
+            let mut prefix = Sequence::default();
             (0..prefix_len).for_each(|_| pass.push(&mut cache, &mut prefix, false));
             let mut row = prefix.fork();
             (0..17).for_each(|_| pass.push(&mut cache, &mut row, true));
@@ -480,7 +498,9 @@ mod tests {
     #[test]
     fn rollback_restores_cache_and_sequences() {
         for granularity in [SlotGranularity::Chunk, SlotGranularity::Single] {
-            let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+            let mut cache = cache();
+            let mut pass = Pass::default();
+            let mut prefix = Sequence::default();
             (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
             let mut rows: Vec<Sequence> = (0..4).map(|_| prefix.fork()).collect();
             cache.set_slot_granularity(granularity);
@@ -509,7 +529,9 @@ mod tests {
 
     #[test]
     fn fork_at_shares_a_prefix_and_rewind_frees_the_rest() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..5).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         let mut path = prefix.fork();
         (0..3).for_each(|_| pass.push(&mut cache, &mut path, false));

@@ -349,7 +349,8 @@ impl Checkpoint {
         let Some(stored) = self.weights.get(&name) else {
             return Ok(());
         };
-        let (vocab, added) = (self.config.vocab, self.added_tokens());
+        let vocab = self.config.vocab;
+        let added = self.added_tokens();
         let fits = |rows: usize| match added {
             0 => rows == vocab,
             _ => added <= vocab && rows >= vocab - added,
@@ -382,9 +383,10 @@ impl Checkpoint {
         };
         let layout = WeightLayout::of(self.config.architecture, module);
         let (inputs, outputs) = layout.inputs_and_outputs(rows, columns);
-        let (rank, scale) = (a.shape.first().copied().unwrap_or(0), layer.scale(module, a)?);
-        let (a, b) =
-            (self.read_values(a, &[rank, inputs])?, self.read_values(b, &[outputs, rank])?);
+        let rank = a.shape.first().copied().unwrap_or(0);
+        let scale = layer.scale(module, a)?;
+        let a = self.read_values(a, &[rank, inputs])?;
+        let b = self.read_values(b, &[outputs, rank])?;
         Ok(lora::merge(values, rows, layout, LoraFactors { a: &a, b: &b, rank, scale })?)
     }
 

@@ -259,10 +259,12 @@ impl Decoder {
         X: FnOnce() -> Result<Tensor, E>,
         P: FnOnce() -> Result<(), E>,
     {
-        let (device, width) = (&self.device, self.config.width);
+        let device = &self.device;
+        let width = self.config.width;
         let x = || {
             let x = x()?;
-            let (shape, expected) = ((x.rows(), x.cols()), (pass.rows(), width));
+            let shape = (x.rows(), x.cols());
+            let expected = (pass.rows(), width);
             assert_eq!(shape, expected, "decoder: the inputs do not match the pass");
             Ok::<Tensor, E>(x)
         };
@@ -388,8 +390,8 @@ impl Decoder {
             return None;
         }
         // Checked here: a graph replay does not check its inputs.
-        let (slots, context) =
-            (cache.slots(), self.position_embedding.as_ref().map_or(usize::MAX, Tensor::rows));
+        let slots = cache.slots();
+        let context = self.position_embedding.as_ref().map_or(usize::MAX, Tensor::rows);
         assert!(
             pass.slots.iter().all(|&s| (s as usize) < slots),
             "decoder: slot out of range of {slots}"
@@ -451,8 +453,10 @@ impl Decoder {
         output: OutputDtype,
         chunk: &mut PassChunk<'_>,
     ) -> Result<(), DeviceError> {
-        let (device, heads) = (&self.device, self.config.heads);
-        let (block, next) = (&self.blocks[layer], self.blocks.get(layer + 1));
+        let device = &self.device;
+        let heads = self.config.heads;
+        let block = &self.blocks[layer];
+        let next = self.blocks.get(layer + 1);
         chunk.work.normed.release();
         let mut metadata = chunk.take_metadata(device)?;
         if next.is_none() {
@@ -500,7 +504,8 @@ impl Decoder {
         let table = self.position_embedding.as_ref();
         let learned =
             table.map(|table| LearnedPositions { table, positions: &slot_mapping.positions });
-        let (norm, dtype) = (&self.blocks[0].attn_norm, OutputDtype::Operand);
+        let norm = &self.blocks[0].attn_norm;
+        let dtype = OutputDtype::Operand;
         ops::add_positions_norm(&self.device, x, learned, norm, dtype, normed)
     }
 
@@ -514,7 +519,8 @@ impl Decoder {
 
     /// The MLP up to its output projection: from `work.normed`, which is released, to `work.inner`.
     fn mlp(&self, block: &Block, work: &mut ChunkActivations) -> Result<(), DeviceError> {
-        let (device, normed) = (&self.device, &work.normed);
+        let device = &self.device;
+        let normed = &work.normed;
         let mlp_in = |activation, dtype, out: &mut Tensor| {
             ops::linear(device, normed, &block.mlp_in, activation, dtype, out)
         };
@@ -533,7 +539,8 @@ impl Decoder {
     /// Floating-point operations of the blocks for a range of a sequence's positions: matrix
     /// products and causal attention.
     pub fn flops_for(&self, positions: Range<usize>) -> f64 {
-        let (from, to) = (positions.start, positions.end);
+        let from = positions.start;
+        let to = positions.end;
         let attended = (to * (to + 1) - from * (from + 1)) / 2;
         (to - from) as f64 * self.flops_per_position() + attended as f64 * self.flops_per_attended()
     }
@@ -603,8 +610,10 @@ fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
         let Some(config::Llama3Scaling { factor, low, high, original_context }) = scaling else {
             return f;
         };
-        let (factor, low, high, context) =
-            (factor as f32, low as f32, high as f32, original_context as f32);
+        let factor = factor as f32;
+        let low = low as f32;
+        let high = high as f32;
+        let context = original_context as f32;
         let wavelength = std::f32::consts::TAU / f;
         if wavelength < context / high {
             f

@@ -46,7 +46,7 @@ pub enum ModelError {
     InvalidProbe {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 
@@ -157,7 +157,7 @@ pub enum ModelError {
         file: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong and what would be valid.
+        /// The problem, and the valid values.
         why: String,
     },
 
@@ -216,7 +216,7 @@ pub enum ModelError {
     BadHeader {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 
@@ -245,7 +245,7 @@ pub enum ModelError {
     BadGguf {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 
@@ -557,7 +557,7 @@ pub enum ModelError {
     BadTokenizer {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 

@@ -156,7 +156,8 @@ impl LatentHead {
         checkpoint: &Checkpoint,
         names: &MlpNames,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::Mlp {
             up: modules.linear(names.up, width, hidden)?,
@@ -173,7 +174,8 @@ impl LatentHead {
         names: &GaussianMeanNames,
         std: f32,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::GaussianMean {
             up: modules.linear(names.up, width, hidden)?,
@@ -190,7 +192,8 @@ impl LatentHead {
         checkpoint: &Checkpoint,
         names: &SwiGluNames,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::SwiGlu {
             norm: modules.layer_norm(names.norm, width, 1e-6)?,
@@ -207,7 +210,8 @@ impl LatentHead {
         checkpoint: &Checkpoint,
         [map, norm]: [&'static str; 2],
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         Ok(Self::Affine {
             map: modules.linear(map, width, width)?,
             norm: modules.layer_norm(norm, width, 1e-5)?,
@@ -279,7 +283,8 @@ impl LatentHead {
                 out
             }
             Self::TopKMixture { k } => {
-                let (head, table) = (decoder.lm_head(), decoder.embedding());
+                let head = decoder.lm_head();
+                let table = decoder.embedding();
                 let mixture = TopKMixture { head, table, k: *k, noise };
                 let (thoughts, argmax) = ops::top_k_mixture(device, hidden, mixture)?;
                 return Ok(LatentOutput { thoughts, argmax: Some(argmax), entropies: None });
@@ -423,7 +428,8 @@ impl RewardHead {
         source: &impl TensorSource,
         name: &str,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, source), config.width);
+        let modules = ModuleLoader::new(device, source);
+        let width = config.width;
         let inner = |part: &str| modules.linear(&format!("{name}.{part}"), width, 2 * width);
         let out = modules.linear(&format!("{name}.out"), width, 1)?;
         Ok(Self::Compare(Box::new(ComparisonHead {

@@ -65,7 +65,8 @@ pub(crate) fn merge(
     if rows == 0 || rank == 0 || weight.is_empty() {
         return Ok(());
     }
-    let (device, columns) = (kernels()?, weight.len() / rows);
+    let device = kernels()?;
+    let columns = weight.len() / rows;
     // Input-major weights take (B A)^T = A^T B^T.
     let (left, right) = match layout {
         WeightLayout::OutputMajor => {
@@ -75,7 +76,8 @@ pub(crate) fn merge(
             (transpose(a, rank, rows), Linear::from_output_major(device, rank, columns, b, None)?)
         }
     };
-    let (left, mut product) = (Tensor::from_vec(rows, rank, left), Tensor::default());
+    let left = Tensor::from_vec(rows, rank, left);
+    let mut product = Tensor::default();
     ops::linear(device, &left, &right, Activation::None, OutputDtype::F32, &mut product)?;
     let products = product.data().par_chunks(columns);
     weight.par_chunks_mut(columns).zip(products).for_each(|(row, product)| {
@@ -211,9 +213,12 @@ mod tests {
 
     #[test]
     fn merge_matches_definition_in_both_layouts() {
-        let (inputs, outputs, rank) = (7, 5, 3);
-        let (a, b, w) =
-            (numbers(rank * inputs, 1), numbers(outputs * rank, 2), numbers(inputs * outputs, 3));
+        let inputs = 7;
+        let outputs = 5;
+        let rank = 3;
+        let a = numbers(rank * inputs, 1);
+        let b = numbers(outputs * rank, 2);
+        let w = numbers(inputs * outputs, 3);
         let factors = LoraFactors { a: &a, b: &b, rank, scale: 0.25 };
         let mut linear = w.clone();
         merge(&mut linear, outputs, WeightLayout::OutputMajor, factors).unwrap();

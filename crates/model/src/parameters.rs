@@ -73,7 +73,8 @@ pub struct NamedTensor {
 impl Parameter {
     fn new(device: &Device, layout: ParameterLayout, value: Tensor) -> Result<Self, DeviceError> {
         let zeros = || Tensor::zeros_on(device, value.rows(), value.cols());
-        let (gradient, moments) = (zeros()?, Moments { first: zeros()?, second: zeros()? });
+        let gradient = zeros()?;
+        let moments = Moments { first: zeros()?, second: zeros()? };
         Ok(Self { layout, value: value.to_device(device)?, gradient, moments })
     }
 
@@ -130,7 +131,8 @@ impl Parameter {
     }
 
     fn split_named(&self, tensor: &Tensor) -> Result<Vec<NamedTensor>, DeviceError> {
-        let (host, cols) = (tensor.clone().to_host()?, tensor.cols());
+        let host = tensor.clone().to_host()?;
+        let cols = tensor.cols();
         let mut start = 0;
         let mut cut = |len: usize| {
             start += len;
@@ -147,7 +149,8 @@ impl Parameter {
             }
             ParameterLayout::Matrix { parts, layout } => {
                 let part = |(name, outputs): &(String, usize)| {
-                    let (values, name) = (cut(outputs * cols), name.clone());
+                    let values = cut(outputs * cols);
+                    let name = name.clone();
                     match layout {
                         WeightLayout::OutputMajor => {
                             NamedTensor { name, shape: vec![*outputs, cols], values }

@@ -220,7 +220,8 @@ fn place(
     let entry = format!("{root}data/{}", tensor.storage.key);
     let stored = archive.get(&entry).ok_or_else(|| format!("has no storage {entry}"))?;
     let size = element_bytes(tensor.storage.dtype);
-    let (shape, strides) = (&tensor.shape, &tensor.strides);
+    let shape = &tensor.shape;
+    let strides = &tensor.strides;
     if shape.len() != strides.len() {
         return Err("has a different number of strides than dimensions".to_owned());
     }

@@ -476,7 +476,8 @@ fn ranges(counts: &[StateCounts]) -> impl Iterator<Item = std::ops::Range<usize>
 /// The gated mean of each trajectory's rewards, from (positions, 2).
 fn pool(outputs: &[f32], counts: &[StateCounts]) -> Vec<f32> {
     let score = |range: std::ops::Range<usize>| {
-        let (mut weighted, mut total) = (0.0, 0.0);
+        let mut weighted = 0.0;
+        let mut total = 0.0;
         for [gate, reward] in outputs[2 * range.start..2 * range.end].as_chunks::<2>().0 {
             let gate = sigmoid(f64::from(*gate));
             weighted += gate * f64::from(*reward);
@@ -626,7 +627,8 @@ mod tests {
     #[test]
     fn a_trajectory_scores_the_same_in_every_batch() {
         for kind in [ProbeKind::Linear, ProbeKind::Encoder] {
-            let (probe, counts) = (probe(kind), counts());
+            let probe = probe(kind);
+            let counts = counts();
             let states = states(rows(&counts));
             let together = probe.scores(&states, &counts).unwrap();
             assert_eq!(together[3], 0.0);
@@ -683,7 +685,8 @@ mod tests {
     #[test]
     fn a_saved_probe_takes_states_as_they_are() {
         for kind in [ProbeKind::Linear, ProbeKind::Encoder] {
-            let (probe, counts) = (probe(kind), counts());
+            let probe = probe(kind);
+            let counts = counts();
             let mut raw = states(rows(&counts));
             raw.data_mut().iter_mut().enumerate().for_each(|(i, x)| *x = 3.0 * *x + (i % 5) as f32);
             let scale = StateScale::of(raw.data(), WIDTH);

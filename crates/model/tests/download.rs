@@ -1,5 +1,5 @@
-//! Downloads from a server in this process that behaves as the Hub does: a listing, redirects of
-//! large files to another host, ranges, etags, refusals, connections that are cut.
+//! Downloads from an in-process server that behaves like the Hub: a listing, redirects of large
+//! files to another host, ranges, etags, refusals, lost connections.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -29,7 +29,8 @@ fn text(path: &Path) -> String {
 #[test]
 fn a_model_is_fetched_once_in_the_layout_of_python_tools() {
     let hub = TestHub::start(Behaviour { token: Some("secret"), ..Behaviour::model() });
-    let (client, mut begun) = (hub.client().with_token("secret"), Vec::new());
+    let client = hub.client().with_token("secret");
+    let mut begun = Vec::new();
     let mut last = 0;
     let snapshot = client.model(&id("a/b"), &mut |event| match event {
         HubEvent::File { name, size, resumed } => begun.push((name.to_owned(), size, resumed)),
@@ -68,7 +69,7 @@ fn a_revision_has_its_own_snapshot() {
 
 #[test]
 fn a_cut_download_goes_on() {
-    // Twice within one command.
+    // Two interruptions within one command.
     let hub = TestHub::start(Behaviour {
         cut_after: Some(60_000),
         cuts: AtomicUsize::new(2),
@@ -84,7 +85,7 @@ fn a_cut_download_goes_on() {
     assert_eq!(std::fs::read(snapshot.unwrap().join("model.safetensors")).unwrap(), whole);
     assert_eq!(resumed, [60_000, 120_000]);
     assert!(hub.requests().contains(&"GET /blob/model.safetensors from 120000".to_owned()));
-    // Too often for one command, not for two.
+    // Too many interruptions for one command, but not for two.
     let hub = TestHub::start(Behaviour {
         cut_after: Some(20_000),
         cuts: AtomicUsize::new(6),

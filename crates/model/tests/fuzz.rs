@@ -1,4 +1,4 @@
-//! Fuzzing: corrupt files give errors or load; none panics, hangs or allocates beyond its size.
+//! Fuzzing: corrupt files yield errors or load; none panics, hangs or allocates beyond its size.
 //!
 //! Each case takes a valid checkpoint, corrupts one file (changed bytes, truncation, arbitrary
 //! bytes, or a JSON value replaced by an unexpected one), and reads everything that still opens.

@@ -56,7 +56,8 @@ impl LatentsWriter {
     pub fn open(dir: &Path, width: usize) -> Result<Self, RecordError> {
         let run = RunDir::open(dir)?;
         let layout = LatentsLayout::of(&run, width)?;
-        let (path, done) = (dir.join(PART_FILE), dir.join(LATENTS_FILE));
+        let path = dir.join(PART_FILE);
+        let done = dir.join(LATENTS_FILE);
         let mut writer = Self { dir: dir.into(), part: None, width, length: layout.length };
         let damaged = |path: &Path| {
             let path = path.to_owned();
@@ -149,7 +150,8 @@ impl LatentsWriter {
             return Ok(());
         }
         let mut layout = LatentsLayout::of(&RunDir::open(&self.dir)?, self.width)?;
-        let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
+        let part = self.dir.join(PART_FILE);
+        let done = self.dir.join(LATENTS_FILE);
         let values = || files::open_regular(&part).map(BufReader::new);
         let written = values()
             .and_then(|values| layout.copy_part(values, &mut io::sink()))
@@ -476,7 +478,8 @@ mod tests {
     fn a_run_that_ended_before_the_final_name_is_finished_from_the_part() {
         let dir = tempfile::tempdir().unwrap();
         finished(dir.path());
-        let (part, done) = (dir.path().join(PART_FILE), dir.path().join(LATENTS_FILE));
+        let part = dir.path().join(PART_FILE);
+        let done = dir.path().join(LATENTS_FILE);
         let bytes = fs::read(&done).unwrap();
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let part_of = |values: &[u8]| {

@@ -82,7 +82,8 @@ impl<T> JsonLines<T> {
 impl<T: DeserializeOwned + Validate> JsonLines<T> {
     /// Parses the line last read.
     fn parse(&self) -> Result<T, RecordError> {
-        let (path, line) = (self.path.clone(), self.number);
+        let path = self.path.clone();
+        let line = self.number;
         let record: T = match serde_json::from_slice(&self.line) {
             Ok(record) => record,
             Err(source) => return Err(RecordError::Json { path, line, source }),

@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn key_order_is_no_difference() {
-        let (a, b) = (json!({"n": 4, "p": 0.2}), json!({"p": 0.2, "n": 4}));
+        let a = json!({"n": 4, "p": 0.2});
+        let b = json!({"p": 0.2, "n": 4});
         check_resumable(&with(a), &with(b), Path::new("m")).unwrap();
     }
 

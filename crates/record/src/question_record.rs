@@ -40,7 +40,9 @@ impl QuestionRecord {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         let mut parts = bytes.splitn(3, |&byte| byte == b'\n');
         let mut part = || parts.next().unwrap_or_default();
-        let (sample, seconds, latents) = (part(), part(), part());
+        let sample = part();
+        let seconds = part();
+        let latents = part();
         let sample: Sample = parse(sample)?;
         sample.validate().map_err(|error| error.into_record_error(Path::new("a record")))?;
         let latents = latents.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));

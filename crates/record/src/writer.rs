@@ -45,7 +45,8 @@ impl RunWriter {
     /// Appends one sample. When this returns, the operating system has it.
     pub fn append(&mut self, sample: &Sample) -> Result<(), RecordError> {
         if self.is_done(sample.seed, sample.id) {
-            let (path, line) = (self.samples.path.clone(), self.done_count() + 1);
+            let path = self.samples.path.clone();
+            let line = self.done_count() + 1;
             return Err(RecordError::Duplicate { path, line, id: sample.id, seed: sample.seed });
         }
         self.samples.append(sample)?;
@@ -86,7 +87,8 @@ impl<'a> RunLock<'a> {
 
     /// Opens an existing run for writing.
     pub(crate) fn resume(self, manifest: &Manifest) -> Result<RunWriter, RecordError> {
-        let (samples, timings) = (self.path.join(SAMPLES_FILE), self.path.join(TIMINGS_FILE));
+        let samples = self.path.join(SAMPLES_FILE);
+        let timings = self.path.join(TIMINGS_FILE);
         let mut done = HashSet::new();
         let run = manifest::digest(manifest);
         recover_lines(&samples, Some(run.clone()), |sample: Sample, line| {

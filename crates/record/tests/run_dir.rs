@@ -73,8 +73,8 @@ fn resume_and_finish(path: &Path) -> Vec<u8> {
     fs::read(path.join("samples.jsonl")).expect("samples are there")
 }
 
-/// Creates a new file rather than truncating the old one: some file systems flush the latter, and
-/// there are thousands.
+/// Creates a new file instead of truncating the old one: some file systems flush the latter, which
+/// is slow for thousands of files.
 fn replace_file(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).expect("it was there");
     fs::write(path, bytes).expect("it is written");
@@ -104,11 +104,12 @@ fn what_is_written_is_read() {
     assert_eq!(run.results().unwrap(), results);
 }
 
-/// Lines of another run, changed ones and rewritten ones are told from the run's own.
+/// Lines of another run, changed ones and rewritten ones are detected.
 #[test]
 fn lines_of_others_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (own, other) = (dir.path().join("own"), dir.path().join("other"));
+    let own = dir.path().join("own");
+    let other = dir.path().join("other");
     let others = Manifest { fingerprint: "another data set".into(), ..manifest() };
     for (path, manifest) in [(&own, manifest()), (&other, others)] {
         let mut run = RunDir::create(path, &manifest).unwrap();
@@ -181,7 +182,7 @@ fn a_killed_run_can_be_read_as_it_is() {
 fn a_damaged_last_line_is_dropped_and_redone() {
     let dir = tempfile::tempdir().unwrap();
     let whole = resume_and_finish(dir.path());
-    // After a power failure the length may be right and the content not.
+    // After a power failure the length may be correct but not the content.
     let mut damaged = whole.clone();
     let last = whole.len() - 200;
     damaged[last..whole.len() - 1].fill(0);

@@ -15,7 +15,8 @@ const VOCABULARY: usize = 50_257;
 const RUNS: usize = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut rows, mut isa) = (256, Isa::detect());
+    let mut rows = 256;
+    let mut isa = Isa::detect();
     for argument in std::env::args().skip(1) {
         let named = |isa: &Isa| isa.to_string().replace('-', "").eq_ignore_ascii_case(&argument);
         match Isa::ALL.into_iter().find(named) {
@@ -41,8 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 &numbers(inputs * outputs),
                 None,
             )?;
-            let (x, mut out) =
-                (Tensor::from_vec(rows, inputs, numbers(rows * inputs)), Tensor::default());
+            let x = Tensor::from_vec(rows, inputs, numbers(rows * inputs));
+            let mut out = Tensor::default();
             let mut times = Vec::new();
             for _ in 0..RUNS {
                 let start = Instant::now();

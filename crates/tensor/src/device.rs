@@ -210,7 +210,8 @@ impl Device {
     pub fn describe(&self) -> String {
         match self.backend() {
             Backend::Cpu(cpu) => {
-                let (threads, isa) = (cpu.pool.current_num_threads(), cpu.isa);
+                let threads = cpu.pool.current_num_threads();
+                let isa = cpu.isa;
                 match cpu.precision {
                     Precision::Int8 => {
                         format!("{threads} threads of {} in int8", ByteKernel::for_isa(isa))

@@ -24,7 +24,8 @@ fn gemm_flops(device: &Device) -> Result<f64, DeviceError> {
         (0..SIZE * SIZE).map(|i| ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
     let map = Linear::from_output_major(device, SIZE, SIZE, &numbers, None)?;
     let x = Tensor::from_vec(SIZE, SIZE, numbers).to_device(device)?;
-    let (mut operand, mut out) = (Tensor::default(), Tensor::default());
+    let mut operand = Tensor::default();
+    let mut out = Tensor::default();
     linear(device, &x, &map, Activation::None, OutputDtype::Operand, &mut operand)?;
     let mut best = f64::INFINITY;
     for _ in 0..8 {

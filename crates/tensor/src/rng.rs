@@ -23,7 +23,8 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut k0, mut k1] = key;
     for _ in 0..ROUNDS {
         let [p0, p1] = [MULTIPLIERS[0] * u64::from(c0), MULTIPLIERS[1] * u64::from(c2)];
-        let (n0, n2) = ((p1 >> 32) as u32 ^ c1 ^ k0, (p0 >> 32) as u32 ^ c3 ^ k1);
+        let n0 = (p1 >> 32) as u32 ^ c1 ^ k0;
+        let n2 = (p0 >> 32) as u32 ^ c3 ^ k1;
         (c0, c1, c2, c3) = (n0, p1 as u32, n2, p0 as u32);
         (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
     }
@@ -59,11 +60,14 @@ fn philox_avx2(word0: u32, rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; LANES] {
     let counts = _mm256_set_epi64x(3, 2, 1, 0);
     // A 32-bit number in each 64 bits; the upper bits are ignored or cleared.
     let mut c0 = [0, HALF as u32].map(|first| _mm256_add_epi64(wide(word0 + first), counts));
-    let (mut c1, mut c2, mut c3) = ([wide(rest[0]); 2], [wide(rest[1]); 2], [wide(rest[2]); 2]);
+    let mut c1 = [wide(rest[0]); 2];
+    let mut c2 = [wide(rest[1]); 2];
+    let mut c3 = [wide(rest[2]); 2];
     let [mut k0, mut k1] = key;
     for _ in 0..ROUNDS {
         for i in 0..2 {
-            let (p0, p1) = (_mm256_mul_epu32(m0, c0[i]), _mm256_mul_epu32(m1, c2[i]));
+            let p0 = _mm256_mul_epu32(m0, c0[i]);
+            let p1 = _mm256_mul_epu32(m1, c2[i]);
             let high = |p: __m256i| _mm256_srli_epi64::<32>(p);
             let n0 = _mm256_xor_si256(_mm256_xor_si256(high(p1), c1[i]), wide(k0));
             let n2 = _mm256_xor_si256(_mm256_xor_si256(high(p0), c3[i]), wide(k1));
@@ -77,7 +81,8 @@ fn philox_avx2(word0: u32, rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; LANES] {
         let pair = |low: __m256i, high: __m256i| {
             _mm256_or_si256(_mm256_and_si256(low, low_words), _mm256_slli_epi64::<32>(high))
         };
-        let (first, second) = (pair(c0[i], c1[i]), pair(c2[i], c3[i]));
+        let first = pair(c0[i], c1[i]);
+        let second = pair(c2[i], c3[i]);
         let even = _mm256_unpacklo_epi64(first, second); // counters 0 and 2
         let odd = _mm256_unpackhi_epi64(first, second); // 1 and 3
         let to = words.as_mut_ptr().cast::<__m256i>();
@@ -216,7 +221,8 @@ fn normals(words: [u32; 4]) -> [f64; 4] {
         let (sin, cos) = (std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0).sin_cos();
         (radius * cos, radius * sin)
     };
-    let ((a, b), (c, d)) = (pair(words[0], words[1]), pair(words[2], words[3]));
+    let (a, b) = pair(words[0], words[1]);
+    let (c, d) = pair(words[2], words[3]);
     [a, b, c, d]
 }
 
@@ -294,10 +300,8 @@ mod tests {
             let kept = (0..n)
                 .filter(|&i| key(i / 1000).keeps(2, Site::MlpOut, (i % 1000) as usize, p))
                 .count() as f64;
-            let (mean, sd) = (
-                f64::from(n) * f64::from(1.0 - p),
-                (f64::from(n) * f64::from(p * (1.0 - p))).sqrt(),
-            );
+            let mean = f64::from(n) * f64::from(1.0 - p);
+            let sd = (f64::from(n) * f64::from(p * (1.0 - p))).sqrt();
             assert!((kept - mean).abs() < 4.0 * sd, "p {p}: kept {kept}, expected {mean} +- {sd}");
         }
         assert!((0..1000).all(|i| key(0).keeps(0, Site::AttnOut, i, 0.0)));
@@ -305,7 +309,8 @@ mod tests {
 
     #[test]
     fn noise_has_gaussian_moments() {
-        let (rows, width) = (500u32, 801usize);
+        let rows = 500u32;
+        let width = 801usize;
         let mut all = Vec::new();
         for r in 0..rows {
             let mut x = vec![0.0; width];

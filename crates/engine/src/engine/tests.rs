@@ -81,7 +81,8 @@ pub(crate) fn count(n: usize) -> NonZeroUsize {
 }
 
 fn dropout(p: f32, scope: DropoutScope) -> Perturbation {
-    let (p, mask) = (Probability::new(p).unwrap(), MaskLifetime::Step);
+    let p = Probability::new(p).unwrap();
+    let mask = MaskLifetime::Step;
     Perturbation::Dropout { p, sites: DropoutSites::BOTH, scope, mask }
 }
 
@@ -147,7 +148,8 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             continue;
         }
         for params in searches(&engine) {
-            let (context, cancel) = (engine.context(), CancelToken::default());
+            let context = engine.context();
+            let cancel = CancelToken::default();
             let texts = ["2+2?", "A hen lays 12 eggs; how many do 3 hens lay?", "x"];
             let prompt = |(id, text)| Prompt::new(engine.reasoner(), id, text).unwrap();
             let prompts: Vec<Prompt> = (3..).zip(texts).map(prompt).collect();
@@ -156,7 +158,8 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             let plan = BatchPlan::new(&context, &items, engine.memory());
             let range = |question| RowRange { question, rows: 0..params.rows() };
             let waves = plan.waves(&[0, 1, 2].map(range));
-            let (streams, seconds) = (streams::open(1), &mut StageSeconds::default());
+            let streams = streams::open(1);
+            let seconds = &mut StageSeconds::default();
             let mut search = |questions: &[usize], caches: &mut WaveCaches| {
                 context.search(&plan, questions, caches, seconds).unwrap()
             };

@@ -25,7 +25,8 @@ fn answers(
     let id = |trajectory| RowId { question: 3, trajectory };
     let specs: Vec<SequenceSpec> =
         (0..SEQUENCES).map(|k| SequenceSpec { item: 0, id: id(k), perturbed: true }).collect();
-    let (device, config) = (model.decoder.device(), model.decoder.config());
+    let device = model.decoder.device();
+    let config = model.decoder.config();
     let mut cache = Cache::new(device, config, 1 << 14).unwrap();
     let mut executor = Executor::aligned(model, &specs);
     executor.lookahead = lookahead;
@@ -33,7 +34,7 @@ fn answers(
     executor.sequences.into_iter().map(|sequence| (sequence.tokens, sequence.logprob)).collect()
 }
 
-/// Both if few sequences end with the tokens that a step feeds, and if so many do that it is
+/// Both if few sequences end with the tokens that a step feeds, and if enough do that it is
 /// aborted.
 #[test]
 fn answers_are_the_same_one_step_ahead() {

@@ -112,7 +112,8 @@ fn latent_output(
     hidden: &Tensor,
     (sequences, live): (&[SequenceState], &[usize]),
 ) -> Result<LatentOutput, DeviceError> {
-    let (device, head) = (model.decoder.device(), &model.head);
+    let device = model.decoder.device();
+    let head = &model.head;
     let plain_output = |hidden: &Tensor, rows: &[usize]| {
         let noise = sampler.mixture_noise(device, rows.iter().map(|&i| &sequences[i]))?;
         head.forward_perturbed(&model.decoder, hidden, noise.as_ref())
@@ -240,7 +241,8 @@ pub(super) fn read_lens(
         |(row, &i): (usize, &usize)| Some((row, i, sampler.lens_tokens(&sequences[i])?));
     let requested: Vec<_> = live.iter().enumerate().filter_map(requested).collect();
     let Some(most) = requested.iter().map(|&(_, _, count)| count).max() else { return Ok(()) };
-    let (decoder, device) = (&model.decoder, model.decoder.device());
+    let decoder = &model.decoder;
+    let device = model.decoder.device();
     let rows: Vec<usize> = requested.iter().map(|&(row, ..)| row).collect();
     let hidden = ops::select(device, [hidden], &rows)?;
     let read = ops::top_tokens(device, &hidden, decoder.lm_head(), most)?;

@@ -34,7 +34,8 @@ impl FamilySpec for Codi {
         let is_unnamed = tokens.tokenizer_vocab() + 3 == vocab + own;
         let unnamed = is_unnamed.then(|| [vocab as u32 - 2, vocab as u32 - 1]);
         let [start, end] = tokens.latent_markers(unnamed)?;
-        let (base, gpt2) = (tokens.base()?, tokens.is_gpt2());
+        let base = tokens.base()?;
+        let gpt2 = tokens.is_gpt2();
         Ok(Method {
             prompt_prefix: if gpt2 { "" } else { "<|begin_of_text|>" }.into(),
             begin_latent: vec![start],

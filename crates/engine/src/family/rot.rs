@@ -40,7 +40,8 @@ impl FamilySpec for Rot {
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
-        let ([prefix, suffix], [begin, end]) = (ROT_PROMPT, ROT_MARKERS);
+        let [prefix, suffix] = ROT_PROMPT;
+        let [begin, end] = ROT_MARKERS;
         Ok(Method {
             prompt_prefix: prefix.into(),
             prompt_suffix: suffix.into(),

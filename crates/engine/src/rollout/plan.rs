@@ -46,7 +46,8 @@ impl<'a> RolloutPlan<'a> {
             return Err(EngineError::ParallelThoughts { family: model.method.family });
         }
         let thoughts = params.length.limit().min(config.context);
-        let (trajectories, rollouts) = (params.samples.get(), labels.rollouts());
+        let trajectories = params.samples.get();
+        let rollouts = labels.rollouts();
         for (what, count, most) in [
             ("trajectories", trajectories, MAX_TRAJECTORIES),
             ("thoughts", params.length.limit(), MAX_THOUGHTS),
@@ -76,7 +77,8 @@ impl<'a> RolloutPlan<'a> {
             check_context(config, prompt, thoughts, model.method.end_latent.len())?;
             let need = plan.slots(q..q + 1, 1);
             if need > plan.budget {
-                let (need, budget) = ((need * position).div_ceil(1 << 20), memory >> 20);
+                let need = (need * position).div_ceil(1 << 20);
+                let budget = memory >> 20;
                 return Err(EngineError::RolloutMemory {
                     id: prompt.id,
                     trajectories,
@@ -104,7 +106,8 @@ impl<'a> RolloutPlan<'a> {
 
     /// Ranges of questions, one per batch; the same number of batches for every stream.
     pub(super) fn waves(&self) -> Vec<Range<usize>> {
-        let (mut waves, mut first) = (Vec::new(), 0);
+        let mut waves = Vec::new();
+        let mut first = 0;
         let even = self.prompts.len().div_ceil(self.streams);
         while first < self.prompts.len() {
             let end = first + self.questions(first).min(even);
@@ -123,7 +126,8 @@ impl<'a> RolloutPlan<'a> {
 
     /// Number of questions of the batch that starts with `first`: at least one.
     fn questions(&self, first: usize) -> usize {
-        let (mut lasting, mut rows) = (0, 0);
+        let mut lasting = 0;
+        let mut rows = 0;
         for question in first..self.prompts.len() {
             lasting += self.lasting_slots(question);
             rows += self.trajectories;

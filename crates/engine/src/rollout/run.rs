@@ -67,7 +67,8 @@ impl WaveRun<'_> {
         cache: &mut Cache,
         spent: &mut RolloutCost,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let (params, never) = (&self.runner.params, CancelToken::default());
+        let params = &self.runner.params;
+        let never = CancelToken::default();
         let cancel = self.runner.cancel.unwrap_or(&never);
         let item = |prompt| BatchItem::new(prompt, params, cancel);
         let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
@@ -239,7 +240,8 @@ impl WaveRun<'_> {
         batch: &[RolloutSpec],
         cost: &mut ComputeCost,
     ) -> Result<Vec<AnswerTokens>, DeviceError> {
-        let (model, sampler) = (self.runner.model, wave.sampler);
+        let model = self.runner.model;
+        let sampler = wave.sampler;
         let device = model.decoder.device();
         cache.rewind(wave.mark);
         let perturbation = self.runner.params.perturbation;

@@ -28,7 +28,8 @@ fn requests_that_begin_anew_get_what_they_get_otherwise() {
             let (sender, events) = channel();
             for request in &requests {
                 let prompt = Prompt::new(engine.reasoner(), request.id, &request.question).unwrap();
-                let (id, sender) = (request.id, sender.clone());
+                let id = request.id;
+                let sender = sender.clone();
                 let tell = move |event| drop(sender.send((id, event)));
                 let mut job = Job::new(request.clone(), prompt, Box::new(tell));
                 job.options = EventOptions { tokens: true, ..EventOptions::default() };

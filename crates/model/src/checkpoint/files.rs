@@ -70,7 +70,8 @@ pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, Mode
         let files = vec![WeightFile { path: path.clone(), prefix: "" }];
         return Ok(WeightFiles { files, index: None, pickles: Vec::new() });
     }
-    let (dir, names) = (model_files.path(), model_files.file_names()?);
+    let dir = model_files.path();
+    let names = model_files.file_names()?;
     let pickles: Vec<PathBuf> =
         names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
     let mut index = None;

@@ -119,7 +119,8 @@ impl StoredTensor {
         if self.shape == expected {
             return Ok(());
         }
-        let (file, tensor) = (file.to_path_buf(), self.original.clone());
+        let file = file.to_path_buf();
+        let tensor = self.original.clone();
         Err(ModelError::FactorShape { file, tensor, found: self.shape.clone(), expected, reason })
     }
 }

@@ -58,7 +58,8 @@ impl Checkpoint {
             let Some((a, b)) = pair.both() else { continue };
             let file = || self.path(a).to_path_buf();
             let Some(weight) = self.weights.get(&format!("{module}.weight")) else {
-                let (module, base) = (module.clone(), base.path().to_owned());
+                let module = module.clone();
+                let base = base.path().to_owned();
                 let tensor = a.original.clone();
                 return Err(ModelError::UnknownModule { file: file(), tensor, module, base });
             };
@@ -112,8 +113,8 @@ impl Checkpoint {
                 return Ok(());
             }
             TensorRole::Unmergeable(what) => {
-                let (file, what) =
-                    (self.path(&stored).to_path_buf(), format!("`{}`, {what},", stored.original));
+                let file = self.path(&stored).to_path_buf();
+                let what = format!("`{}`, {what},", stored.original);
                 return Err(ModelError::UnsupportedAdapter { file, what });
             }
             TensorRole::Weight(name) => return self.register_weight(name, stored),

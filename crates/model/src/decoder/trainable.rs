@@ -225,7 +225,8 @@ impl TrainableDecoder {
     /// The standard deviation of all elements of the token embedding.
     pub fn embedding_std(&self) -> Result<f32, DeviceError> {
         let table = self.embedding.weight().clone().to_host()?;
-        let (values, count) = (table.data(), table.data().len().max(1) as f64);
+        let values = table.data();
+        let count = table.data().len().max(1) as f64;
         let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
         let squares = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
         Ok((squares / count).sqrt() as f32)
@@ -354,7 +355,8 @@ impl TrainableDecoder {
             let params = &self.blocks[layer];
             let saved = recomputation.activations(&self.decoder, params, layer, saved)?;
             // Only the last layer, which is the first one here, has output rows.
-            let (output, output_adapter) = (output.take(), output_adapter_dropout.take());
+            let output = output.take();
+            let output_adapter = output_adapter_dropout.take();
             let (attention, dropout) =
                 output.as_ref().map_or((&attention, &dropout), |o| (&o.attention, &o.dropout));
             let mut step = LayerBackward {

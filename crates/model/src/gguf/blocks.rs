@@ -164,8 +164,10 @@ impl RowOrder {
             Self::Plain => row,
             Self::Interleaved { heads } => {
                 let head_dim = rows / heads;
-                let (head, within) = (row / head_dim, row % head_dim);
-                let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));
+                let head = row / head_dim;
+                let within = row % head_dim;
+                let half = within / (head_dim / 2);
+                let i = within % (head_dim / 2);
                 head * head_dim + 2 * i + half
             }
         }
@@ -221,7 +223,8 @@ fn each_block<const B: usize, const N: usize>(
     out: &mut [f32],
     widen: impl Fn(&[u8; B], &mut [f32; N]),
 ) {
-    let ((blocks, _), (values, _)) = (bytes.as_chunks::<B>(), out.as_chunks_mut::<N>());
+    let (blocks, _) = bytes.as_chunks::<B>();
+    let (values, _) = out.as_chunks_mut::<N>();
     blocks.iter().zip(values).for_each(|(block, values)| widen(block, values));
 }
 
@@ -241,7 +244,8 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
 
 /// Scale, minimum, nibbles.
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    let (scale, min) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let min = half_at(block, 2);
     for (i, byte) in block[4..].iter().enumerate() {
         out[i] = scale * f32::from(byte & 15) + min;
         out[i + 16] = scale * f32::from(byte >> 4) + min;
@@ -268,7 +272,8 @@ fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
 
 /// Scale, minimum, fifth bits, nibbles.
 fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
-    let (scale, min) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let min = half_at(block, 2);
     let high = [block[4], block[5], block[6], block[7]];
     for (i, q) in five_bits(high, &block[8..]) {
         out[i] = scale * f32::from(q) + min;
@@ -307,10 +312,12 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
 
 /// Eight groups of 32 values; two groups share 32 bytes of nibbles.
 fn k_groups(header: &[u8], fifth_bits: &[u8], nibbles: &[u8], out: &mut [f32; 256]) {
-    let (scale, min) = (half_at(header, 0), half_at(header, 2));
+    let scale = half_at(header, 0);
+    let min = half_at(header, 2);
     for (j, group) in out.chunks_exact_mut(32).enumerate() {
         let (group_scale, group_min) = scale_and_min(&header[4..16], j);
-        let (scale, min) = (scale * group_scale, min * group_min);
+        let scale = scale * group_scale;
+        let min = min * group_min;
         let shift = 4 * (j % 2);
         let bytes = nibbles[32 * (j / 2)..].iter().zip(fifth_bits);
         for (value, (byte, high)) in group.iter_mut().zip(bytes) {
@@ -324,7 +331,9 @@ fn k_groups(header: &[u8], fifth_bits: &[u8], nibbles: &[u8], out: &mut [f32; 25
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (n, half) in out.chunks_exact_mut(128).enumerate() {
-        let (low, high, scales) = (&block[64 * n..], &block[128 + 32 * n..], &block[192 + 8 * n..]);
+        let low = &block[64 * n..];
+        let high = &block[128 + 32 * n..];
+        let scales = &block[192 + 8 * n..];
         for (i, value) in half.iter_mut().enumerate() {
             // Values 0..64 are low nibbles, 64..128 high ones; every 32 take the next bit pair.
             let nibble = low[i % 64] >> (4 * (i / 64)) & 15;

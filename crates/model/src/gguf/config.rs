@@ -25,7 +25,8 @@ struct ModelKeys<'a> {
 
 impl<'a> ModelKeys<'a> {
     fn new(gguf: &'a GgufFile) -> Result<Self, ModelError> {
-        let (key, split) = ("general.architecture", "split.count");
+        let key = "general.architecture";
+        let split = "split.count";
         if gguf.opt_integer(split)?.is_some_and(|n| n > 1) {
             let joined = "a single file; join the parts with llama-gguf-split --merge";
             return Err(gguf.unsupported(split, "above 1", joined));
@@ -63,7 +64,8 @@ impl<'a> ModelKeys<'a> {
     }
 
     fn head_dim(&self) -> Result<usize, ModelError> {
-        let (width, heads) = (self.count("embedding_length")?, self.heads()?);
+        let width = self.count("embedding_length")?;
+        let heads = self.heads()?;
         match self.opt_count("attention.key_length")? {
             Some(head_dim) => Ok(head_dim),
             None if width.is_multiple_of(heads) => Ok(width / heads),

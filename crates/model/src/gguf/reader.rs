@@ -76,7 +76,8 @@ impl GgufFile {
         let (tensor_count, value_count) = cursor.preamble()?;
         let mut metadata = BTreeMap::new();
         for _ in 0..value_count {
-            let (key, value) = (cursor.text()?, cursor.value_type()?);
+            let key = cursor.text()?;
+            let value = cursor.value_type()?;
             let value = cursor.value(value)?;
             if metadata.insert(key.clone(), value).is_some() {
                 return Err(cursor.bad(format!("duplicate key `{key}`")));
@@ -207,7 +208,8 @@ impl GgufFile {
     }
 
     pub(crate) fn bad_value(&self, key: &str, why: impl Into<String>) -> ModelError {
-        let (file, field) = (self.path.clone(), key.to_owned());
+        let file = self.path.clone();
+        let field = key.to_owned();
         ModelError::BadField { file, field, why: why.into() }
     }
 
@@ -320,7 +322,8 @@ impl<'a> Cursor<'a> {
             value_type::BOOL => Bool(self.array::<1>()? != [0]),
             value_type::TEXT => Text(self.text_range()?),
             value_type::LIST => {
-                let (element, count) = (self.u32()?, self.u64()?);
+                let element = self.u32()?;
+                let count = self.u64()?;
                 let start = self.at;
                 self.skip_list(element, count)?;
                 List { element, count: count as usize, range: start..self.at }
@@ -363,7 +366,8 @@ impl<'a> Cursor<'a> {
             })?;
             shape.insert(0, size);
         }
-        let (number, offset) = (self.u32()?, self.u64()?);
+        let number = self.u32()?;
+        let offset = self.u64()?;
         let kind = GgmlType::from_number(number).ok_or_else(|| ModelError::GgufTensorType {
             file: self.path.to_owned(),
             tensor: name.clone(),
@@ -409,7 +413,8 @@ impl<'a> Cursor<'a> {
     }
 
     fn truncated(&self, need: u64) -> ModelError {
-        let (file, have) = (self.path.to_owned(), self.bytes.len() as u64);
+        let file = self.path.to_owned();
+        let have = self.bytes.len() as u64;
         ModelError::Truncated { file, have, need }
     }
 

@@ -168,7 +168,8 @@ impl<'a> TokenList<'a> {
 
 /// The content of tokenizer.json.
 pub(super) fn tokenizer_json(gguf: &GgufFile) -> Result<Value, ModelError> {
-    let (key, list) = ("tokenizer.ggml.model", TokenList::read(gguf)?);
+    let key = "tokenizer.ggml.model";
+    let list = TokenList::read(gguf)?;
     match gguf.text(key)? {
         "gpt2" => {}
         other => {
@@ -207,7 +208,8 @@ fn prepending(id: u64, token: &str) -> Value {
 
 /// The content of tokenizer_config.json, with the chat template if the file has one.
 pub(super) fn tokenizer_config_json(gguf: &GgufFile) -> Result<Value, ModelError> {
-    let (list, kind) = (TokenList::read(gguf)?, PreTokenizerKind::of(gguf)?);
+    let list = TokenList::read(gguf)?;
+    let kind = PreTokenizerKind::of(gguf)?;
     let mut config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": false,

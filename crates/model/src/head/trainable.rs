@@ -186,7 +186,8 @@ impl TrainableMlp {
     /// The inference head with a copy of the weights.
     fn to_latent_head(&self, device: &Device) -> Result<LatentHead, DeviceError> {
         let width = self.norm.width();
-        let (scale, shift) = (vec![1.0; width], vec![0.0; width]);
+        let scale = vec![1.0; width];
+        let shift = vec![0.0; width];
         let mut norm = Normalization::layer(device, NORM_EPS, scale, shift)?;
         self.norm_parameters.sync_norm(device, &mut norm)?;
         let up = self.up.parameters.to_linear(device)?;
@@ -221,7 +222,8 @@ impl TrainableHead {
         checkpoint: &Checkpoint,
         names: &MlpNames,
     ) -> Result<Self, ModelError> {
-        let (width, hidden) = (checkpoint.config().width, hidden_size(checkpoint, names.up));
+        let width = checkpoint.config().width;
+        let hidden = hidden_size(checkpoint, names.up);
         let shape = MlpShape { inputs: width, hidden, outputs: width };
         Ok(Self::Mlp(Box::new(TrainableMlp::load(device, checkpoint, names, shape)?)))
     }

@@ -210,7 +210,8 @@ impl HubClient {
             endpoint: self.endpoint.clone(),
             why: error.to_string(),
         })?;
-        let (status, page) = (answer.status().as_u16(), self.page(kind, id));
+        let status = answer.status().as_u16();
+        let page = self.page(kind, id);
         match status {
             200 => {}
             401 | 403 => {

@@ -97,7 +97,8 @@ impl HubClient {
                     return Ok(());
                 }
             }
-            let (have, file) = (length(incomplete), name.to_owned());
+            let have = length(incomplete);
+            let file = name.to_owned();
             match size {
                 Some(size) if have == size => return Ok(()),
                 Some(size) if have > size => {
@@ -108,7 +109,8 @@ impl HubClient {
                 _ => {}
             }
         }
-        let (have, size) = (length(incomplete), size.unwrap_or(0));
+        let have = length(incomplete);
+        let size = size.unwrap_or(0);
         Err(HubError::Cut { file: name.to_owned(), have, size })
     }
 
@@ -230,7 +232,8 @@ fn copy(
     start: u64,
     progress: &mut dyn FnMut(HubEvent<'_>),
 ) -> std::io::Result<bool> {
-    let (mut buffer, mut done) = (vec![0; 1 << 16], start);
+    let mut buffer = vec![0; 1 << 16];
+    let mut done = start;
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return Ok(true),

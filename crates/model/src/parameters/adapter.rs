@@ -95,7 +95,8 @@ impl LoraAdapter {
         source: &impl TensorSource,
         config: &LoraConfig,
     ) -> Result<Option<Self>, ModelError> {
-        let (mut parts, mut start) = (Vec::new(), 0);
+        let mut parts = Vec::new();
+        let mut start = 0;
         for (module, outputs) in &spec.parts {
             let rows = start..start + outputs;
             start = rows.end;
@@ -104,10 +105,12 @@ impl LoraAdapter {
                 parts.push(AdaptedMatrix::new(device, module, rows, factors)?);
             }
         }
-        let (scale, is_merged) = (config.alpha / config.rank as f32, config.dropout == 0.0);
+        let scale = config.alpha / config.rank as f32;
+        let is_merged = config.dropout == 0.0;
         if !is_merged {
             for part in &mut parts {
-                let (rank, outputs) = (config.rank, spec.outputs());
+                let rank = config.rank;
+                let outputs = spec.outputs();
                 let zeros = vec![0.0; rank * outputs];
                 let b_map = Linear::from_output_major(device, rank, outputs, &zeros, None)?;
                 part.b_map = Some(b_map);
@@ -142,11 +145,13 @@ impl LoraAdapter {
         dy: &Tensor,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let (x, compute) = (input.dropped(device)?, OutputDtype::Compute);
+        let x = input.dropped(device)?;
+        let compute = OutputDtype::Compute;
         let mut dinput = Tensor::default();
         for part in &mut self.parts {
             let AdaptedMatrix { outputs, a, b, a_map, b_map: Some(b_map) } = part else { continue };
-            let (mut u, mut du) = (Tensor::default(), Tensor::default());
+            let mut u = Tensor::default();
+            let mut du = Tensor::default();
             ops::linear_dx(device, &x, a_map, compute, &mut u)?;
             let mut db = Tensor::zeros_on(device, b_map.outputs(), b_map.inputs())?;
             ops::linear_dw(device, &u, dy, &mut db, None)?;
@@ -167,7 +172,8 @@ impl LoraAdapter {
 
     /// `weight + scale B A`, (outputs, inputs).
     pub(super) fn merged(&self, device: &Device, weight: &Tensor) -> Result<Tensor, DeviceError> {
-        let (mut pieces, mut end) = (Vec::new(), 0);
+        let mut pieces = Vec::new();
+        let mut end = 0;
         for part in &self.parts {
             if part.outputs.start > end {
                 pieces.push(Tensor::zeros_on(device, part.outputs.start - end, weight.cols())?);
@@ -238,7 +244,8 @@ impl AdaptedMatrix {
         self.a_map.prepare_backward(device, &self.a.value)?;
         let Some(b_map) = &mut self.b_map else { return Ok(()) };
         // B between zeros for the outputs of the layer's other matrices.
-        let (outputs, rank) = (b_map.outputs(), b_map.inputs());
+        let outputs = b_map.outputs();
+        let rank = b_map.inputs();
         let before = Tensor::zeros_on(device, self.outputs.start, rank)?;
         let after = Tensor::zeros_on(device, outputs - self.outputs.end, rank)?;
         let parts = [&before, &self.b.value, &after];
@@ -252,7 +259,8 @@ impl AdaptedMatrix {
     /// B A, (outputs, inputs).
     fn product(&self, device: &Device) -> Result<Tensor, DeviceError> {
         let mut product = Tensor::default();
-        let (b, none) = (&self.b.value, Activation::None);
+        let b = &self.b.value;
+        let none = Activation::None;
         ops::linear(device, b, &self.a_map, none, OutputDtype::F32, &mut product)?;
         Ok(product)
     }

@@ -45,7 +45,8 @@ impl TrainedRows {
         weight: &Tensor,
         count: usize,
     ) -> Result<Self, DeviceError> {
-        let (first, outputs) = (weight.rows() - count, weight.rows());
+        let first = weight.rows() - count;
+        let outputs = weight.rows();
         let part = |range: std::ops::Range<usize>| {
             ops::select(device, [weight], &range.collect::<Vec<_>>())
         };
@@ -74,7 +75,8 @@ impl LinearParameters {
         source: &impl TensorSource,
         tuning: Tuning<'_>,
     ) -> Result<Self, ModelError> {
-        let (inputs, outputs) = (spec.inputs, spec.outputs());
+        let inputs = spec.inputs;
+        let outputs = spec.outputs();
         let matrix = spec.matrix(source)?;
         let matrix = match spec.layout {
             WeightLayout::InputMajor => transpose(&matrix, inputs, outputs),
@@ -121,7 +123,8 @@ impl LinearParameters {
 
     /// The layer in the layout of the kernels, prepared for its backward.
     pub(crate) fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
-        let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
+        let rows = self.weight.value.rows();
+        let cols = self.weight.value.cols();
         let zeros = vec![0.0; rows * cols];
         let bias = self.bias.as_ref().map(|_| vec![0.0; rows]);
         let mut linear = Linear::from_output_major(device, cols, rows, &zeros, bias)?;

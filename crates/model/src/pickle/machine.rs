@@ -295,7 +295,8 @@ impl Machine<'_> {
                 else {
                     return Err(Flaw::Malformed);
                 };
-                let (module, name) = (module.clone(), name.clone());
+                let module = module.clone();
+                let name = name.clone();
                 self.class(&module, &name);
             }
             b'R' | 0x81 => {

@@ -64,7 +64,8 @@ fn directory(bytes: &[u8]) -> Option<(usize, usize)> {
     let first = bytes.len().checked_sub(END_BYTES)?;
     let last = first.saturating_sub(MAX_COMMENT);
     let end = (last..=first).rev().find(|&at| bytes[at..].starts_with(END))?;
-    let (count, start) = (u16_at(bytes, end + 10)?, u32_at(bytes, end + 16)?);
+    let count = u16_at(bytes, end + 10)?;
+    let start = u32_at(bytes, end + 16)?;
     if count != u16::MAX && start != u32::MAX {
         return Some((start as usize, usize::from(count)));
     }

@@ -195,7 +195,8 @@ fn tokenizer_metadata(files: &ModelFiles) -> Result<Vec<(String, GgufValue)>, Mo
         let file = files.file_path(name);
         error::parse_json(&file, &files.read_text(&file)?)
     };
-    let (tokenizer, config) = (read("tokenizer.json")?, read("tokenizer_config.json")?);
+    let tokenizer = read("tokenizer.json")?;
+    let config = read("tokenizer_config.json")?;
     let vocab = tokenizer["model"]["vocab"].as_object().into_iter().flatten();
     let words = vocab.map(|(token, id)| (id.as_u64(), token.clone(), 1));
     let added = tokenizer["added_tokens"].as_array().into_iter().flatten().map(|token| {
@@ -264,7 +265,8 @@ fn stored_tensor(
         Architecture::Llama if canonical.ends_with("k_proj.weight") => Some(config.kv_heads),
         _ => None,
     };
-    let (name, kind) = (gguf_name(canonical), if shape.len() == 1 { GgmlType::F32 } else { kind });
+    let name = gguf_name(canonical);
+    let kind = if shape.len() == 1 { GgmlType::F32 } else { kind };
     let values = match heads {
         Some(heads) => interleaved(&values, heads, shape[0] / heads, shape[1]),
         None => values,

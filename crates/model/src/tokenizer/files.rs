@@ -107,7 +107,8 @@ pub(super) fn read(files: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
     let files = described.as_ref().unwrap_or(files);
     let side = SideFiles::read(files)?;
     let whole = files.file_path("tokenizer.json");
-    let (vocab, merges) = (files.file_path("vocab.json"), files.file_path("merges.txt"));
+    let vocab = files.file_path("vocab.json");
+    let merges = files.file_path("merges.txt");
     let (file, inner, added) = if files.contains(&whole) {
         let (inner, added) = from_tokenizer_json(&whole, &files.read_text(&whole)?)?;
         (whole, inner, added)

@@ -108,7 +108,8 @@ fn bad_header() {
     let tensors: serde_json::Map<String, Value> = (0..16u64)
         .map(|i| {
             let end = if i == 15 { u64::MAX - 3 } else { (i + 1) * step };
-            let (size, offsets) = (end - i * step, [i * step, end]);
+            let size = end - i * step;
+            let offsets = [i * step, end];
             let info = json!({ "dtype": "U8", "shape": [size], "data_offsets": offsets });
             (format!("t{i}"), info)
         })

@@ -69,7 +69,8 @@ mod tests {
     #[test]
     fn an_input_is_recognised_by_every_name() {
         let dir = tempfile::tempdir().unwrap();
-        let (data, model) = (dir.path().join("data.jsonl"), dir.path().join("model"));
+        let data = dir.path().join("data.jsonl");
+        let model = dir.path().join("model");
         fs::write(&data, "{}").unwrap();
         fs::create_dir(&model).unwrap();
         let inputs = InputPaths::from_iter([&data, &model]);

@@ -71,7 +71,8 @@ impl ModelDir {
             input.file_name().is_some_and(|name| is_model_file(&name.to_string_lossy()))
         };
         if let Some(input) = inputs.inside(dir).find(named) {
-            let (output, input) = (dir.to_owned(), input.to_owned());
+            let output = dir.to_owned();
+            let input = input.to_owned();
             return Err(RecordError::OutputIsInput { output, input });
         }
         let path = dir.to_owned();

@@ -216,7 +216,8 @@ fn temp_path(path: &Path) -> PathBuf {
 fn standard_streams() -> Vec<File> {
     use std::os::fd::AsFd;
 
-    let (out, err) = (io::stdout(), io::stderr());
+    let out = io::stdout();
+    let err = io::stderr();
     let streams = [out.as_fd().try_clone_to_owned(), err.as_fd().try_clone_to_owned()];
     streams.into_iter().flatten().map(File::from).collect()
 }
@@ -288,7 +289,8 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt, symlink};
 
         let dir = tempfile::tempdir().unwrap();
-        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        let file = dir.path().join("file");
+        let link = dir.path().join("link");
         let dangling = dir.path().join("dangling");
         fs::write(&file, "old").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();

@@ -96,7 +96,9 @@ impl KernelCheck {
             .sqrt()
             .max(1e-30);
         let errors = got.iter().zip(expected).map(|(&g, &e)| (f64::from(g) - e).abs() / rms);
-        let (mut square, mut largest, mut sane) = (0.0, 0.0f64, true);
+        let mut square = 0.0;
+        let mut largest = 0.0f64;
+        let mut sane = true;
         for e in errors {
             sane &= e.is_finite();
             square += e * e;
@@ -199,8 +201,11 @@ impl KernelCheck {
             (2, 16384),
         ];
         for (rows, cols) in shapes(&all, |(rows, cols)| rows * cols) {
-            let (x, y, bias) = (numbers(rows * cols, 4), numbers(rows * cols, 5), numbers(cols, 6));
-            let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
+            let x = numbers(rows * cols, 4);
+            let y = numbers(rows * cols, 5);
+            let bias = numbers(cols, 6);
+            let scale = numbers(cols, 7);
+            let shift = numbers(cols, 8);
             for is_rms in [false, true] {
                 let by = if is_rms {
                     CudaNorm::rms(&self.cuda, 1e-5, &scale)?
@@ -263,11 +268,11 @@ impl KernelCheck {
         let elements =
             |(rows, inputs, ..): (usize, usize, bool, bool, CudaDtype)| (rows + width) * inputs;
         for (rows, inputs, is_rms, drops, dtype) in shapes(&all, elements) {
-            let (x, w) = (
-                self.rounded(numbers(rows * inputs, 31)),
-                self.rounded(numbers(width * inputs, 32)),
-            );
-            let (bias, scale, shift) = (numbers(width, 33), numbers(width, 34), numbers(width, 35));
+            let x = self.rounded(numbers(rows * inputs, 31));
+            let w = self.rounded(numbers(width * inputs, 32));
+            let bias = numbers(width, 33);
+            let scale = numbers(width, 34);
+            let shift = numbers(width, 35);
             let start = numbers(rows * width, 36);
             let map = CudaLinear::from_output_major(&self.cuda, inputs, width, &w, Some(&bias))?;
             let by = match is_rms {
@@ -286,7 +291,8 @@ impl KernelCheck {
             let of = CudaLinearResidualNorm { x: &operand, map: &map, mask, norm: &by, dtype };
             let got = linear_residual_norm(of, &mut stream)?.to_host()?;
             let one = |i: usize| {
-                let (r, j) = (i / width, i % width);
+                let r = i / width;
+                let j = i % width;
                 let product = (0..inputs)
                     .map(|c| f64::from(x[r * inputs + c]) * f64::from(w[j * inputs + c]))
                     .sum::<f64>();

@@ -41,9 +41,11 @@ pub(crate) struct AttentionCall<'a> {
 pub(crate) fn write(kv: &mut CpuKv, layer: usize, rows: &[(&Tensor, &[u32])], first: usize) {
     let slots = || rows.iter().flat_map(|(_, slots)| slots.iter());
     let (Some(&low), Some(&high)) = (slots().min(), slots().max()) else { return };
-    let (width, store) = (kv.kv_heads * kv.head_dim, &mut kv.layers[layer]);
+    let width = kv.kv_heads * kv.head_dim;
+    let store = &mut kv.layers[layer];
     // Each task owns a range of the slots, and searches all rows for those in it.
-    let (low, end) = (low as usize, high as usize + 1);
+    let low = low as usize;
+    let end = high as usize + 1;
     let tasks = (4 * rayon::current_num_threads()).min(slots().count().div_ceil(ROWS_PER_WRITE));
     let part = (end - low).div_ceil(tasks);
     let keys = store.keys[low * width..end * width].par_chunks_mut(part * width);
@@ -88,7 +90,8 @@ pub(crate) fn attention(
 /// Splits all rows into single ones and groups of up to `most` that begin with the same slots.
 fn groups(spans: &AttentionSpans, most: usize) -> Vec<Range<usize>> {
     let begin = |r: usize| spans.row_spans(r).first().map(|span| span.start);
-    let (mut groups, mut first) = (Vec::new(), 0);
+    let mut groups = Vec::new();
+    let mut first = 0;
     while first < spans.rows() {
         let candidates = first..spans.rows().min(first + most);
         let alike = candidates.take_while(|&r| begin(r) == begin(first)).count();
@@ -112,7 +115,8 @@ impl GroupCall<'_> {
     /// Writes the queries of a head as (head_dim, lanes).
     #[inline(always)]
     fn pack_queries<const R: usize>(&self, head: usize, to: &mut [[f32; R]]) {
-        let (dim, stride) = (to.len(), self.q.cols());
+        let dim = to.len();
+        let stride = self.q.cols();
         let data = &self.q.data()[self.rows.start * stride + head * dim..];
         pack_lanes(self.isa, TileRows { data, count: self.rows.len(), stride }, to);
     }
@@ -146,10 +150,12 @@ impl GroupPlan {
     }
 
     fn add_row(&mut self, spans: &[Span]) {
-        let (row, from) = (self.rows, self.own.len());
+        let row = self.rows;
+        let from = self.own.len();
         for (i, span) in spans.iter().enumerate() {
             let skipped = if i == 0 { self.shared } else { 0 };
-            let (start, len) = (span.start as usize, span.len as usize);
+            let start = span.start as usize;
+            let len = span.len as usize;
             self.own.extend(start + skipped..start + len);
         }
         let end = self.own.len();
@@ -210,7 +216,8 @@ struct LayerRows<'a> {
 
 impl<'a> LayerRows<'a> {
     fn new(data: &'a [f32], kv: &CpuKv, heads: usize) -> Self {
-        let (width, dim) = (kv.kv_heads * kv.head_dim, kv.head_dim);
+        let width = kv.kv_heads * kv.head_dim;
+        let dim = kv.head_dim;
         Self { data, width, dim, shared_by: heads / kv.kv_heads }
     }
 
@@ -254,10 +261,12 @@ fn attend<const FUSED: bool>(of: &GroupCall<'_>, out: &mut [f32]) {
 /// Attention of up to `R` rows. Lanes without a row are computed and ignored.
 #[inline(always)]
 fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut [f32]) {
-    let (heads, dim) = (of.call.heads, of.kv.head_dim);
+    let heads = of.call.heads;
+    let dim = of.kv.head_dim;
     let store = &of.kv.layers[of.call.layer];
     let rows_of = |data| LayerRows::new(data, of.kv, heads);
-    let (keys, values) = (rows_of(&store.keys), rows_of(&store.values));
+    let keys = rows_of(&store.keys);
+    let values = rows_of(&store.values);
     let query = |row: usize, h: usize| &of.q.row(of.rows.start + row)[h * dim..(h + 1) * dim];
     let plan = GroupPlan::new(of.call.spans, of.rows.clone());
     let mut own = Vec::with_capacity(plan.tiles.len() * heads); // (tiles, heads)
@@ -269,7 +278,8 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
         }
     }
     let mut scores = vec![[0.0; R]; plan.positions()];
-    let (mut queries, mut scales) = (vec![[0.0; R]; dim], vec![[0.0; R]; heads]);
+    let mut queries = vec![[0.0; R]; dim];
+    let mut scales = vec![[0.0; R]; heads];
     for h in 0..heads {
         if plan.shared > 0 {
             of.pack_queries(h, &mut queries);
@@ -321,7 +331,8 @@ fn score_tile<const FUSED: bool>(
     for (b, k) in k.iter_mut().enumerate() {
         *k = &keys.row(slots[b.min(last)])[..query.len()];
     }
-    let (mut scores, mut begun) = ([0.0; TILE], 0);
+    let mut scores = [0.0; TILE];
+    let mut begun = 0;
     #[cfg(target_arch = "x86_64")]
     if FUSED {
         // SAFETY: on x86-64 fused code is compiled for CPUs with AVX2 and FMA.
@@ -342,21 +353,30 @@ fn score_tile<const FUSED: bool>(
 #[inline]
 fn score_fours(query: &[f32], k: &[&[f32]; TILE]) -> ([f32; TILE], usize) {
     use std::arch::x86_64::*;
-    let (fours, mut acc) = (query.as_chunks::<4>().0, _mm256_setzero_ps());
+    let fours = query.as_chunks::<4>().0;
+    let mut acc = _mm256_setzero_ps();
     // Slots b and b + 4 are the halves of a register.
     let four = |b: usize, i: usize| {
-        let (low, high) = (&k[b][4 * i..4 * i + 4], &k[b + 4][4 * i..4 * i + 4]);
+        let low = &k[b][4 * i..4 * i + 4];
+        let high = &k[b + 4][4 * i..4 * i + 4];
         // SAFETY: both are four numbers.
         unsafe { _mm256_loadu2_m128(high.as_ptr(), low.as_ptr()) }
     };
     for (i, q) in fours.iter().enumerate() {
-        let (a, b, c, d) = (four(0, i), four(1, i), four(2, i), four(3, i));
-        let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let a = four(0, i);
+        let b = four(1, i);
+        let c = four(2, i);
+        let d = four(3, i);
+        let ab = _mm256_unpacklo_ps(a, b);
+        let cd = _mm256_unpacklo_ps(c, d);
+        let ab = _mm256_castps_pd(ab);
+        let cd = _mm256_castps_pd(cd);
         let first = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
         let second = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
-        let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
-        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let ab = _mm256_unpackhi_ps(a, b);
+        let cd = _mm256_unpackhi_ps(c, d);
+        let ab = _mm256_castps_pd(ab);
+        let cd = _mm256_castps_pd(cd);
         let third = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
         let fourth = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
         acc = _mm256_fmadd_ps(_mm256_set1_ps(q[0]), first, acc);
@@ -470,7 +490,8 @@ impl<const R: usize> SharedSums<'_, R> {
     /// Writes one head of all rows.
     #[inline(always)]
     fn write<const FUSED: bool>(&self, wide: bool, out: &mut [f32]) {
-        let (dim, mut column) = (self.values.rows.dim, 0);
+        let dim = self.values.rows.dim;
+        let mut column = 0;
         while wide && column + 32 <= dim {
             self.write_columns::<FUSED, 2, 16>(column, out);
             column += 32;
@@ -530,7 +551,8 @@ fn add_tile<const FUSED: bool>(
 ) {
     let (wide, rest) = out.as_chunks_mut::<32>();
     let (narrow, single) = rest.as_chunks_mut::<16>();
-    let (narrow_at, single_at) = (32 * wide.len(), 32 * wide.len() + 16 * narrow.len());
+    let narrow_at = 32 * wide.len();
+    let single_at = 32 * wide.len() + 16 * narrow.len();
     for (i, out) in wide.iter_mut().enumerate() {
         add_columns::<FUSED, 32>(slots, weights, values, 32 * i, out);
     }
@@ -567,7 +589,8 @@ pub(crate) fn attention_backward(
     grads: &mut CpuLayerKv,
     dqkv: &mut Tensor,
 ) {
-    let (rows, size) = (of.q.rows(), kv.slots * kv.head_dim);
+    let rows = of.q.rows();
+    let size = kv.slots * kv.head_dim;
     // Of the query heads that share a key head.
     let width = call.heads / kv.kv_heads * kv.head_dim;
     let mut dq = vec![0.0; rows * call.heads * kv.head_dim]; // (kv_heads, rows, width)
@@ -607,13 +630,16 @@ fn head_backward<const FUSED: bool>(
 ) {
     let HeadGrads { dq, dk, dv } = grads;
     let dim = kv.head_dim;
-    let (group, scale) = (call.heads / kv.kv_heads, 1.0 / (dim as f32).sqrt());
+    let group = call.heads / kv.kv_heads;
+    let scale = 1.0 / (dim as f32).sqrt();
     let store = &kv.layers[call.layer];
     let keys = LayerRows::new(&store.keys, kv, call.heads).head(g * group);
     let values = LayerRows::new(&store.values, kv, call.heads).head(g * group);
-    let (mut scores, mut parts) = (Vec::new(), vec![0.0; PARTS * dim]); // (PARTS, head_dim)
+    let mut scores = Vec::new();
+    let mut parts = vec![0.0; PARTS * dim]; // (PARTS, head_dim)
     for (i, dq) in dq.chunks_exact_mut(dim).enumerate() {
-        let (r, column) = (i / group, (g * group + i % group) * dim);
+        let r = i / group;
+        let column = (g * group + i % group) * dim;
         let [query, out, dout] = [of.q, of.out, of.dout].map(|x| &x.row(r)[column..column + dim]);
         let plan = GroupPlan::new(call.spans, r..r + 1);
         scores.clear();
@@ -628,7 +654,9 @@ fn head_backward<const FUSED: bool>(
         let dot_out = sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], out[i], s));
         parts.fill(0.0);
         for (&[p], &slot) in scores.iter().zip(&plan.own) {
-            let (p, at, value) = (p * inverse, slot * dim, values.row(slot));
+            let p = p * inverse;
+            let at = slot * dim;
+            let value = values.row(slot);
             let dscore =
                 p * (sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], value[i], s)) - dot_out) * scale;
             let part = &mut parts[slot % PARTS * dim..][..dim];

@@ -120,7 +120,8 @@ fn sum_interleaved<T: Copy + Default + AddAssign>(
 /// separate array, because otherwise the compiler goes through memory lane by lane.
 #[inline(always)]
 pub(super) fn fold_lanes<T: Copy>(lanes: [T; 16], f: impl Fn(T, T) -> T) -> T {
-    let (mut eight, mut four) = ([lanes[0]; 8], [lanes[0]; 4]);
+    let mut eight = [lanes[0]; 8];
+    let mut four = [lanes[0]; 4];
     for l in 0..8 {
         eight[l] = f(lanes[l], lanes[l + 8]);
     }

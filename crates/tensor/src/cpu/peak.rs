@@ -44,7 +44,8 @@ fn narrow<const FUSED: bool>(steps: usize) -> f32 {
 
 #[inline(always)]
 fn spin<const FUSED: bool, const N: usize>(steps: usize) -> f32 {
-    let (scale, shift) = (std::hint::black_box(0.999f32), std::hint::black_box(0.001f32));
+    let scale = std::hint::black_box(0.999f32);
+    let shift = std::hint::black_box(0.001f32);
     let mut acc = [[1.0f32; 16]; N];
     for _ in 0..steps {
         for chain in &mut acc {

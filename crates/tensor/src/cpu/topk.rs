@@ -96,9 +96,11 @@ fn greedy_tokens_by_lanes<const L: usize>(
     weights: &CpuWeights,
     bias: Option<&[f32]>,
 ) -> Vec<TokenLogprob> {
-    let (count, outputs) = (x.len() / weights.inputs(), weights.outputs());
+    let count = x.len() / weights.inputs();
+    let outputs = weights.outputs();
     let rows = LaneRows::<L> { count, tile: weights.tile_height(isa, count) };
-    let (panels, groups) = (outputs.div_ceil(PANEL), rows.groups());
+    let panels = outputs.div_ceil(PANEL);
+    let groups = rows.groups();
     let reduce = |out: &mut [MaybeUninit<u32>]| {
         let out = out.as_mut_ptr().cast();
         weights.gemm(isa, x, &PanelMaxEpilogue { isa, out, rows, outputs, bias });
@@ -135,7 +137,8 @@ impl<const L: usize> LaneRows<L> {
 
     /// The rows of a group.
     fn rows_of_group(self, group: usize) -> usize {
-        let (tile, i) = (group / self.groups_per_tile(), group % self.groups_per_tile());
+        let tile = group / self.groups_per_tile();
+        let i = group % self.groups_per_tile();
         L.min(self.tile - i * L).min(self.count - tile * self.tile - i * L)
     }
 }
@@ -207,7 +210,8 @@ fn panel_maxes<const FUSED: bool, const L: usize>(
     for l in 0..L {
         shift[l] = finite_or_zero(max[l]);
     }
-    let (mut places, mut terms) = ([NO_INDEX; L], [[0.0; L]; PANEL]);
+    let mut places = [NO_INDEX; L];
+    let mut terms = [[0.0; L]; PANEL];
     for c in (0..PANEL).rev() {
         for l in 0..L {
             places[l] = if columns[c][l] == max[l] { c as u32 } else { places[l] };
@@ -252,7 +256,8 @@ fn stored_panels<const FUSED: bool, const L: usize>(
 ) -> Vec<PanelMaxes<1>> {
     let mut parts = Vec::with_capacity(logits.len().div_ceil(PANEL));
     for (i, some) in logits.chunks(L * PANEL).enumerate() {
-        let (mut rows, mut columns) = ([[f32::NEG_INFINITY; PANEL]; L], [[0.0; L]; PANEL]);
+        let mut rows = [[f32::NEG_INFINITY; PANEL]; L];
+        let mut columns = [[0.0; L]; PANEL];
         rows.as_flattened_mut()[..some.len()].copy_from_slice(some);
         let lanes = TileRows { data: rows.as_flattened(), count: L, stride: PANEL };
         pack_lanes(isa, lanes, &mut columns);
@@ -277,7 +282,8 @@ struct PanelStride<'a, const L: usize> {
 #[inline(always)]
 fn row_maxes<const FUSED: bool, const L: usize>(panels: PanelStride<'_, L>) -> [RowMax; L] {
     let parts = || panels.parts.iter().step_by(panels.stride);
-    let (mut max, mut index) = ([f32::NEG_INFINITY; L], [NO_INDEX; L]);
+    let mut max = [f32::NEG_INFINITY; L];
+    let mut index = [NO_INDEX; L];
     for part in parts() {
         for l in 0..L {
             // A panel of only negative infinity still takes precedence over a panel without an

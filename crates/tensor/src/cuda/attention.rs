@@ -189,15 +189,18 @@ impl CudaAttentionMetadata {
     ) -> Result<Self, CudaError> {
         let plan = TilePlan::new(rows, spans_of, prefix_of);
         let tiles = plan.tiles.len();
-        let (rows_at, spans_at) = (tiles * 16, (tiles + plan.rows.len()) * 16);
+        let rows_at = tiles * 16;
+        let spans_at = (tiles + plan.rows.len()) * 16;
         let mut words: Vec<u32> = Vec::with_capacity(plan.bytes() / 4);
         words.extend_from_slice(plan.tiles.as_flattened());
         words.extend_from_slice(plan.rows.as_flattened());
         words.extend_from_slice(plan.spans.as_flattened());
         let buffer = DeviceBuffer::stage(cuda, &words)?;
-        let (rows_ptr, spans_ptr) =
-            (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
-        let (tile_rows, end_slot, scattered) = (tile_rows(rows), plan.end_slot, plan.scattered);
+        let rows_ptr = buffer.pointer() + rows_at as u64;
+        let spans_ptr = buffer.pointer() + spans_at as u64;
+        let tile_rows = tile_rows(rows);
+        let end_slot = plan.end_slot;
+        let scattered = plan.scattered;
         Ok(Self { rows, tiles, tile_rows, end_slot, scattered, buffer, rows_ptr, spans_ptr })
     }
 }
@@ -223,7 +226,8 @@ pub(crate) fn attention(
     heads: usize,
     metadata: &CudaAttentionMetadata,
 ) -> Result<CudaTensor, CudaError> {
-    let (cuda, dim) = (q.cuda(), kv.head_dim);
+    let cuda = q.cuda();
+    let dim = kv.head_dim;
     assert_eq!(
         q.rows(),
         metadata.rows,
@@ -241,15 +245,15 @@ pub(crate) fn attention(
     assert!(kv.is_for(q.dtype()), "attention: queries and keys of different dtypes");
     let out = CudaTensor::uninit(cuda, q.rows(), heads * dim, q.dtype())?;
     let (keys, values) = kv.layer(layer);
-    let (q_cols, out_cols, slots, group) =
-        (int(q.cols()), int(out.cols()), int(kv.slots), int(heads / kv.kv_heads));
-    let (q_at, out_at, tiles, rows, spans) = (
-        q.pointer(),
-        out.pointer(),
-        metadata.buffer.pointer(),
-        metadata.rows_ptr,
-        metadata.spans_ptr,
-    );
+    let q_cols = int(q.cols());
+    let out_cols = int(out.cols());
+    let slots = int(kv.slots);
+    let group = int(heads / kv.kv_heads);
+    let q_at = q.pointer();
+    let out_at = out.pointer();
+    let tiles = metadata.buffer.pointer();
+    let rows = metadata.rows_ptr;
+    let spans = metadata.spans_ptr;
     let scale = 1.0 / (dim as f32).sqrt();
     // Includes the units of unshared slots that a warp buffers, one of them in the ring; as in
     // attention.cu.
@@ -299,7 +303,8 @@ pub(crate) fn attention(
             let shared = (metadata.tile_rows * dim + GENERIC_KEYS * (dim + 1)) * 4;
             let config =
                 LaunchConfig { blocks: (metadata.tiles, heads, 1), threads, shared_bytes: shared };
-            let (dtype, dim) = (q.dtype(), int(dim));
+            let dtype = q.dtype();
+            let dim = int(dim);
             let arguments = kernel_args![
                 q_at, dtype, q_cols, keys, values, slots, group, dim, out_at, out_cols, tiles,
                 rows, spans, scale
@@ -360,7 +365,9 @@ pub(crate) fn attention_backward(
     grads: &mut CudaKvGrads,
 ) -> Result<CudaTensor, CudaError> {
     let CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout } = of;
-    let (cuda, dim, rows) = (q.cuda(), kv.head_dim, q.rows());
+    let cuda = q.cuda();
+    let dim = kv.head_dim;
+    let rows = q.rows();
     assert_eq!(
         rows, metadata.rows,
         "attention_backward: {rows} rows, metadata for {}",
@@ -381,21 +388,28 @@ pub(crate) fn attention_backward(
         (kv.dtype, kv.dtype),
         "attention_backward: queries and keys of different dtypes"
     );
-    let (of_grads, of_kv) =
-        ((grads.layers, grads.slots, grads.shape()), (kv.layers, kv.slots, (kv.kv_heads, dim)));
+    let of_grads = (grads.layers, grads.slots, grads.shape());
+    let of_kv = (kv.layers, kv.slots, (kv.kv_heads, dim));
     assert_eq!(of_grads, of_kv, "attention_backward: gradients of another store");
     let dqkv = CudaTensor::uninit(cuda, rows, (heads + 2 * kv.kv_heads) * dim, q.dtype())?;
     let cast = dout.cast_if_needed(q.dtype())?;
     let dout = cast.as_ref().unwrap_or(dout);
-    let ((keys, values), (dkeys, dvalues), group) =
-        (kv.layer(layer), grads.layer(layer), heads / kv.kv_heads);
-    let (q_at, out_at, dout_at, dqkv_at) =
-        (q.pointer(), out.pointer(), dout.pointer(), dqkv.pointer());
-    let (q_cols, out_cols, dqkv_cols, slots) =
-        (int(q.cols()), int(out.cols()), int(dqkv.cols()), int(kv.slots));
-    let (tiles, rows_at, spans) =
-        (metadata.buffer.pointer(), metadata.rows_ptr, metadata.spans_ptr);
-    let (group_at, scale) = (int(group), 1.0 / (dim as f32).sqrt());
+    let (keys, values) = kv.layer(layer);
+    let (dkeys, dvalues) = grads.layer(layer);
+    let group = heads / kv.kv_heads;
+    let q_at = q.pointer();
+    let out_at = out.pointer();
+    let dout_at = dout.pointer();
+    let dqkv_at = dqkv.pointer();
+    let q_cols = int(q.cols());
+    let out_cols = int(out.cols());
+    let dqkv_cols = int(dqkv.cols());
+    let slots = int(kv.slots);
+    let tiles = metadata.buffer.pointer();
+    let rows_at = metadata.rows_ptr;
+    let spans = metadata.spans_ptr;
+    let group_at = int(group);
+    let scale = 1.0 / (dim as f32).sqrt();
     let mma_kernel = match dim {
         32 => Some("attention_backward_32"),
         64 => Some("attention_backward_64"),

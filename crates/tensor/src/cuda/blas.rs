@@ -163,7 +163,8 @@ impl CublasLt {
         let Some(plan) = self.plan(&mut plans, gemm) else {
             return Err(failed("no algorithm".to_owned()));
         };
-        let (alpha, beta) = (1.0f32, if gemm.accumulate { 1.0f32 } else { 0.0 });
+        let alpha = 1.0f32;
+        let beta = if gemm.accumulate { 1.0f32 } else { 0.0 };
         // SAFETY: the plan is alive while the lock is held, and cuBLASLt reads it, alpha and beta
         // during the call; the matrices are guaranteed by the caller.
         unsafe {
@@ -275,10 +276,8 @@ impl MatmulPlan {
         };
         // SAFETY: the descriptor is alive; each attribute has the type that cuBLASLt documents.
         unsafe {
-            let (weights, x) = (
-                if gemm.weights.transposed { OP_N } else { OP_T },
-                if gemm.x.transposed { OP_T } else { OP_N },
-            );
+            let weights = if gemm.weights.transposed { OP_N } else { OP_T };
+            let x = if gemm.x.transposed { OP_T } else { OP_N };
             set_attribute(plan.descriptor, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &weights)?;
             set_attribute(plan.descriptor, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &x)?;
             set_attribute(plan.descriptor, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &kind)?;

@@ -430,7 +430,8 @@ impl CudaDevice {
 /// Makes the pool retain freed memory, so that allocations do not synchronize, and prevents streams
 /// from waiting for memory that another stream still uses.
 fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
-    let (mut threshold, mut reuse_waits) = (u64::MAX, 0i32);
+    let mut threshold = u64::MAX;
+    let mut reuse_waits = 0i32;
     // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit integer that outlive the
     // calls.
     unsafe {

@@ -111,7 +111,8 @@ impl DropoutArgs {
             Some(CudaDropoutMask::Recorded { p, keep }) => {
                 let shape = (keep.rows, keep.cols);
                 assert_eq!(shape, (rows, cols), "dropout: a recorded mask of another shape");
-                let (pointer, keep_scale) = (keep.buffer.pointer(), keep_scale(p));
+                let pointer = keep.buffer.pointer();
+                let keep_scale = keep_scale(p);
                 Self { kind: 2, pointer, keep_scale, ..Self::default() }
             }
         }

@@ -37,7 +37,8 @@ pub(crate) fn from_f32(x: f32) -> u8 {
 
 /// The value of a code.
 pub(crate) fn to_f32(code: u8) -> f32 {
-    let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let exponent = i32::from(code >> 3 & 15);
+    let fraction = f32::from(code & 7);
     let magnitude = match (exponent, code & 7) {
         (15, 7) => f32::NAN,
         (0, _) => fraction * power_of_two(-9),
@@ -62,7 +63,8 @@ mod tests {
     /// All values of the format by definition, sorted: (value, code) without sign and NaN.
     fn all_numbers() -> Vec<(f64, u8)> {
         let number = |code: u8| {
-            let (e, m) = (i32::from(code) / 8, f64::from(code % 8));
+            let e = i32::from(code) / 8;
+            let m = f64::from(code % 8);
             let value =
                 if e == 0 { m / 8.0 * 2f64.powi(-6) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
             (value, code)
@@ -76,7 +78,8 @@ mod tests {
         let at = numbers.partition_point(|n| n.0 <= x.abs());
         let below = numbers[at - 1];
         let Some(&above) = numbers.get(at) else { return sign | below.1 };
-        let (down, up) = (x.abs() - below.0, above.0 - x.abs());
+        let down = x.abs() - below.0;
+        let up = above.0 - x.abs();
         let rounds_up = up < down || (up == down && above.1 % 2 == 0);
         sign | if rounds_up { above.1 } else { below.1 }
     }
@@ -163,19 +166,23 @@ mod tests {
     fn sums_of_fourteen_bits_cost_less_than_the_rounding_of_operands() {
         let rms = |x: &[f64]| (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt();
         for (depth, tolerance) in [(768, 1e-3), (3072, 2.5e-3), (8192, 4e-3)] {
-            let (mut exact, mut by_rounding, mut by_sums) = (Vec::new(), Vec::new(), Vec::new());
+            let mut exact = Vec::new();
+            let mut by_rounding = Vec::new();
+            let mut by_sums = Vec::new();
             for salt in 0..100 {
-                let ((x, x_rounded), (w, w_rounded)) =
-                    (rounded_row(depth, 2 * salt), rounded_row(depth, 2 * salt + 1));
+                let (x, x_rounded) = rounded_row(depth, 2 * salt);
+                let (w, w_rounded) = rounded_row(depth, 2 * salt + 1);
                 let dot = |x: &[f32], w: &[f32]| {
                     x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
                 };
-                let (all, of_rounded) = (dot(&x, &w), dot(&x_rounded, &w_rounded));
+                let all = dot(&x, &w);
+                let of_rounded = dot(&x_rounded, &w_rounded);
                 exact.push(all);
                 by_rounding.push(of_rounded - all);
                 by_sums.push(truncated_dot(&x_rounded, &w_rounded) - of_rounded);
             }
-            let (rounding, sums) = (rms(&by_rounding) / rms(&exact), rms(&by_sums) / rms(&exact));
+            let rounding = rms(&by_rounding) / rms(&exact);
+            let sums = rms(&by_sums) / rms(&exact);
             println!("{depth}: rounding {rounding:.1e}, sums {sums:.1e}");
             assert!((2.5e-2..5e-2).contains(&rounding), "{depth}: {rounding}");
             assert!(sums < tolerance, "{depth}: {sums}");

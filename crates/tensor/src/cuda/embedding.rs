@@ -57,10 +57,13 @@ unsafe fn gather(
     stride: u32,
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
-    let (cols, count) = (int(out.cols()), int(parts.len()));
+    let cols = int(out.cols());
+    let count = int(parts.len());
     let scalars =
         kernel_args![picked, stride, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
-    let (mut at, mut firsts, mut first) = ([0; MAX_PARTS], [0; MAX_PARTS], 0);
+    let mut at = [0; MAX_PARTS];
+    let mut firsts = [0; MAX_PARTS];
+    let mut first = 0;
     for (part, (at, firsts)) in parts.iter().zip(at.iter_mut().zip(&mut firsts)) {
         (*at, *firsts) = (part.pointer(), first);
         first += part.rows() as u64;
@@ -75,7 +78,8 @@ pub(crate) fn select(parts: &[&CudaTensor], picked: &CudaIndices) -> Result<Cuda
     if parts.len() > MAX_PARTS {
         return select(&[&concat(parts)?], picked);
     }
-    let (first, rows) = (parts[0], parts.iter().map(|p| p.rows()).sum());
+    let first = parts[0];
+    let rows = parts.iter().map(|p| p.rows()).sum();
     assert!(
         parts.iter().all(|p| (p.cols(), p.dtype()) == (first.cols(), first.dtype())),
         "select: rows of different widths or dtypes"

@@ -62,7 +62,8 @@ impl Fp8Weights {
 /// The smallest scale that fits all of x, and the largest norm of its rows. Synchronizes with the
 /// GPU.
 fn measure(x: &CudaTensor) -> Result<CommonScale, CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     let measured = DeviceBuffer::new(x.cuda(), rows * size_of::<[f32; 2]>())?;
     let arguments = kernel_args![x.pointer(), x.dtype(), measured.pointer(), int(rows), int(cols)];
     let config = LaunchConfig::new(rows.div_ceil(4), 128);
@@ -89,7 +90,8 @@ pub(crate) fn quantize(x: &CudaTensor, by: CommonScale) -> Result<CudaTensor, Cu
 
 /// The rows of x (bf16 or f32) as e4m3 with a scale per row.
 pub(crate) fn quantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert!(
         cols.is_multiple_of(E4M3_GROUP),
         "quantize: rows of {cols} are not a multiple of the group size"
@@ -125,7 +127,8 @@ pub(crate) fn supports_swiglu(cols: usize) -> bool {
 
 /// `silu(x[r, c]) * x[r, n + c]` as e4m3: x is (rows, 2n) of bf16.
 pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
-    let (rows, n) = (x.rows(), x.cols() / 2);
+    let rows = x.rows();
+    let n = x.cols() / 2;
     assert!(
         supports_swiglu(n) && x.cols() == 2 * n && x.dtype() == CudaDtype::Bf16,
         "swiglu: two halves of {n} in bf16"
@@ -150,7 +153,8 @@ pub(crate) fn should_quantize(x: &CudaTensor, map: &CudaLinear) -> bool {
 /// output's norms (Cauchy-Schwarz) plus a bias. `None` if that exceeds f16's range, or if the rows
 /// have no bound.
 pub(crate) fn gelu_scale(x: &CudaTensor, map: &CudaLinear) -> Option<CommonScale> {
-    let (rows, weights) = (x.common_scale()?, map.fp8()?);
+    let rows = x.common_scale()?;
+    let weights = map.fp8()?;
     let norms = ROUNDED_NORMS * rows.max_norm * weights.scale.max_norm;
     let bound = norms + weights.max_bias;
     let scale = || e4m3::scale_for(bound.max(LEAST_GELU));

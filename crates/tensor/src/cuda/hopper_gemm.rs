@@ -169,7 +169,9 @@ pub(crate) fn store_qkv(
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
     let QkvDestination { kv, layer, heads, slots } = destination;
-    let (dim, kv_heads, (keys, values)) = (kv.head_dim(), kv.kv_heads(), kv.layer(layer));
+    let dim = kv.head_dim();
+    let kv_heads = kv.kv_heads();
+    let (keys, values) = kv.layer(layer);
     let outputs = map.outputs();
     assert_eq!(
         (out.rows(), out.cols(), out.dtype()),
@@ -220,15 +222,16 @@ unsafe fn launch(
     rest: &[u64],
     half_inverse: f32,
 ) -> Result<(), CudaError> {
-    let (cols, inputs) = (x.cols(), map.inputs());
+    let cols = x.cols();
+    let inputs = map.inputs();
     assert_eq!(cols, inputs, "gemm: rows of {cols} into a map of {inputs}");
     let shape = [x.rows(), map.outputs(), inputs].map(|n| n as u64);
     let e4m3 = map.fp8().filter(|_| x.dtype() == CudaDtype::E4m3);
     let weights = e4m3.map_or(map.matrix(), |weights| &weights.matrix);
     // Columns of one TMA load.
     let depth = (DEPTH_BYTES / x.dtype().size()) as u32;
-    let (x_box, weights_box) =
-        ([depth, TILE_ROWS as u32], [depth, (TILE_OUTPUTS / CLUSTER) as u32]);
+    let x_box = [depth, TILE_ROWS as u32];
+    let weights_box = [depth, (TILE_OUTPUTS / CLUSTER) as u32];
     let tensor_maps = [tensor_map(x, x_box)?, tensor_map(weights, weights_box)?];
     let mut arguments = [0u64; PARAM_WORDS];
     let words = tensor_maps.iter().flatten().chain(&shape).chain(rest);

@@ -89,7 +89,8 @@ impl CudaLinear {
         outputs: usize,
         bias: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
-        let (cuda, inputs) = (&matrix.cuda().clone(), matrix.cols());
+        let cuda = &matrix.cuda().clone();
+        let inputs = matrix.cols();
         assert!(bias.is_none_or(|b| b.len() == outputs), "linear: the bias is not {outputs} wide");
         let fp8 = match cuda.precision() {
             Precision::Fp8 => Fp8Weights::new(&matrix, bias)?.map(Box::new),
@@ -407,10 +408,8 @@ pub(crate) fn linear_dx(
         out: dtype,
         epilogue: BlasEpilogue::None,
     };
-    let (x, weights) = (
-        GemmOperand { transposed: false, stride },
-        GemmOperand { transposed: true, stride: map.inputs },
-    );
+    let x = GemmOperand { transposed: false, stride };
+    let weights = GemmOperand { transposed: true, stride: map.inputs };
     let at = GemmPointers { x: from, weights: map.matrix.pointer(), bias: 0, out: out.pointer() };
     // SAFETY: dy is (rows, summed) with its stride, the weights (>= summed, inputs), out (rows,
     // inputs).
@@ -444,11 +443,10 @@ pub(crate) fn linear_dw(
         return Ok(());
     }
     let operand = x.cuda().compute_dtype();
-    let (cast_x, cast_dy) = (x.cast_if_needed(operand)?, dy.cast_if_needed(operand)?);
-    let ((x_at, x_stride), (dy_at, dy_stride)) = (
-        cast_x.as_ref().unwrap_or(x).ptr_and_stride(),
-        cast_dy.as_ref().unwrap_or(dy).ptr_and_stride(),
-    );
+    let cast_x = x.cast_if_needed(operand)?;
+    let cast_dy = dy.cast_if_needed(operand)?;
+    let (x_at, x_stride) = cast_x.as_ref().unwrap_or(x).ptr_and_stride();
+    let (dy_at, dy_stride) = cast_dy.as_ref().unwrap_or(dy).ptr_and_stride();
     let shape = GemmShape {
         rows: dy.cols(),
         inputs: x.rows(),
@@ -460,7 +458,8 @@ pub(crate) fn linear_dw(
     };
     let at = GemmPointers { x: dy_at, weights: x_at, bias: 0, out: dw.pointer() };
     let transposed = |stride| GemmOperand { transposed: true, stride };
-    let (x_operand, weights) = (transposed(dy_stride), transposed(x_stride));
+    let x_operand = transposed(dy_stride);
+    let weights = transposed(x_stride);
     let gemm = Gemm { shape, x: x_operand, weights, accumulate: true };
     // SAFETY: both operands have as many rows as are summed, dw is (outputs, inputs).
     unsafe { x.cuda().blas().gemm(x.cuda(), gemm, at) }?;

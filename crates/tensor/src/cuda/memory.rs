@@ -101,11 +101,9 @@ impl DeviceBuffer {
 
     /// Memory of which `capacity` bytes may be read, although only `bytes` are meaningful.
     fn with_capacity(cuda: &CudaDevice, bytes: usize, capacity: usize) -> Result<Self, CudaError> {
-        let (size, pool, stream) = (
-            CudaDevice::allocation_size(capacity),
-            graph::current_pool(cuda),
-            cuda.current_stream(),
-        );
+        let size = CudaDevice::allocation_size(capacity);
+        let pool = graph::current_pool(cuda);
+        let stream = cuda.current_stream();
         let pointer = match pool.as_ref().and_then(|pool| pool.take(size)) {
             Some(pointer) => pointer,
             None => {
@@ -171,12 +169,11 @@ impl DeviceBuffer {
     pub(crate) fn stage<T: Pod>(cuda: &CudaDevice, values: &[T]) -> Result<Self, CudaError> {
         // A graph's inputs have fixed addresses, and are small.
         if graph::current_pool(cuda).is_none() {
-            let (stream, bytes) = (cuda.current_stream(), size_of_val(values));
+            let stream = cuda.current_stream();
+            let bytes = size_of_val(values);
             if let Some(staging) = stream.stage(values)? {
-                let (pointer, origin) = (
-                    staging.device_ptr(),
-                    BufferOrigin::Staging(Some(Box::new((stream, staging)))),
-                );
+                let pointer = staging.device_ptr();
+                let origin = BufferOrigin::Staging(Some(Box::new((stream, staging))));
                 return Ok(Self { cuda: cuda.clone(), origin, pointer, bytes, allocated: bytes });
             }
         }
@@ -332,7 +329,8 @@ impl CudaTensor {
         cols: usize,
         by: CommonScale,
     ) -> Result<Self, CudaError> {
-        let (dtype, common_scale) = (CudaDtype::E4m3, Some(by));
+        let dtype = CudaDtype::E4m3;
+        let common_scale = Some(by);
         assert_eq!(
             dtype,
             dtype.of_rows(cols),
@@ -468,7 +466,9 @@ impl CudaTensor {
 
     /// A matrix of the same shape and dtype with unspecified contents; all of it must be written.
     pub(crate) fn uninit_like(&self) -> Result<Self, CudaError> {
-        let (cuda, rows, cols) = (self.cuda(), self.rows, self.cols);
+        let cuda = self.cuda();
+        let rows = self.rows;
+        let cols = self.cols;
         match self.common_scale {
             Some(by) => Self::uninit_scaled(cuda, rows, cols, by),
             None => Self::uninit_strided(cuda, rows, cols, self.stride, self.dtype),

@@ -256,7 +256,8 @@ impl Kernels {
         let cache = cache_dir();
         // In parallel: each compilation takes a considerable part of a second.
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
-            let (arch, cache) = (&arch, cache.as_deref());
+            let arch = &arch;
+            let cache = cache.as_deref();
             let threads: Vec<_> =
                 needed().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
             threads
@@ -341,7 +342,8 @@ fn options(arch: &str) -> [String; 2] {
 }
 
 fn cache_name(source: &KernelSource, arch: &str) -> String {
-    let (mut major, mut minor) = (0, 0);
+    let mut major = 0;
+    let mut minor = 0;
     // SAFETY: both point to integers that outlive the call.
     let known = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().is_ok();
     let version = if known { format!("{major}.{minor}") } else { String::new() };

@@ -22,7 +22,7 @@ __device__ __forceinline__ float row_sum(float x, float* scratch) {
     return x;
 }
 
-// Four elements as they are in memory.
+// Four elements in their stored form.
 template <int TYPE>
 struct RawVec4 {
     float4 v;

@@ -160,7 +160,8 @@ pub(crate) fn add_positions_norm(
 ) -> Result<CudaTensor, CudaError> {
     let out = by.uninit_results(to.cuda(), to.rows(), dtype)?;
     let addend = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
-    let (gathered, norm) = (positions.map(|p| p.positions), Some((by, &out)));
+    let gathered = positions.map(|p| p.positions);
+    let norm = Some((by, &out));
     AddNorm { from, to, addend, gathered, norm }.launch()?;
     Ok(out)
 }
@@ -193,7 +194,8 @@ impl<'a> AddNorm<'a> {
 
     fn launch(self) -> Result<(), CudaError> {
         let Self { from, to: x, addend, gathered, norm } = self;
-        let (rows, cols) = (x.rows(), x.cols());
+        let rows = x.rows();
+        let cols = x.cols();
         assert_eq!(
             (x.dtype(), from.dtype()),
             (CudaDtype::F32, CudaDtype::F32),
@@ -296,7 +298,8 @@ pub(crate) fn norm_backward(
     by: &CudaNorm,
     to: NormGradients<'_>,
 ) -> Result<(), CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert_eq!(cols, by.width, "norm_backward: rows of {cols} against parameters of {}", by.width);
     assert_eq!(
         (to.dy.rows(), to.dy.cols()),
@@ -374,7 +377,8 @@ mod tests {
             x
         };
         for n in [16, 48, 768, 2048] {
-            let (scale, shift) = (numbers(n, 1), numbers(n, 2));
+            let scale = numbers(n, 1);
+            let shift = numbers(n, 2);
             for shift in [Some(&shift[..]), None] {
                 let by = result_scale(&scale, shift);
                 let bound = f64::from(by.scale * e4m3::MAX);

@@ -39,7 +39,8 @@ pub(crate) fn linear_residual_norm(
         let addend = ResidualAddend { y: &y, bias: map.padded_bias(), mask };
         return norm::add_norm(stream, addend, norm, dtype);
     };
-    let (cuda, rows) = (x.cuda(), x.rows());
+    let cuda = x.cuda();
+    let rows = x.rows();
     assert_eq!(
         (x.cols(), norm.width()),
         (map.inputs(), WIDTH),
@@ -104,7 +105,8 @@ pub(crate) fn linear_residual_norm(
 /// The fused kernel, if it is supported and faster than two kernels. On a deterministic device it
 /// is used whenever supported; no pass has more rows than it supports (`Device::max_batch_rows`).
 pub(crate) fn select_kernel(of: &CudaLinearResidualNorm<'_>) -> Option<&'static str> {
-    let (x, map) = (of.x, of.map);
+    let x = of.x;
+    let map = of.map;
     let kernel = match x.dtype() {
         CudaDtype::Bf16 if fp8::should_quantize(x, map) => return None,
         CudaDtype::Bf16 if map.matrix().dtype() == CudaDtype::Bf16 => "residual_768",

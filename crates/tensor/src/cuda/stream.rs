@@ -106,9 +106,11 @@ impl Stream {
     /// Opens a stream of a context.
     pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
         let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
-        let (blas, mailbox) = (Arc::new(CublasLt::new(context)?), Mailbox::new()?);
-        let (free_list, pinned, staging) =
-            (Mutex::default(), Mutex::default(), StagingStream::open(context)?);
+        let blas = Arc::new(CublasLt::new(context)?);
+        let mailbox = Mailbox::new()?;
+        let free_list = Mutex::default();
+        let pinned = Mutex::default();
+        let staging = StagingStream::open(context)?;
         Ok(Arc::new(Self {
             free_list,
             pinned,

@@ -49,8 +49,11 @@ impl TilePlan {
         let tile_rows = tile_rows(rows);
         let mut longest_rows: Vec<(usize, bool)> = Vec::new(); // per tile; in several spans?
         for r in 0..rows {
-            let (prefix, begin) = (prefix_of(r), plan.spans.len());
-            let (mut first, mut left, mut own) = (None, prefix, 0);
+            let prefix = prefix_of(r);
+            let begin = plan.spans.len();
+            let mut first = None;
+            let mut left = prefix;
+            let mut own = 0;
             for (start, len) in spans_of(r) {
                 let shared = len.min(left);
                 left -= shared;

@@ -24,8 +24,8 @@ pub(crate) fn tensor_map_interleaved(
     [columns, groups]: [u32; 2],
 ) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
     let (at, stride) = row_bytes(matrix);
-    let (shape, strides) =
-        ([matrix.cols(), 4, 2, matrix.row_groups()], [2 * stride, stride, 8 * stride]);
+    let shape = [matrix.cols(), 4, 2, matrix.row_groups()];
+    let strides = [2 * stride, stride, 8 * stride];
     encode_tensor_map(matrix.dtype(), at, shape, strides, [columns, 4, 2, groups])
 }
 
@@ -53,7 +53,8 @@ fn encode_tensor_map<const D: usize, const S: usize>(
         CudaDtype::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = sys::CUtensorMap { opaque: [0; TENSOR_MAP_WORDS] };
-    let (shape, strides) = (shape.map(|n| n as u64), strides.map(|n| n as u64));
+    let shape = shape.map(|n| n as u64);
+    let strides = strides.map(|n| n as u64);
     // SAFETY: the memory has that shape; all arrays have an element per dimension (strides: one
     // less).
     unsafe {

@@ -147,7 +147,8 @@ pub(crate) fn top_k_mixture(
         let count = noise.rows();
         assert_eq!(count, x.rows(), "mixture: {count} perturbations for {} rows", x.rows());
     }
-    let (width, matrix) = (table.inputs(), table.matrix());
+    let width = table.inputs();
+    let matrix = table.matrix();
     let out = CudaTensor::uninit(x.cuda(), x.rows(), width, CudaDtype::F32)?;
     let best = RowWords::new(x.cuda(), x.rows())?;
     for_logit_chunks(x, head, |chunk| {
@@ -202,8 +203,10 @@ fn for_logit_chunks(
         x.cols(),
         map.inputs()
     );
-    let (cuda, inputs, stride, operand) =
-        (x.cuda(), map.inputs(), map.matrix().rows(), map.matrix().dtype());
+    let cuda = x.cuda();
+    let inputs = map.inputs();
+    let stride = map.matrix().rows();
+    let operand = map.matrix().dtype();
     let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
     // Chunks of nearly equal height, in multiples of the alignment.

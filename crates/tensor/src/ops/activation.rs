@@ -78,7 +78,8 @@ pub fn activate_backward(
             cpu::activation::activate_backward(cpu.isa, x, activation, dy, dx);
         }
         Backend::Cuda(cuda) => {
-            let (dy, dtype) = (dy.gpu(), dtype.cuda_dtype(cuda));
+            let dy = dy.gpu();
+            let dtype = dtype.cuda_dtype(cuda);
             *dx = cuda::activation::activate_backward(x.gpu(), activation, dy, dtype)?.into();
         }
     }

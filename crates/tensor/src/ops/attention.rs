@@ -128,7 +128,8 @@ impl KvStore {
         let width = kv.kv_heads * kv.head_dim;
         let rows: Vec<_> = rows.iter().map(|(x, slots)| (*x, slots.slots.host())).collect();
         for (x, slots) in &rows {
-            let (count, cols) = (x.rows(), x.cols());
+            let count = x.rows();
+            let cols = x.cols();
             assert_eq!(count, slots.len(), "kv write: {count} rows into {} slots", slots.len());
             assert!(
                 first + 2 * width <= cols,
@@ -189,7 +190,8 @@ pub struct AttentionSpans {
 impl AttentionSpans {
     /// No rows yet, with capacity for `rows` rows of two spans each.
     pub fn with_capacity(rows: usize) -> Self {
-        let (ends, prefixes) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let ends = Vec::with_capacity(rows);
+        let prefixes = Vec::with_capacity(rows);
         Self { spans: Vec::with_capacity(2 * rows), ends, prefixes }
     }
 
@@ -284,7 +286,8 @@ pub fn attention(
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let KvLayer { store, layer } = kv;
-    let (spans, dim) = (&*metadata.spans, store.head_dim());
+    let spans = &*metadata.spans;
+    let dim = store.head_dim();
     assert_eq!(
         q.rows(),
         spans.rows(),
@@ -360,7 +363,8 @@ impl KvGrads {
     /// to the following columns. CPU only.
     pub(crate) fn read(&self, layer: usize, slots: &[u32], first: usize, x: &mut Tensor) {
         let KvGradStorage::Cpu(grads) = &self.0 else { panic!("these gradients are on a gpu") };
-        let (dim, layer) = (grads.head_dim, &grads.layers[layer]);
+        let dim = grads.head_dim;
+        let layer = &grads.layers[layer];
         assert_eq!(
             x.rows(),
             slots.len(),
@@ -427,8 +431,10 @@ pub fn attention_backward(
     dqkv: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let KvLayer { store, layer } = of.kv;
-    let (spans, heads, dim, kv_heads) =
-        (&*of.metadata.spans, of.heads, store.head_dim(), store.kv_heads());
+    let spans = &*of.metadata.spans;
+    let heads = of.heads;
+    let dim = store.head_dim();
+    let kv_heads = store.kv_heads();
     let rows = spans.rows();
     assert_eq!(of.q.rows(), rows, "attention_backward: {} rows, metadata for {rows}", of.q.rows());
     assert!(
@@ -462,7 +468,9 @@ pub fn attention_backward(
         }
         (Backend::Cuda(cuda), KvStorage::Cuda(kv), KvGradStorage::Cuda(grads)) => {
             let metadata = of.metadata.of_backward(cuda)?;
-            let (q, out, dout) = (of.q.gpu(), of.out.gpu(), of.dout.gpu());
+            let q = of.q.gpu();
+            let out = of.out.gpu();
+            let dout = of.dout.gpu();
             let of = cuda::args::CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout };
             *dqkv = cuda::attention::attention_backward(of, grads)?.into();
         }

@@ -169,7 +169,8 @@ fn apply_philox_mask<const FUSED: bool>(
 ) {
     const { assert!(TILE_COLS == 4 * LANES) };
     let (key, rest) = row.key.key_and_counter();
-    let (threshold, scale) = (drop_threshold(row.strength), keep_scale(row.strength));
+    let threshold = drop_threshold(row.strength);
+    let scale = keep_scale(row.strength);
     let bits = philox_lanes::<FUSED>(site_word | (col / 4) as u32, rest, key);
     // A mask of all bits or none, because compilers turn a choice into a branch per number.
     let kept = |x: f32, bits: u32| {
@@ -177,7 +178,8 @@ fn apply_philox_mask<const FUSED: bool>(
         f32::from_bits((x * scale).to_bits() & mask)
     };
     // Arrays of a register's length, which compilers process at once.
-    let (bits, (registers, rest)) = (bits.as_flattened(), values.as_chunks_mut::<PANEL>());
+    let bits = bits.as_flattened();
+    let (registers, rest) = values.as_chunks_mut::<PANEL>();
     let (bits, bits_rest) = bits.split_at(PANEL * registers.len());
     for (x, bits) in registers.iter_mut().zip(bits.as_chunks::<PANEL>().0) {
         *x = std::array::from_fn(|l| kept(x[l], bits[l]));
@@ -194,7 +196,8 @@ pub fn dropout(
     dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     if let Some(mask) = &mask {
         mask.check(rows, cols);
     }

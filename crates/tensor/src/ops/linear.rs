@@ -187,7 +187,8 @@ impl Linear {
         matrix: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<(), DeviceError> {
-        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let inputs = self.inputs();
+        let outputs = self.outputs();
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (outputs, inputs),
@@ -224,7 +225,8 @@ impl Linear {
         device: &Device,
         matrix: &Tensor,
     ) -> Result<(), DeviceError> {
-        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let inputs = self.inputs();
+        let outputs = self.outputs();
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (outputs, inputs),
@@ -316,7 +318,8 @@ pub fn linear_add(
     map: &Linear,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let (shape, expected) = ((x.cols(), out.rows(), out.cols()), (map.inputs(), x.rows()));
+    let shape = (x.cols(), out.rows(), out.cols());
+    let expected = (map.inputs(), x.rows());
     assert_eq!(shape, (expected.0, expected.1, map.outputs()), "linear_add: shapes differ");
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -357,7 +360,8 @@ pub fn linear_residual_norm(
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let LinearResidualNorm { x, map, mask, norm, dtype } = of;
-    let (rows, cols) = (x.rows(), map.outputs());
+    let rows = x.rows();
+    let cols = map.outputs();
     assert_eq!(
         x.cols(),
         map.inputs(),
@@ -481,7 +485,8 @@ pub fn linear_dw(
 const DW_CHUNK_ROWS: usize = 1024;
 
 fn cpu_dw(cpu: &CpuDevice, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&mut Tensor>) {
-    let (inputs, outputs) = (x.cols(), dy.cols());
+    let inputs = x.cols();
+    let outputs = dy.cols();
     let chunks =
         x.data().chunks(DW_CHUNK_ROWS * inputs).zip(dy.data().chunks(DW_CHUNK_ROWS * outputs));
     for (x, dy) in chunks {
@@ -556,7 +561,8 @@ impl RowEpilogue for OutputEpilogue<'_> {
 /// unroll a loop over a tile's row and process its numbers one by one.
 #[inline(always)]
 fn by_registers(x: &mut [f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
-    let ((x, x_rest), (y, y_rest)) = (x.as_chunks_mut::<PANEL>(), y.as_chunks::<PANEL>());
+    let (x, x_rest) = x.as_chunks_mut::<PANEL>();
+    let (y, y_rest) = y.as_chunks::<PANEL>();
     for (x, y) in x.iter_mut().zip(y) {
         *x = std::array::from_fn(|l| f(x[l], y[l]));
     }

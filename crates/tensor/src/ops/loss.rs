@@ -32,7 +32,8 @@ pub fn cross_entropy(
     weights: &[f32],
     dlogits: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
-    let (rows, cols) = (logits.rows(), logits.cols());
+    let rows = logits.rows();
+    let cols = logits.cols();
     let target_tokens = targets.host();
     assert_eq!(
         (target_tokens.len(), weights.len()),

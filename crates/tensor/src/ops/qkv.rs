@@ -54,7 +54,8 @@ impl<'a> QkvTransform<'a> {
         dim: usize,
         slot_mapping: &SlotMapping,
     ) {
-        let (cols, width) = (qkv.cols(), (self.heads + 2 * kv_heads) * dim);
+        let cols = qkv.cols();
+        let width = (self.heads + 2 * kv_heads) * dim;
         assert_eq!(cols, width, "qkv: rows of {cols} are not {} heads of {dim}", self.heads);
         let Backend::Cpu(cpu) = device.backend() else { panic!("these rows are on a gpu") };
         let queries = 0..self.heads * dim;
@@ -123,16 +124,20 @@ pub fn project_qkv(
     projection: QkvProjection<'_>,
     kv: KvLayerMut<'_>,
 ) -> Result<(), DeviceError> {
-    let (QkvProjection { map, transform }, KvLayerMut { store, layer }) = (projection, kv);
+    let QkvProjection { map, transform } = projection;
+    let KvLayerMut { store, layer } = kv;
     if let Backend::Cuda(_) = device.backend() {
         for QkvRows { x, slot_mapping, qkv } in parts {
-            let (map, transform, slots) = (map.gpu(), transform.gpu(), slot_mapping.gpu());
+            let map = map.gpu();
+            let transform = transform.gpu();
+            let slots = slot_mapping.gpu();
             let store = store.gpu_mut();
             *qkv = cuda::qkv::project_qkv(x.gpu(), map, transform, store, layer, slots)?.into();
         }
         return Ok(());
     }
-    let (kv_heads, dim) = (store.kv_heads(), store.head_dim());
+    let kv_heads = store.kv_heads();
+    let dim = store.head_dim();
     device.for_each(&mut parts, |QkvRows { x, slot_mapping, qkv }| {
         linear(device, x, map, Activation::None, OutputDtype::Compute, qkv)?;
         transform.apply(device, qkv, kv_heads, dim, slot_mapping);
@@ -153,8 +158,11 @@ pub fn rope_and_cache(
     slot_mapping: &SlotMapping,
 ) -> Result<(), DeviceError> {
     let KvLayerMut { store, layer } = kv;
-    let (heads, kv_heads, dim) = (transform.heads, store.kv_heads(), store.head_dim());
-    let (cols, width) = (qkv.cols(), (heads + 2 * kv_heads) * dim);
+    let heads = transform.heads;
+    let kv_heads = store.kv_heads();
+    let dim = store.head_dim();
+    let cols = qkv.cols();
+    let width = (heads + 2 * kv_heads) * dim;
     assert_eq!(cols, width, "rope_and_cache: rows of {cols} are not {heads} heads of {dim}");
     match device.backend() {
         Backend::Cpu(_) => {
@@ -162,7 +170,8 @@ pub fn rope_and_cache(
             store.write(layer, &[(&*qkv, slot_mapping)], heads * dim);
         }
         Backend::Cuda(_) => {
-            let (transform, slots) = (transform.gpu(), slot_mapping.gpu());
+            let transform = transform.gpu();
+            let slots = slot_mapping.gpu();
             cuda::qkv::rope_and_cache(qkv.gpu_mut()?, transform, store.gpu_mut(), layer, slots)?
         }
     }
@@ -181,8 +190,10 @@ pub fn rope_and_cache_backward(
     layer: usize,
     slot_mapping: &SlotMapping,
 ) -> Result<(), DeviceError> {
-    let ((kv_heads, dim), heads) = (dkv.shape(), transform.heads);
-    let (cols, width) = (dqkv.cols(), (heads + 2 * kv_heads) * dim);
+    let (kv_heads, dim) = dkv.shape();
+    let heads = transform.heads;
+    let cols = dqkv.cols();
+    let width = (heads + 2 * kv_heads) * dim;
     assert_eq!(cols, width, "rope_and_cache_backward: rows of {cols} are not heads of {dim}");
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -193,7 +204,8 @@ pub fn rope_and_cache_backward(
             }
         }
         Backend::Cuda(_) => {
-            let (transform, slots) = (transform.gpu(), slot_mapping.gpu());
+            let transform = transform.gpu();
+            let slots = slot_mapping.gpu();
             let dqkv = dqkv.gpu_mut()?;
             cuda::qkv::rope_and_cache_backward(dqkv, transform, dkv.gpu(), layer, slots)?
         }
@@ -216,7 +228,9 @@ pub fn qk_norm_backward(
     dscales: [&mut Tensor; 2],
 ) -> Result<(), DeviceError> {
     let Some(norms) = transform.qk_norms else { panic!("qk_norm_backward: there are no norms") };
-    let (heads, dim, (rows, cols)) = (transform.heads, norms.0.width(), (qkv.rows(), qkv.cols()));
+    let heads = transform.heads;
+    let dim = norms.0.width();
+    let (rows, cols) = (qkv.rows(), qkv.cols());
     assert_eq!((dqkv.rows(), dqkv.cols()), (rows, cols), "qk_norm_backward: shapes differ");
     let kv_heads = (cols / dim).saturating_sub(heads) / 2;
     assert_eq!(

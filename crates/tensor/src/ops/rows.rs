@@ -145,7 +145,8 @@ pub fn add_scaled(device: &Device, x: &mut Tensor, y: &Tensor, by: f32) -> Resul
 
 /// `x[r] *= factors[r]`: x is (rows, columns) of f32.
 pub fn scale_rows(device: &Device, x: &mut Tensor, factors: &[f32]) -> Result<(), DeviceError> {
-    let (rows, count) = (x.rows(), factors.len());
+    let rows = x.rows();
+    let count = factors.len();
     assert_eq!(count, rows, "scale_rows: {count} factors for {rows} rows");
     match device.backend() {
         Backend::Cpu(_) => cpu::rows::scale_rows(x, factors),

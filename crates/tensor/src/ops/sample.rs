@@ -21,7 +21,8 @@ impl TokenSampling {
     /// The token whose interval of the cumulative distribution, in the order of tokens, contains
     /// `at` in `[0, 1)`. `None` if no logit is a number. `max` is the largest logit.
     pub(super) fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
-        let (shift, scale) = (max, 1.0 / self.temperature());
+        let shift = max;
+        let scale = 1.0 / self.temperature();
         let weights =
             per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
         let total = sum_f64(weights.iter().copied());
@@ -155,7 +156,8 @@ fn sum_f64(weights: impl Iterator<Item = f32>) -> f64 {
 /// The first token at which the running sum of weights exceeds `target`; the last one of positive
 /// weight if, due to rounding, there is none.
 fn inverse_cdf(shares: impl Iterator<Item = (u32, f32)>, target: f64) -> Option<u32> {
-    let (mut so_far, mut last) = (0.0, None);
+    let mut so_far = 0.0;
+    let mut last = None;
     for (token, weight) in shares.filter(|&(_, weight)| weight > 0.0) {
         so_far += f64::from(weight);
         last = Some(token);

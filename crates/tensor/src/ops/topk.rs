@@ -160,7 +160,8 @@ pub fn top_tokens(
     let mut tokens = Vec::with_capacity(x.rows());
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
-        let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
+        let x = select(device, [x], &chunk)?;
+        let mut logits = Tensor::default();
         linear(device, &x, map, Activation::None, OutputDtype::F32, &mut logits)?;
         let logits = logits.to_host()?;
         tokens.par_extend((0..chunk.len()).into_par_iter().map(|r| {
@@ -207,8 +208,8 @@ pub fn top_k_mixture(
             cuda::topk::top_k_mixture(x.gpu(), head.gpu(), table.gpu(), weights)?;
         return Ok((mixtures.into(), argmax));
     }
-    let (mut mixtures, mut argmax) =
-        (Tensor::zeros(0, table.inputs()), Vec::with_capacity(x.rows()));
+    let mut mixtures = Tensor::zeros(0, table.inputs());
+    let mut argmax = Vec::with_capacity(x.rows());
     let mut logits = Tensor::default();
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();

@@ -82,13 +82,16 @@ impl Segment {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Self, DeviceError> {
         let decoder = &trainable.decoder;
-        let (device, width, rows) = (&decoder.device, decoder.config.width, pass.rows());
+        let device = &decoder.device;
+        let width = decoder.config.width;
+        let rows = pass.rows();
         let chunk = ChunkRows::new(pass, 0..rows);
         let adapter_rows = adapter_rows(dropout, trainable.adapter_dropout);
         let adapter_dropout = adapter_rows.as_deref().map(Dropout::Sampled);
         let adapter_dropout = ChunkDropout::cut(device, adapter_dropout, width, 0..rows)?;
         let dropout = ChunkDropout::cut(device, dropout, width, 0..rows)?;
-        let (mut output, mut output_adapter_dropout) = (None, None);
+        let mut output = None;
+        let mut output_adapter_dropout = None;
         if chunk.drops_rows() {
             let spans = Cow::Owned(chunk.output_spans().clone());
             output = Some(OutputRows::new(device, &chunk, spans, &dropout, width)?);
@@ -206,8 +209,10 @@ impl Recomputation<'_> {
             SavedLayer::Activations(saved) => return Ok(*saved),
             SavedLayer::Input(x) => x,
         };
-        let (block, device) = (&decoder.blocks[layer], &decoder.device);
-        let (dropout, adapter_dropout) = (self.dropout, self.adapter_dropout);
+        let block = &decoder.blocks[layer];
+        let device = &decoder.device;
+        let dropout = self.dropout;
+        let adapter_dropout = self.adapter_dropout;
         let of = LayerForward { decoder, block, params, layer, dropout, adapter_dropout };
         let mut saved = LayerActivations { x: x.clone(), ..LayerActivations::default() };
         ops::norm(device, &x, &block.attn_norm, OutputDtype::Compute, &mut saved.normed)?;
@@ -258,8 +263,11 @@ impl<'a> LayerForward<'a> {
         kv: KvLayerMut<'_>,
         slots: &SlotMapping,
     ) -> Result<(), DeviceError> {
-        let (device, transform) = (&self.decoder.device, self.decoder.qkv_params(self.block));
-        let (normed, map, qkv) = (&saved.normed, &self.block.qkv, &mut saved.qkv);
+        let device = &self.decoder.device;
+        let transform = self.decoder.qkv_params(self.block);
+        let normed = &saved.normed;
+        let map = &self.block.qkv;
+        let qkv = &mut saved.qkv;
         if transform.qk_norms.is_none() && !self.params.qkv.has_adapter_pass() {
             let projection = QkvProjection { map, transform };
             let rows = QkvRows { x: normed, slot_mapping: slots, qkv };
@@ -282,7 +290,8 @@ impl<'a> LayerForward<'a> {
         kv: KvLayer<'_>,
         attention: &AttentionMetadata<'_>,
     ) -> Result<(), DeviceError> {
-        let (device, heads) = (&self.decoder.device, self.decoder.config.heads);
+        let device = &self.decoder.device;
+        let heads = self.decoder.config.heads;
         ops::attention(device, &saved.qkv, kv, heads, attention, &mut saved.attended)?;
         self.attn_out(saved, x)?;
         saved.mid_residual = x.clone();
@@ -303,9 +312,11 @@ impl<'a> LayerForward<'a> {
 
     /// The MLP up to its output projection.
     fn mlp(&self, saved: &mut LayerActivations) -> Result<(), DeviceError> {
-        let (device, dtype) = (&self.decoder.device, OutputDtype::Compute);
+        let device = &self.decoder.device;
+        let dtype = OutputDtype::Compute;
         let input = self.input(&saved.mlp_normed, Site::LoraMlpIn);
-        let (params, map) = (&self.params.mlp_in, &self.block.mlp_in);
+        let params = &self.params.mlp_in;
+        let map = &self.block.mlp_in;
         params.forward(device, map, input, dtype, &mut saved.pre_activation)?;
         match mlp_activation(self.decoder.config.mlp) {
             Some(activation) => {
@@ -348,7 +359,8 @@ impl<'a> LayerForward<'a> {
             return ops::linear_residual_norm(device, of, stream, out);
         }
         let LinearResidualNorm { x, map, mask, norm, dtype } = of;
-        let (mut result, mut dropped) = (Tensor::default(), Tensor::default());
+        let mut result = Tensor::default();
+        let mut dropped = Tensor::default();
         params.forward(device, map, self.input(x, site), OutputDtype::F32, &mut result)?;
         ops::dropout(device, &result, mask, OutputDtype::F32, &mut dropped)?;
         ops::add(device, stream, &dropped)?;

@@ -64,17 +64,21 @@ impl Int8Weights {
 
     /// Packs another matrix of the same shape in place.
     pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
-        let (inputs, outputs, size) = (self.inputs, self.outputs, self.panel_size());
+        let inputs = self.inputs;
+        let outputs = self.outputs;
+        let size = self.panel_size();
         let isa = Isa::detect(); // any kernel gives the same numbers
         let panels = self.panels.par_chunks_mut(size.max(1)).zip(self.scales.par_chunks_mut(PANEL));
         panels.enumerate().for_each(|(p, (panel, scales))| {
             // Each column is read once: `at` may be expensive, and rounding is fast on contiguous
             // numbers.
-            let (mut column, mut values) = (vec![0.0; inputs], vec![0; inputs]);
+            let mut column = vec![0.0; inputs];
+            let mut values = vec![0; inputs];
             for (j, scale) in scales.iter_mut().enumerate().take(outputs - p * PANEL) {
                 column.iter_mut().enumerate().for_each(|(k, x)| *x = at(k, p * PANEL + j));
                 rotate(isa, &mut column);
-                let (from, to) = (&column, &mut values);
+                let from = &column;
+                let to = &mut values;
                 (*scale, _) = per_isa!(isa, quantize(from: &[f32], to: &mut [i8]) -> (f32, i32));
                 let quads = panel.chunks_exact_mut(QUAD).skip(j).step_by(PANEL);
                 for (quad, values) in quads.zip(values.chunks(QUAD)) {
@@ -144,7 +148,8 @@ impl QuantizedRows {
         let rows = x.len().checked_div(inputs).unwrap_or(0);
         let quads = inputs.next_multiple_of(DEPTH) / QUAD;
         let mut values = ScratchVec::filled(0, (rows + READ_AHEAD) * quads * QUAD);
-        let (mut scales, mut offsets) = (vec![0.0; rows], vec![0; rows]);
+        let mut scales = vec![0.0; rows];
+        let mut offsets = vec![0; rows];
         let parts = values
             .par_chunks_mut((quads * QUAD).max(1))
             .zip(x.par_chunks(inputs.max(1)))
@@ -202,7 +207,8 @@ fn gemm_by<E: TileEpilogue>(
 ) {
     let rows = QuantizedRows::new(isa, x, weights.inputs);
     let count = rows.scales.len();
-    let (outputs, height) = (weights.outputs, kernel.tile_height().of(count));
+    let outputs = weights.outputs;
+    let height = kernel.tile_height().of(count);
     let grid = TaskGrid { rows: count, outputs, height, cached_rows: ROW_BLOCK };
     for_each_task(grid, |range| {
         run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
@@ -322,8 +328,9 @@ struct Int8Call<'a> {
 impl Int8Task<'_> {
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> Int8Call<'_> {
-        let (quads, panels, size) =
-            (self.rows.quads, &self.weights.panels, self.weights.panel_size());
+        let quads = self.rows.quads;
+        let panels = &self.weights.panels;
+        let size = self.weights.panel_size();
         let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         Int8Call {
             a: self.rows.values[tile.row * quads * QUAD..].as_ptr(),
@@ -368,9 +375,11 @@ impl Int8Call<'_> {
     /// Writes row `r` of panel `p` from its sums of products with the offset weights.
     #[inline(always)]
     fn finish(&self, r: usize, p: usize, sums: [i32; PANEL], out: &mut [f32; TILE_COLS]) {
-        let (out, scales) = (&mut out.as_chunks_mut().0[p], &self.scales.as_chunks().0[p]);
+        let out = &mut out.as_chunks_mut().0[p];
+        let scales = &self.scales.as_chunks().0[p];
         let (out, scales): (&mut [f32; PANEL], &[f32; PANEL]) = (out, scales);
-        let (offset, row_scale) = (self.offsets[r], self.row_scales[r]);
+        let offset = self.offsets[r];
+        let row_scale = self.row_scales[r];
         for j in 0..PANEL {
             out[j] = (sums[j] - offset) as f32 * row_scale * scales[j];
         }

@@ -41,7 +41,8 @@ fn mix<const N: usize>(block: &mut [[f32; PANEL]; N], scale: f32) {
     let mut half = 1;
     while half < N {
         for i in (0..N).filter(|i| i & half == 0) {
-            let (a, b) = (values[i], values[i + half]);
+            let a = values[i];
+            let b = values[i + half];
             values[i] = std::array::from_fn(|l| a[l] + b[l]);
             values[i + half] = std::array::from_fn(|l| a[l] - b[l]);
         }
@@ -62,14 +63,16 @@ mod tests {
             let numbers = |salt: usize| -> Vec<f32> {
                 (0..len).map(|i| ((i * 37 + salt) % 101) as f32 / 50.0 - 1.0).collect()
             };
-            let (a, b) = (numbers(3), numbers(58));
+            let a = numbers(3);
+            let b = numbers(58);
             let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
             let rotated = |x: &[f32]| {
                 let mut x = x.to_vec();
                 rotate(Isa::detect(), &mut x);
                 x
             };
-            let (ra, rb) = (rotated(&a), rotated(&b));
+            let ra = rotated(&a);
+            let rb = rotated(&b);
             assert!((dot(&ra, &rb) - dot(&a, &b)).abs() < 1e-3, "{len}");
             assert!(rotated(&ra).iter().zip(&a).all(|(x, y)| (x - y).abs() < 1e-5), "{len}");
         }

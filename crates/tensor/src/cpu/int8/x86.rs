@@ -44,7 +44,8 @@ pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn avx512_vnni<const R: usize, const P: usize>(call: Int8Call<'_>, tile: &mut OutputTile) {
     let mut sums = [[_mm512_setzero_si512(); P]; R];
-    let (row, panel) = (call.quads * QUAD, call.quads * QUAD * PANEL);
+    let row = call.quads * QUAD;
+    let panel = call.quads * QUAD * PANEL;
     for q in 0..call.quads {
         // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {

@@ -55,7 +55,8 @@ impl PackedWeights {
 
     /// Packs another matrix of the same shape in place.
     pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
-        let (inputs, outputs) = (self.inputs, self.outputs);
+        let inputs = self.inputs;
+        let outputs = self.outputs;
         self.panels.par_chunks_mut((inputs * PANEL).max(1)).enumerate().for_each(|(p, panel)| {
             let width = PANEL.min(outputs - p * PANEL);
             for (k, row) in panel.chunks_mut(PANEL).enumerate() {
@@ -210,7 +211,9 @@ impl RowEpilogue for StoreEpilogue {
 /// Multiplies x (rows, inputs) by the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = PackedRows::new(isa, x, weights.inputs);
-    let (count, outputs, height) = (rows.count, weights.outputs, rows.height);
+    let count = rows.count;
+    let outputs = weights.outputs;
+    let height = rows.height;
     let grid = TaskGrid { rows: count, outputs, height, cached_rows: ROW_BLOCK };
     for_each_task(grid, |range| {
         run_task(isa, &GemmTask { rows: &rows, weights, range }, epilogue);
@@ -272,7 +275,8 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
         Isa::Avx2 => unsafe { x86::pack_avx2(tile, rows) },
         _ => 0,
     };
-    let (inputs, height) = (tile.inputs, tile.height);
+    let inputs = tile.inputs;
+    let height = tile.height;
     let rest = &mut tile.values[whole * height..];
     for r in 0..height {
         let to = rest.iter_mut().skip(r).step_by(height);
@@ -287,7 +291,8 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
 
 /// [`pack_tile`] with a row in each lane.
 pub(super) fn pack_lanes<const L: usize>(isa: Isa, rows: TileRows<'_>, to: &mut [[f32; L]]) {
-    let (inputs, values) = (to.len(), to.as_flattened_mut());
+    let inputs = to.len();
+    let values = to.as_flattened_mut();
     // SAFETY: what is written through it are numbers.
     let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
     pack_tile(isa, &mut PackedTile { values, height: L, inputs }, rows);
@@ -343,7 +348,8 @@ pub(super) fn for_each_task(grid: TaskGrid, run: impl Fn(TaskRange) + Sync) {
     // The tasks of all blocks are scheduled at once, those of a block consecutively: with a barrier
     // after every block threads would idle for a good part of a task each time.
     let task = |i: usize| {
-        let (first, g) = (i / groups * block_rows, i % groups);
+        let first = i / groups * block_rows;
+        let g = i % groups;
         let block = first..rows.min(first + block_rows);
         let columns = g * group..panels.min((g + 1) * group);
         run(TaskRange { rows: block, height, panels: columns, outputs });
@@ -375,7 +381,8 @@ impl GemmTask<'_> {
     /// The arguments of the micro-kernel for a tile.
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> TileCall {
-        let (inputs, panels) = (self.weights.inputs, &self.weights.panels);
+        let inputs = self.weights.inputs;
+        let panels = &self.weights.panels;
         let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         TileCall {
             a: self.rows.tiles[tile.row * inputs..].as_ptr(),

@@ -124,7 +124,8 @@ impl SplitRows {
     fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let count = x.len().checked_div(inputs).unwrap_or(0);
         let height = TileHeight::REGISTERS.of(count);
-        let (registers, blocks) = (height / REGISTER_ROWS, inputs.div_ceil(DEPTH));
+        let registers = height / REGISTER_ROWS;
+        let blocks = inputs.div_ceil(DEPTH);
         let size = blocks * registers * PARTS * REGISTER;
         let len = count.div_ceil(height) * size;
         let split = |to: &mut [MaybeUninit<u16>]| {
@@ -214,7 +215,9 @@ fn gemm_by<E: TileEpilogue>(
     epilogue: &E,
 ) {
     let rows = SplitRows::new(isa, x, weights.inputs);
-    let (count, outputs, height) = (rows.count, weights.outputs, rows.registers * REGISTER_ROWS);
+    let count = rows.count;
+    let outputs = weights.outputs;
+    let height = rows.registers * REGISTER_ROWS;
     let row_bytes = (rows.blocks * DEPTH * PARTS * size_of::<u16>()).max(1);
     let cached_rows = ROW_BLOCK.min(CACHED_BYTES / row_bytes);
     let grid = TaskGrid { rows: count, outputs, height, cached_rows };
@@ -256,7 +259,8 @@ struct SplitCall {
 impl SplitTask<'_> {
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> SplitCall {
-        let (rows, weights) = (self.rows, self.weights);
+        let rows = self.rows;
+        let weights = self.weights;
         let of_x = tile.row / (rows.registers * REGISTER_ROWS);
         let size = panel_size(weights.inputs);
         let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);

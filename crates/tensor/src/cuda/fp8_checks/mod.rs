@@ -159,11 +159,14 @@ impl Fp8Checks<'_> {
         expected: impl Fn(usize, usize) -> T,
         is_right: impl Fn(T, T) -> bool,
     ) {
-        let (mut wrong, mut first) = (0, None);
-        let (mut rows, mut cols) = ((usize::MAX, 0), (usize::MAX, 0));
+        let mut wrong = 0;
+        let mut first = None;
+        let mut rows = (usize::MAX, 0);
+        let mut cols = (usize::MAX, 0);
         for (i, &r) in of.picked.iter().enumerate() {
             for c in 0..of.cols {
-                let (found, should) = (got(r, c), expected(i, c));
+                let found = got(r, c);
+                let should = expected(i, c);
                 if !is_right(found, should) {
                     wrong += 1;
                     first.get_or_insert((r, c, found, should));
@@ -220,7 +223,8 @@ impl Fp8Checks<'_> {
         cols: usize,
         x: &[f32],
     ) -> Result<[(CudaTensor, &'static str); 2], CudaError> {
-        let (of_rows, of_all) = (self.operand(rows, cols, x)?, self.scaled_operand(rows, cols, x)?);
+        let of_rows = self.operand(rows, cols, x)?;
+        let of_all = self.scaled_operand(rows, cols, x)?;
         Ok([(of_rows, "a scale for each row"), (of_all, "one scale")])
     }
 }

@@ -16,7 +16,8 @@ impl Fp8Checks<'_> {
                 row
             })
             .collect();
-        let (count, x) = (rows.len(), rows.concat());
+        let count = rows.len();
+        let x = rows.concat();
         let picked: Vec<usize> = (0..count).collect();
         let codes = |i: usize| e4m3::from_f32(x[i]);
         let same = |a: u8, b: u8| a == b || (a & 0x7f == 0x7f && b & 0x7f == 0x7f);
@@ -87,12 +88,14 @@ impl Fp8Checks<'_> {
             }
             let map = CudaLinear::from_output_major(self.cuda, inputs, outputs, &w, None)?;
             let Some(weights) = map.fp8() else { panic!("{inputs} inputs are whole groups") };
-            let (by, expected) = (weights.scale, common_scale(inputs, &w));
+            let by = weights.scale;
+            let expected = common_scale(inputs, &w);
             let close = (by.max_norm - expected.max_norm).abs() <= 1e-5 * expected.max_norm;
             let name = format!("weights {outputs} x {inputs}");
             let good = by.scale == expected.scale && close;
             self.line(&format!("{name}, scale"), good, format!("{by:?}, should be {expected:?}"));
-            let (codes, picked) = (weights.matrix.codes_to_host()?.0, picked_rows(outputs));
+            let codes = weights.matrix.codes_to_host()?.0;
+            let picked = picked_rows(outputs);
             let code = |i: usize, c: usize| e4m3::from_f32(w[picked[i] * inputs + c] / by.scale);
             let of = Compared { name, picked: &picked, cols: inputs };
             self.compare(&of, |r, c| codes[r * inputs + c], code, |a, b| a == b);

@@ -30,7 +30,9 @@ fn run_attention(
     heads: usize,
     spans: &[Vec<(u32, u32)>],
 ) -> Tensor {
-    let (q, metadata, mut out) = (upload(device, q), metadata(device, spans), Tensor::default());
+    let q = upload(device, q);
+    let metadata = metadata(device, spans);
+    let mut out = Tensor::default();
     device.run(|| attention(device, &q, kv.layer(0), heads, &metadata, &mut out)).unwrap();
     out.to_host().unwrap()
 }
@@ -87,7 +89,8 @@ fn attention_equals_its_definition() {
 
 #[test]
 fn attention_does_not_depend_on_slots() {
-    let (kv, q) = (matrix(64, 2 * 2 * 32, 28), matrix(1, 4 * 32, 29));
+    let kv = matrix(64, 2 * 2 * 32, 28);
+    let q = matrix(1, 4 * 32, 29);
     for device in devices() {
         let shape = HeadShape { kv_heads: 2, dim: 32, heads: 4 };
         let straight = filled_kv(&device, &kv, shape, |s| s);
@@ -110,11 +113,15 @@ fn attention_does_not_depend_on_slots() {
 /// one slot.
 #[test]
 fn qk_norm_and_rope_are_applied_before_attention() {
-    let (heads, kv_heads, dim, rows) = (4, 2, 8, 5);
+    let heads = 4;
+    let kv_heads = 2;
+    let dim = 8;
+    let rows = 5;
     let shape = HeadShape { kv_heads, dim, heads };
     let qkv = matrix(rows, shape.qkv_cols(), 30);
-    let (q_scale, k_scale, frequencies) =
-        (numbers(dim, 31), numbers(dim, 32), vec![1.0, 0.3, 0.1, 0.02]);
+    let q_scale = numbers(dim, 31);
+    let k_scale = numbers(dim, 32);
+    let frequencies = vec![1.0, 0.3, 0.1, 0.02];
     let rotated = |x: &[f32], scale: &[f32], position: u32| {
         let x = naive_norm(x, scale, None, 1e-6);
         let mut out = x.clone();

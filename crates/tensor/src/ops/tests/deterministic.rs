@@ -51,7 +51,8 @@ impl Misses {
             };
             let different: Vec<usize> = (0..part.len()).filter(differs).collect();
             if let Some(&first) = different.first() {
-                let (a, b) = (found.row(first), whole.row(part.start + first));
+                let a = found.row(first);
+                let b = whole.row(part.start + first);
                 let c = (0..a.len()).find(|&c| a[c].to_bits() != b[c].to_bits()).unwrap();
                 self.0.push(format!(
                     "{what} on {}: {} of the rows {part:?} differ from all {ROWS}; row {first} \
@@ -73,7 +74,8 @@ impl Misses {
 
 /// Rows of a matrix on the device, as inputs of maps.
 fn some(device: &Device, x: &Tensor, rows: Range<usize>) -> Tensor {
-    let (x, mut out) = (upload(device, &x.select(rows)), Tensor::default());
+    let x = upload(device, &x.select(rows));
+    let mut out = Tensor::default();
     dropout(device, &x, None, OutputDtype::Compute, &mut out).unwrap();
     out
 }
@@ -90,7 +92,8 @@ fn a_row_of_a_linear_map_is_the_row_alone() {
     let shapes = [(768, 2304), (768, 3072), (256, 768), (72, 40), (75, 43)];
     for device in invariant_devices() {
         for (inputs, outputs) in shapes {
-            let (x, w) = (matrix(ROWS, inputs, 1), weights(outputs, inputs, 2));
+            let x = matrix(ROWS, inputs, 1);
+            let w = weights(outputs, inputs, 2);
             let bias = Some(numbers(outputs, 3));
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
             let kinds = [Activation::None, Activation::GeluTanh, Activation::GeluErf];
@@ -101,7 +104,8 @@ fn a_row_of_a_linear_map_is_the_row_alone() {
             {
                 let what = format!("{inputs} to {outputs}, {activation:?} as {dtype:?}");
                 misses.check(&device, &what, |rows| {
-                    let (x, mut out) = (some(&device, &x, rows), Tensor::default());
+                    let x = some(&device, &x, rows);
+                    let mut out = Tensor::default();
                     linear(&device, &x, &map, activation, dtype, &mut out)?;
                     Ok(out)
                 });
@@ -116,11 +120,13 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
     let mut misses = Misses::default();
     for device in invariant_devices() {
         for (inputs, outputs) in [(768, 768), (3072, 768), (72, 768), (256, 256)] {
-            let (x, start) = (matrix(ROWS, inputs, 11), matrix(ROWS, outputs, 12));
+            let x = matrix(ROWS, inputs, 11);
+            let start = matrix(ROWS, outputs, 12);
             let w = weights(outputs, inputs, 13);
             let bias = Some(numbers(outputs, 14));
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
-            let (scale, shift) = (numbers(outputs, 15), numbers(outputs, 16));
+            let scale = numbers(outputs, 15);
+            let shift = numbers(outputs, 16);
             let by = Normalization::layer(&device, 1e-5, scale, shift).unwrap();
             let key = |r: usize| {
                 let row = r as u32;
@@ -137,13 +143,16 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
                     let keys: Vec<_> = rows.clone().map(key).collect();
                     let perturbed = dropout_rows(&device, &keys, 0.25);
                     let mut stream = upload(&device, &start.select(rows.clone()));
-                    let (x, mut out) = (some(&device, &x, rows), Tensor::default());
-                    let (site, rows) = (Site::AttnOut, &perturbed);
+                    let x = some(&device, &x, rows);
+                    let mut out = Tensor::default();
+                    let site = Site::AttnOut;
+                    let rows = &perturbed;
                     let mask = Some(DropoutMask::Sampled { layer: 0, site, rows });
                     let of = LinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
                     linear_residual_norm(&device, of, &mut stream, &mut out)?;
                     // Both results, concatenated.
-                    let (stream, out) = (stream.to_host()?, out.to_host()?);
+                    let stream = stream.to_host()?;
+                    let out = out.to_host()?;
                     let both = |r| stream.row(r).iter().chain(out.row(r)).copied();
                     let data = (0..stream.rows()).flat_map(both).collect();
                     Ok(Tensor::from_vec(stream.rows(), 2 * outputs, data))
@@ -164,7 +173,8 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
         {
             let shape = HeadShape { kv_heads, dim, heads };
             let outputs = shape.qkv_cols();
-            let (x, w) = (matrix(ROWS, inputs, 41), weights(outputs, inputs, 42));
+            let x = matrix(ROWS, inputs, 41);
+            let w = weights(outputs, inputs, 42);
             let bias = Some(numbers(outputs, 43));
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
             let frequencies = (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
@@ -175,7 +185,8 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
                 let mut kv = KvStore::new(&device, 1, kv_heads, dim, count)?;
                 let positions = rows.clone().map(|r| r as u32 % 100).collect();
                 let slots = slot_mapping(&device, positions, (0..count as u32).rev().collect());
-                let (mut qkv, mut values) = (Tensor::default(), Tensor::default());
+                let mut qkv = Tensor::default();
+                let mut values = Tensor::default();
                 let projection = QkvProjection { map: &map, transform };
                 let x = some(&device, &x, rows);
                 let part = QkvRows { x: &x, slot_mapping: &slots, qkv: &mut qkv };
@@ -183,7 +194,9 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
                 let spans: Vec<_> = (0..count as u32).rev().map(|slot| vec![(slot, 1)]).collect();
                 let metadata = metadata(&device, &spans);
                 attention(&device, &qkv, kv.layer(0), heads, &metadata, &mut values)?;
-                let (qkv, values, width) = (qkv.to_host()?, values.to_host()?, heads * dim);
+                let qkv = qkv.to_host()?;
+                let values = values.to_host()?;
+                let width = heads * dim;
                 let both = |r| qkv.row(r)[..width].iter().chain(values.row(r)).copied();
                 let data = (0..count).flat_map(both).collect();
                 Ok(Tensor::from_vec(count, 2 * width, data))
@@ -197,9 +210,11 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
 #[test]
 fn a_row_of_logits_is_the_row_alone() {
     let mut misses = Misses::default();
-    let (inputs, outputs) = (256, 5003);
+    let inputs = 256;
+    let outputs = 5003;
     for device in invariant_devices() {
-        let (x, w) = (matrix(ROWS, inputs, 21), weights(outputs, inputs, 22));
+        let x = matrix(ROWS, inputs, 21);
+        let w = weights(outputs, inputs, 22);
         for bias in [None, Some(numbers(outputs, 23))] {
             let with = if bias.is_some() { "with a bias" } else { "without a bias" };
             let head = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
@@ -270,7 +285,8 @@ fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
                     spans.push_with_prefix(prefixes.into_iter().chain([own]), prefix(r));
                 }
                 let metadata = AttentionMetadata::new(&device, Cow::Owned(spans))?;
-                let (q, mut out) = (some(&device, &queries, rows), Tensor::default());
+                let q = some(&device, &queries, rows);
+                let mut out = Tensor::default();
                 attention(&device, &q, kv.layer(0), heads, &metadata, &mut out)?;
                 out.to_host()
             };

@@ -41,7 +41,8 @@ impl TestBlock {
             }
         };
         let map = |inputs: usize, outputs: usize, salt| {
-            let (w, bias) = (weights(outputs, inputs, salt), numbers(outputs, salt + 9));
+            let w = weights(outputs, inputs, salt);
+            let bias = numbers(outputs, salt + 9);
             Linear::from_output_major(device, inputs, outputs, &w, (!gated).then_some(bias))
                 .unwrap()
         };
@@ -63,8 +64,11 @@ impl TestBlock {
     /// The stream and its last norm, concatenated, for rows that attend only to themselves; some
     /// have dropout.
     fn run(&self, device: &Device, x: &Tensor, first: usize) -> Result<Tensor, DeviceError> {
-        let (heads, dim, rows) = (self.heads, self.dim, x.rows());
-        let (none, operand) = (Activation::None, OutputDtype::Operand);
+        let heads = self.heads;
+        let dim = self.dim;
+        let rows = x.rows();
+        let none = Activation::None;
+        let operand = OutputDtype::Operand;
         let [mut normed, mut qkv, mut attended, mut gates, mut inner] =
             [(); 5].map(|()| Tensor::default());
         let x = upload(device, x);
@@ -84,7 +88,8 @@ impl TestBlock {
         };
         let perturbed = dropout_rows(device, &(0..rows).map(key).collect::<Vec<_>>(), 0.25);
         let mask = |site| Some(DropoutMask::Sampled { layer: 0, site, rows: &perturbed });
-        let (map, norm) = (&self.maps[1], &self.norms[1]);
+        let map = &self.maps[1];
+        let norm = &self.norms[1];
         let mask_of = mask(Site::AttnOut);
         let of = LinearResidualNorm { x: &attended, map, mask: mask_of, norm, dtype: operand };
         linear_residual_norm(device, of, &mut stream, &mut normed)?;
@@ -94,11 +99,14 @@ impl TestBlock {
         } else {
             linear(device, &normed, &self.maps[2], Activation::GeluTanh, operand, &mut inner)?;
         }
-        let (map, norm) = (&self.maps[3], &self.norms[2]);
-        let (mask, dtype) = (mask(Site::MlpOut), OutputDtype::F32);
+        let map = &self.maps[3];
+        let norm = &self.norms[2];
+        let mask = mask(Site::MlpOut);
+        let dtype = OutputDtype::F32;
         let of = LinearResidualNorm { x: &inner, map, mask, norm, dtype };
         linear_residual_norm(device, of, &mut stream, &mut normed)?;
-        let (stream, normed) = (stream.to_host()?, normed.to_host()?);
+        let stream = stream.to_host()?;
+        let normed = normed.to_host()?;
         let both = |r| stream.row(r).iter().chain(normed.row(r)).copied();
         Ok(Tensor::from_vec(rows, 2 * stream.cols(), (0..rows).flat_map(both).collect()))
     }
@@ -120,7 +128,8 @@ fn a_block_in_fp8_is_near_the_block_in_f32() {
         for (width, inner, gated) in SHAPES {
             let x = matrix(70, width, 71);
             let run = |on: &Device| TestBlock::new(on, width, inner, gated).run(on, &x, 0).unwrap();
-            let (found, exact) = (run(&device), cpu.run(|| run(&cpu)));
+            let found = run(&device);
+            let exact = cpu.run(|| run(&cpu));
             let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>();
             let mut errors = found.data().iter().zip(exact.data()).map(|(a, b)| a - b);
             let error = (squares(&mut errors) / squares(&mut exact.data().iter().copied())).sqrt();
