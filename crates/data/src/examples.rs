@@ -79,8 +79,10 @@ fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, Data
         }
         if !bytes.trim_ascii().is_empty() {
             let position = FilePosition::Line(line);
-            let flawed = |flaw| DatasetProblem::Record { place: position, flaw };
-            examples.push(parse_icot_line(&bytes).map_err(flawed)?);
+            examples.push(
+                parse_icot_line(&bytes)
+                    .map_err(|flaw| DatasetProblem::Record { place: position, flaw })?,
+            );
         }
     }
     match input.limit() {

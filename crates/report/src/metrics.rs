@@ -210,7 +210,8 @@ impl QuestionMetrics {
         if trajectory.answer.is_some() {
             return;
         }
-        let (counts, text) = (&mut self.unanswered, trajectory.text.trim());
+        let counts = &mut self.unanswered;
+        let text = trajectory.text.trim();
         match trajectory.truncated {
             true => counts.truncated += 1,
             false if text.is_empty() => counts.empty += 1,

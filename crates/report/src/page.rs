@@ -73,8 +73,10 @@ pub fn html(
 
 /// The page's title, links to its sections, and its summary.
 fn header(title: &str, sections: &[(&str, &str)], headline: &str) -> String {
-    let link = |(id, name): &(&str, &str)| format!("<a href=\"#{id}\">{name}</a>");
-    let links: String = sections.iter().map(link).collect();
+    let links: String = sections
+        .iter()
+        .map(|(id, name): &(&str, &str)| format!("<a href=\"#{id}\">{name}</a>"))
+        .collect();
     format!(
         "<header class=\"top\"><div class=\"bar\"><span class=\"brand\">latent-tts</span>\
          <nav aria-label=\"sections\">{links}</nav></div>\n<h1>{}</h1>\n{headline}</header>\n",

@@ -72,8 +72,10 @@ pub fn pca(values: &[f32], width: usize) -> Vec<[f64; 2]> {
     let points: Vec<[f64; 2]> =
         rows.iter().map(|row| [dot(row, &components[0]), dot(row, &components[1])]).collect();
     let largest = points.iter().flatten().fold(0.0_f64, |most, x| most.max(x.abs()));
-    let scale = |x: f64| if largest > 0.0 { x / largest } else { 0.0 };
-    points.into_iter().map(|point| point.map(scale)).collect()
+    points
+        .into_iter()
+        .map(|point| point.map(|x: f64| if largest > 0.0 { x / largest } else { 0.0 }))
+        .collect()
 }
 
 /// The rows with their mean subtracted.
@@ -235,7 +237,8 @@ impl TsneDescent {
     fn step(&mut self, gradient: &[[f64; 2]], momentum: f64) {
         for (i, slopes) in gradient.iter().enumerate() {
             for (axis, &slope) in slopes.iter().enumerate() {
-                let (velocity, gain) = (&mut self.velocity[i][axis], &mut self.gain[i][axis]);
+                let velocity = &mut self.velocity[i][axis];
+                let gain = &mut self.gain[i][axis];
                 *gain = if (slope > 0.0) == (*velocity > 0.0) {
                     (*gain * 0.8).max(0.01)
                 } else {

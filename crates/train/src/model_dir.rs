@@ -357,8 +357,9 @@ pub fn token_ids<const N: usize>(
     let mut ids = [0; N];
     for (id, token) in ids.iter_mut().zip(tokens) {
         let how = "use a model whose tokenizer.json contains it, or train from scratch";
-        let missing = || TrainError::MissingToken { token: token.to_owned(), how };
-        *id = tokenizer.token_to_id(token).ok_or_else(missing)?;
+        *id = tokenizer
+            .token_to_id(token)
+            .ok_or_else(|| TrainError::MissingToken { token: token.to_owned(), how })?;
     }
     Ok(ids)
 }

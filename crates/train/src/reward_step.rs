@@ -377,7 +377,8 @@ fn objective_loss(
         let problem = ScoredProblem { scores: &rewards.data()[labelled.clone()], labels, steps };
         loss += config.objective.loss(problem, config.step_weight, &mut drewards[labelled]);
         if config.order_preference > 0.0 {
-            let (scores, gradient) = (&rewards.data()[all.clone()], &mut drewards[all.clone()]);
+            let scores = &rewards.data()[all.clone()];
+            let gradient = &mut drewards[all.clone()];
             let weight = config.order_preference;
             loss += order_preference::loss(permuted_from, ranges, scores, weight, gradient);
         }

@@ -228,8 +228,8 @@ impl SolutionGraph {
     /// Whether a product or quotient has the unit of both operands, which means that a coefficient
     /// of an equation was mistaken for a number of the question.
     pub(super) fn mixes_units(&self) -> bool {
-        let once = |variable: usize| self.variables[variable].units.len() == 1;
-        UnitClasses::of(self).multiplies_alike(self, once)
+        UnitClasses::of(self)
+            .multiplies_alike(self, |variable: usize| self.variables[variable].units.len() == 1)
     }
 
     /// Makes variables that no step depends on constants.

@@ -52,8 +52,8 @@ pub const EXTENSION: &str = "stories";
 /// If the file cannot be read, contains no template, or has an invalid template, whose line is
 /// reported.
 pub fn read(path: &Path) -> Result<Vec<StoryTemplate>, StoryError> {
-    let io = |source| StoryError::Io { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(io)?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| StoryError::Io { path: path.to_owned(), source })?;
     let bad = |reason| StoryError::Invalid { path: path.to_owned(), reason };
     let templates = parse(&text).map_err(bad)?;
     match templates.is_empty() {

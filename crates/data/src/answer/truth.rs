@@ -17,8 +17,10 @@ pub(crate) fn truth_word(text: &str) -> Option<bool> {
 /// The yes or no that `text` gives as its answer; `marked` is the text after the family's marker.
 pub(crate) fn truth(text: &str, marked: Option<&str>) -> Option<bool> {
     let in_box = boxed(text).and_then(|inside| words(inside).next());
-    let after_marker = || marked.and_then(|marked| words(marked).next());
-    in_box.or_else(after_marker).or_else(|| stated(text)).or_else(|| words(text).last())
+    in_box
+        .or_else(|| marked.and_then(|marked| words(marked).next()))
+        .or_else(|| stated(text))
+        .or_else(|| words(text).last())
 }
 
 /// The first yes or no after the last `answer` that is followed by one.

@@ -120,8 +120,7 @@ impl AnnotationIndex {
     /// Checks that all settings that affect the content of shards are equal.
     fn check_resumable(&self, requested: &Self, path: PathBuf) -> Result<(), AnnotationError> {
         let comparable = |index: &Self| {
-            let bad = |why| AnnotationError::BadIndex { path: path.clone(), why };
-            index.comparable().map_err(bad)
+            index.comparable().map_err(|why| AnnotationError::BadIndex { path: path.clone(), why })
         };
         match record::first_difference("index", &comparable(self)?, &comparable(requested)?) {
             Some(by) => Err(AnnotationError::SettingsDiffer { path, by }),
@@ -246,14 +245,16 @@ impl AnnotationStore {
     /// Writes a shard atomically.
     pub fn write(&self, number: usize, shard: &AnnotationShard) -> Result<(), AnnotationError> {
         let bytes = shard.to_bytes();
-        let bad = |why| AnnotationError::BadShard { path: self.path(number), why };
-        self.write_bytes(number, &bytes.map_err(bad)?)
+        self.write_bytes(
+            number,
+            &bytes.map_err(|why| AnnotationError::BadShard { path: self.path(number), why })?,
+        )
     }
 
     /// Writes a shard serialized by [`AnnotationShard::to_bytes`], possibly in another process.
     pub fn write_bytes(&self, number: usize, bytes: &[u8]) -> Result<(), AnnotationError> {
-        let bad = |why| AnnotationError::BadShard { path: self.path(number), why };
-        let signed = sign_shard(&self.index, number, bytes).map_err(bad)?;
+        let signed = sign_shard(&self.index, number, bytes)
+            .map_err(|why| AnnotationError::BadShard { path: self.path(number), why })?;
         Ok(record::write_atomic(&self.path(number), &signed)?)
     }
 

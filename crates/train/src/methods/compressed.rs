@@ -226,8 +226,11 @@ pub(crate) struct FedThoughts {
 impl FedThoughts {
     /// Replaces the groups of the examples with `feeds_thoughts`.
     pub(crate) fn new(vectors: Tensor, examples: &[CompressedExample]) -> Self {
-        let of = |example: &CompressedExample| vec![example.feeds_thoughts; example.groups.len()];
-        Self { vectors, replaces: examples.iter().flat_map(of).collect() }
+        let replaces = examples
+            .iter()
+            .flat_map(|example| vec![example.feeds_thoughts; example.groups.len()])
+            .collect();
+        Self { vectors, replaces }
     }
 }
 

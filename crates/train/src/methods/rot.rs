@@ -276,8 +276,13 @@ impl RotTrainStep {
         let width = target.cols();
         let zeros = Tensor::zeros_on(&device, slots, width)?;
         let weight = self.loss_weight / slots as f32;
-        let (mean, log_std, noise, target) = (&predicted, &zeros, &zeros, &target);
-        let loss = GaussianLoss { mean, log_std, noise, target, weight };
+        let loss = GaussianLoss {
+            mean: &predicted,
+            log_std: &zeros,
+            noise: &zeros,
+            target: &target,
+            weight,
+        };
         let mut dpredicted = Tensor::default();
         let mut unused = Tensor::default();
         let losses = ops::gaussian_loss(&device, loss, &mut dpredicted, &mut unused)?;

@@ -101,8 +101,8 @@ impl SavedAdapter {
             source: spec.base_source.clone().or(known.source),
             ..record
         };
-        let failed = |source| TrainError::Io { path: base.path().to_owned(), source };
-        let path = adapter::absolute_path(base.path()).map_err(failed)?;
+        let path = adapter::absolute_path(base.path())
+            .map_err(|source| TrainError::Io { path: base.path().to_owned(), source })?;
         Ok(Self { config: spec.config.clone(), base: path, record })
     }
 

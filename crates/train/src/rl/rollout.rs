@@ -143,8 +143,11 @@ impl RolloutConfig {
             truncated: share(&cut),
         };
         let question = reply.id;
-        let trajectory = |one: Trajectory| self.trajectory(question, one);
-        let trajectories = reply.trajectories.into_iter().map(trajectory).collect();
+        let trajectories = reply
+            .trajectories
+            .into_iter()
+            .map(|one: Trajectory| self.trajectory(question, one))
+            .collect();
         SampledGroup { prompt, trajectories, advantages, old_logprobs: Vec::new(), stats }
     }
 

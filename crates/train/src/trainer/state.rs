@@ -62,8 +62,9 @@ pub fn check_state(config: &TrainConfig) -> Result<(), TrainError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         header => header.map_err(|source| TrainError::Io { path: path.clone(), source })?,
     };
-    let damaged = |reason| TrainError::BadState { path: path.clone(), reason };
-    TrainState::parse_header(&header).map_err(damaged)?.check_settings(config, &path)
+    TrainState::parse_header(&header)
+        .map_err(|reason| TrainError::BadState { path: path.clone(), reason })?
+        .check_settings(config, &path)
 }
 
 /// The first bytes of a safetensors file: the length of its header, and the header.

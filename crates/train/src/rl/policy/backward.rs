@@ -115,8 +115,11 @@ impl PolicyBackwardContext<'_> {
     fn thoughts(&self, t: usize, of: &PolicyThoughts, dfed: Tensor) -> Result<Tensor, DeviceError> {
         let Some(noise) = &of.noise else { return Ok(dfed) };
         let std = self.config.noise_std();
-        let factor = |&n: &usize| -self.weights.thoughts[n][t] / (std * std);
-        let factors: Vec<f32> = of.trajectories.iter().map(factor).collect();
+        let factors: Vec<f32> = of
+            .trajectories
+            .iter()
+            .map(|&n: &usize| -self.weights.thoughts[n][t] / (std * std))
+            .collect();
         let mut dthoughts = noise.clone();
         ops::scale_rows(&self.step.device(), &mut dthoughts, &factors)?;
         Ok(dthoughts)
