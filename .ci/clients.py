@@ -1,7 +1,7 @@
-"""Tests `latent-tts serve` and the embedded model with unmodified openai-python and lm-evaluation-harness.
+"""openai-python and lm-evaluation-harness, unmodified, against `latent-tts serve` on the embedded model.
 
 Usage: clients.py BINARY [QUESTIONS]. Starts the server on a free port of the loopback interface, runs both
-clients, and compares their results with `latent-tts solve` and `latent-tts eval`.
+clients, and compares what they report with `latent-tts solve` and `latent-tts eval`.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def command(binary, *args):
 
 @contextlib.contextmanager
 def serving(binary, *args):
-    """Starts a server; yields its URL and its process."""
+    """A server; yields its URL and its process."""
     process = subprocess.Popen(
         [binary, "serve", "--port", "0", "--json", "--quiet", *args], stdout=subprocess.PIPE, text=True
     )
@@ -44,13 +44,13 @@ def solved(binary, question, samples, seed):
 
 
 def chosen(solution, reply):
-    """The text of the chosen trajectory of a reply."""
+    """The text of the trajectory that the reply says was chosen."""
     number = reply.choices[0].latent["chosen"]
     return solution["trajectories"][number]["text"]
 
 
 def without_marker(text):
-    """A text as returned by a chat, without the marker at the start of the embedded model's answers."""
+    """A text as a chat returns it: without the marker that the embedded model writes first."""
     return text.lstrip("#").strip()
 
 
@@ -184,7 +184,7 @@ def documented_curl():
 
 
 def command_from(lines):
-    """The shell command that starts with the first line and ends when its quotes are closed."""
+    """The shell command that begins with the first line: it ends where its quotes are closed."""
     for count in range(1, len(lines) + 1):
         command = "".join(lines[:count])
         with contextlib.suppress(ValueError):
@@ -195,10 +195,10 @@ def command_from(lines):
 
 
 def check_curl(binary, url):
-    """Runs every curl command of the pages with the server, and commands about the gateway with a gateway."""
+    """Every curl command of the pages, against the server; those about the gateway against one."""
     commands = list(documented_curl())
     assert len(commands) >= 7, "the pages have lost their examples"
-    assert {page for page, _, _ in commands} >= {"README.md", "serving.md"}
+    assert {page for page, _, _ in commands} >= {"README.md", "serve.md"}
     with serving(binary, "--upstream", f"{url}/v1", "--upstream-model", "embedded") as (gateway, _):
         for page, heading, command in commands:
             asked = gateway if heading == "Gateway" else url
@@ -214,15 +214,15 @@ def check_curl(binary, url):
 
 
 def documented_lm_eval(page, model):
-    """The arguments of the page's command for a model type of the harness."""
+    """The arguments of the page's command for a model of the harness."""
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.S | re.M)).replace("\\\n", " ")
     (line,) = [line for line in blocks.splitlines() if line.startswith("lm_eval ") and f"--model {model} " in line]
     return shlex.split(line)[1:]
 
 
 def check_documented_lm_eval(url, folder):
-    """The commands of docs/serving.md, with a local task instead of a downloaded one, and our model name."""
-    page = (pathlib.Path(__file__).parent.parent / "docs/serving.md").read_text()
+    """The commands of docs/how-to/lm-eval.md, with a local task for one that is downloaded, and our model's name."""
+    page = (pathlib.Path(__file__).parent.parent / "docs/how-to/lm-eval.md").read_text()
     tasks = {"gsm8k": "latent_generate", "arc_easy": "latent_choose"}
     for model in ("local-chat-completions", "local-completions"):
         arguments = documented_lm_eval(page, model)
@@ -235,7 +235,7 @@ def check_documented_lm_eval(url, folder):
             env=environment, capture_output=True, text=True, timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    print("lm-eval: the commands of docs/serving.md: ok")
+    print("lm-eval: the commands of docs/how-to/lm-eval.md: ok")
 
 
 def check_completions(client, questions):
@@ -285,7 +285,7 @@ def check_errors(client, binary, questions):
 
 
 def check_retries(client, messages):
-    """More concurrent requests than the queue accepts: requests with 429 are repeated until all are answered."""
+    """More at once than the queue takes: every 429 is sent again until all are answered."""
     from concurrent.futures import ThreadPoolExecutor
 
     def ask(seed):
@@ -395,7 +395,7 @@ def check_lm_eval(url, binary, questions, folder):
 
 
 def eval_greedy(binary, data, folder):
-    """The accuracy of the unperturbed trajectory reported by `eval`."""
+    """The accuracy of the unperturbed trajectory that `eval` reports."""
     out = folder / "run"
     text = command(
         binary, "eval", "--data", str(data), "-n", "1", "--out", str(out), "--json", "--quiet", "--no-report"
@@ -405,7 +405,7 @@ def eval_greedy(binary, data, folder):
 
 
 def check_log_likelihoods(url, samples):
-    """The sums of the harness equal the server's log-probabilities of the same tokens."""
+    """What the harness summed is what the server says of the same tokens."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
     for sample in samples[:3]:
         for arguments, response in zip(sample["arguments"].values(), sample["filtered_resps"]):

@@ -273,7 +273,7 @@ try 3 'train reward --last-step-weight nan' 'exit 2 .*--last-step-weight' 'tts t
 
 # 4. Hangs.
 try 4 '--threads 2000' 'exit 2 .*threads' 'tts eval --model tiny --data data.json --samples 2 --max-new-tokens 4 --no-report --quiet --threads 2000'
-try 4 'a question of 100 MB' 'exit 2 .*bytes of text' 'edit question long.jsonl "a " 50000000; tts eval --model tiny --data long.jsonl "${small[@]}"'
+try 4 'a question of 100 MB' 'exit 2 .*bytes exceeds the limit' 'edit question long.jsonl "a " 50000000; tts eval --model tiny --data long.jsonl "${small[@]}"'
 
 # 5. Adapters without weights. In tiny/ the description stands beside a whole model, in adapter/ by itself.
 try 5 'adapter_config.json beside a model, no adapter weights' 'exit 2 .*adapter' 'cp adapter/adapter_config.json tiny; tts eval --model tiny --data data.json "${small[@]}"'
@@ -331,9 +331,9 @@ try 9 'inspect, an adapter of a wrong shape' 'exit 2 .*adapter' 'edit reshape ad
 try 9 'inspect, an alpha that overflows' 'exit 2 .*adapter' 'edit field adapter/adapter_config.json lora_alpha 1e300; tts inspect adapter'
 
 # 10. Panics.
-try 10 'verify, masks of three layers for a model of one' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 3 16; tts verify dump'
-try 10 'verify, masks that lack layers' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 0 16; tts verify dump'
-try 10 'verify, thoughts of another width' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 1 12; tts verify dump'
+try 10 'verify, masks of three layers for a model of one' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 3 16; tts verify dump'
+try 10 'verify, masks that lack layers' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 0 16; tts verify dump'
+try 10 'verify, thoughts of another width' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 1 12; tts verify dump'
 try 10 'train reasoner --init, more tokens than rows' 'exit 0 ' 'edit tokens llama/tokenizer.json 5; tts train reasoner --init llama --data data.json --out new --steps 1 --batch 2 --threads 1 --quiet'
 try 10 'more than 1,024 layers' 'exit 2 .*n_layer' 'edit field tiny/config.json n_layer 1025; tts inspect tiny'
 try 10 'train reasoner --layers 1025' 'exit 2 .*--layers' 'tts train reasoner --out new --steps 1 --width 16 --heads 2 --batch 2 --threads 1 --quiet --layers 1025'
@@ -356,8 +356,8 @@ done
 one='tts eval --model tiny --data data.json "${small[@]}" --limit 1'
 try 12 'LATENT_TTS_SEED=x' 'exit 2 .*LATENT_TTS_SEED' "export LATENT_TTS_SEED=x; $one 2>&1 | tee said.txt; grep -q LATENT_TTS_SEED said.txt && echo '= (the variable is named)'"
 try 12 'the largest seed' 'exit 0 ' "$one --seed 18446744073709551615"
-try 12 'train, --out is a file' 'exit 2 .*is a file; name a directory' 'echo text >file; tts train reasoner --out file --steps 1 "${few[@]}"'
-try 12 'eval, --out is a file' 'exit 2 .*is a file; name a directory' "echo text >file; $one --out file"
+try 12 'train, --out is a file' 'exit 2 .*is a file; pass a directory' 'echo text >file; tts train reasoner --out file --steps 1 "${few[@]}"'
+try 12 'eval, --out is a file' 'exit 2 .*is a file; pass a directory' "echo text >file; $one --out file"
 try 12 'a pipe as manifest.json' 'exit 2 .*manifest.json' 'rm run/manifest.json; mkfifo run/manifest.json; tts eval --model tiny --data data.json "${small[@]}" --latents --out run --resume'
 # A signal while the questions are awaited from a pipe: before the first record.
 signal() {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +97,8 @@ def test_what_a_rule_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path) ->
     for name, rule, error, message in (
         ("broken", broken, LookupError, "no such thing"),
         ("far", lambda _: 99, IndexError, "index 99 of"),
-        ("other", lambda _: "eleven", ValueError, "no trajectory answered"),
-        ("list", lambda _: [1], TypeError, r"returned \[1\]; return an answer"),
+        ("other", lambda _: "eleven", ValueError, "not the answer of any trajectory"),
+        ("list", lambda _: [1], TypeError, r"returned \[1\]; expected an answer"),
         ("flag", lambda _: True, TypeError, "returned True"),
     ):
         with pytest.raises(error, match=message):
@@ -111,7 +113,7 @@ def test_what_a_rule_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path) ->
         reasoner.solve("?", rule=lambda candidates: 0)
     with pytest.raises(ValueError, match="a built-in rule is called"):
         latent_tts.register_rule("majority", plain_majority)
-    with pytest.raises(ValueError, match="lower-case letters"):
+    with pytest.raises(ValueError, match="lowercase letters"):
         latent_tts.register_rule("My rule", plain_majority)
 
 
@@ -186,7 +188,7 @@ def test_hidden_states_along_a_trajectory(reasoner: Reasoner) -> None:
     prompt = reasoner.hidden_states(question, layers=[1])
     assert (prompt.layers[1] == states.layers[1][states.prompt]).all() and prompt.logits is None
     assert prompt.prompt.stop == len(prompt.layers[1])
-    with pytest.raises(latent_tts.EngineError, match="there is no layer"):
+    with pytest.raises(latent_tts.EngineError, match="no layer"):
         reasoner.hidden_states(question, layers=[reasoner.layers + 1])
     with pytest.raises(ValueError, match="width 3"):
         reasoner.hidden_states(question, np.zeros((2, 3)))
@@ -241,7 +243,7 @@ def test_what_a_sampler_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path)
     for sampler, error, message in (
         (broken, LookupError, "no such thing"),
         ("narrow", ValueError, r"returned thoughts of shape \(\d+, 1\)"),
-        ("nan", ValueError, "not finite"),
+        ("nan", ValueError, "non-finite"),
     ):
         with pytest.raises(error, match=message):
             reasoner.solve("Tom has 3 pens. How many?", samples=2, sampler=sampler)  # type: ignore[arg-type]
@@ -252,7 +254,7 @@ def test_what_a_sampler_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path)
         reasoner.solve("?", sampler="nothing")
     with pytest.raises(ValueError, match="dropout_p has no effect with sampler narrow"):
         reasoner.solve("?", sampler="narrow", dropout_p=0.1)
-    with pytest.raises(ValueError, match="a built-in sampler is called"):
+    with pytest.raises(ValueError, match="is the name of a built-in sampler"):
         latent_tts.register_sampler("dropout", keyed_noise)
 
 
@@ -332,7 +334,7 @@ def test_lens_and_ablations_are_recorded(reasoner: Reasoner, tmp_path: Path) -> 
     assert all(len(sample["greedy"]["lens"]) == 6 for sample in run.samples())
     ablation = json.loads((run.path / "ablation.json").read_text())
     assert [found["kind"] for found in ablation["ablations"]] == ["zero", "mean"]
-    with pytest.raises(ValueError, match="ablate=\"nothing\" is not known; use zero, mean"):
+    with pytest.raises(ValueError, match="invalid ablate=\"nothing\"; use one of zero, mean"):
         evaluate(reasoner, tmp_path / "none", ablate=["nothing"])
 
 
@@ -340,3 +342,35 @@ def test_old_attributes_warn(reasoner: Reasoner) -> None:
     trajectory = reasoner.solve("3 pens?", samples=1).trajectories[0]
     with pytest.warns(DeprecationWarning, match="index"):
         assert trajectory.number == trajectory.index == 0
+
+
+def test_an_endpoint_scores_trajectories(reasoner: Reasoner, tmp_path: Path) -> None:
+    requests = []
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            requests.append(body)
+            reply = json.dumps({"rewards": [-len(text) for text in body["answers"]]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        scorer = latent_tts.HttpScorer(f"http://127.0.0.1:{server.server_port}/rewards")
+        run = evaluate(reasoner, tmp_path / "run", scorer=scorer)
+        server.shutdown()
+    assert len(requests) == 6 and all(request["question"] for request in requests)
+    for sample in map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines()):
+        for trajectory in sample["trajectories"]:
+            assert trajectory["outcome_reward"] == -len(trajectory["text"].strip())
+    assert curve(run, "weighted")
+    with pytest.raises(ValueError, match="http"):
+        latent_tts.HttpScorer("ftp://example.com")
+    with pytest.raises(ValueError, match="model"):
+        latent_tts.HttpScorer("http://127.0.0.1/v1/chat/completions")

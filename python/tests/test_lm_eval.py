@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a small local task: the accuracy equals that of an evaluation."""
+"""lm-evaluation-harness on a small local task: the accuracy is that of an evaluation."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_the_harness_reports_evals_accuracy(reasoner: Reasoner, tmp_path: Path) 
 
 
 def documented_command() -> list[str]:
-    """Runs the exact command of docs/python.md."""
-    page = Path(__file__).parents[2] / "docs" / "python.md"
-    section = page.read_text().split("## lm-evaluation-harness")[1]
+    """The command of docs/how-to/lm-eval.md, word by word."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "lm-eval.md"
+    section = page.read_text().split("## In one process")[1]
     block = section.split("```bash\n")[1].split("```")[0]
     (line,) = [
         line for line in block.replace("\\\n", " ").splitlines() if line.startswith("python ")

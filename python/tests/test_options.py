@@ -40,6 +40,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "vote_temperature": {"vote_temperature": 0.5},
     "likelihood_weight": {"likelihood_weight": 2.0},
     "lcb_coefficient": {"lcb_coefficient": 2.5},
+    "check_steps": {"check_steps": True},
+    "calibration": {"calibration": {"weights": {"votes": 0.5}, "slope": 0.75, "intercept": -0.5}},
     "beam": {"beam": True},
     "beam_width": {"beam_width": 3},
     "beam_candidates": {"beam_candidates": 2},

@@ -151,12 +151,12 @@ def test_a_sweep_by_rewards_is_the_commands(
         again()
     with pytest.raises(RunError, match="settings.sampling.samples = 4, now it is 8"):
         again(samples=8, resume=True)
-    with pytest.raises(RunError, match='settings.p = "0.1,0.4", now it is "0.2"'):
+    with pytest.raises(RunError, match='settings.dropout_p = "0.1,0.4"'):
         again(dropout_p=0.2, resume=True)
     assert files(tmp_path / "a") == found
     again(resume=True)
     assert files(tmp_path / "a") == found
-    with pytest.raises(ValueError, match='metric="best" is not known'):
+    with pytest.raises(ValueError, match='invalid metric="best"'):
         again(metric="best")
     unscored = Reasoner.from_pretrained("embedded", reward_model=None, device="cpu")
     with pytest.raises(ValueError, match="needs rewards"):

@@ -1,10 +1,9 @@
-//! Steps that can be checked: the arithmetic of the equations in a text, and where their operands
-//! come from.
+//! Verifiable steps: the arithmetic of the equations in a text, and the origin of their operands.
 //!
-//! Written steps have equations (`<<48/2=24>>`, `48 / 2 = 24`), and so have the thoughts of a
-//! reasoner that predicts a step's tokens, read through the LM head. No label is needed to verify
-//! them: values are fractions of integers, so nothing is rounded. A stated result with decimals
-//! holds if it is the exact value rounded to as many decimals.
+//! Written steps contain equations (`<<48/2=24>>`, `48 / 2 = 24`), and so do the thoughts of a
+//! reasoner that predicts a step's tokens, read through the LM head. Verifying them requires no
+//! labels: values are fractions of integers, so nothing is rounded. A stated result with decimals
+//! is correct if it is the exact value rounded to that number of decimals.
 
 mod expression;
 mod fraction;
@@ -12,28 +11,28 @@ mod fraction;
 use expression::{Token, tokenize};
 pub use fraction::Fraction;
 
-/// What the equations of a text are worth.
+/// The result of checking the equations of a text.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepCheck {
-    /// Equations with an operation on their left side.
+    /// Number of equations with an operation on their left side.
     pub equations: usize,
-    /// Those whose two sides are equal.
+    /// Number of equations whose two sides are equal.
     pub correct: usize,
-    /// Numbers on the left sides.
+    /// Number of operands on the left sides.
     pub operands: usize,
-    /// Those that are a number of the question or the result of an earlier equation.
+    /// Number of operands that are a number of the question or the result of an earlier equation.
     pub grounded: usize,
     /// The stated result of the last equation.
     pub result: Option<Fraction>,
 }
 
 impl StepCheck {
-    /// The share of equations that hold; `None` without equations.
+    /// The share of correct equations; `None` without equations.
     pub fn arithmetic(&self) -> Option<f32> {
         share(self.correct, self.equations)
     }
 
-    /// The share of operands that the question or an earlier equation gives.
+    /// The share of operands that come from the question or an earlier equation.
     pub fn grounding(&self) -> Option<f32> {
         share(self.grounded, self.operands)
     }
@@ -71,9 +70,10 @@ pub fn check_steps(question: &str, steps: &str) -> StepCheck {
     check
 }
 
-/// Adds the equation of two sides, if it is one that can be checked.
+/// Adds the equation of two sides, if it can be checked.
 fn add_equation(left: &[Token], right: &[Token], known: &mut Vec<Fraction>, check: &mut StepCheck) {
-    // A side without an operation states a value, and one without a result is not finished.
+    // A side without an operation only states a value, and an equation without a result is
+    // unfinished.
     let is_operation = left.iter().any(|token| matches!(token, Token::Operator(_)));
     let operands: Vec<Fraction> = left.iter().filter_map(Token::value).collect();
     let stated = match right {
@@ -98,12 +98,12 @@ fn add_equation(left: &[Token], right: &[Token], known: &mut Vec<Fraction>, chec
     }
 }
 
-/// The numbers in a text, without signs, as operands are read.
+/// The numbers in a text, without signs, parsed like operands.
 fn numbers(text: &str) -> Vec<Fraction> {
     tokenize(text).iter().filter_map(Token::value).collect()
 }
 
-/// Numbers that are written as words.
+/// Numbers written as words.
 fn number_words(text: &str) -> impl Iterator<Item = Fraction> {
     const WORDS: [(&str, i128); 21] = [
         ("one", 1),

@@ -1,7 +1,7 @@
-//! The learned combination of all signals: which answer is right, and how likely that is.
+//! The learned combination of all signals: the correct answer, and its probability.
 //!
-//! Each answer a of a question has a feature for every signal x: how much better the trajectories
-//! that gave it are than all trajectories with an answer,
+//! Each answer a of a question has a feature for every signal x, which compares the trajectories
+//! with that answer to all trajectories with an answer:
 //!
 //! ```text
 //! f_votes(a) = ln(votes(a) / trajectories with an answer)
@@ -10,13 +10,14 @@
 //! confidence = sigmoid(intercept + slope ln(P(a) / (1 - P(a))))
 //! ```
 //!
-//! The weights w are those of a conditional logit, which [`fit`](fit::fit_calibration) finds on
-//! questions with known answers; slope and intercept (Platt's scaling) turn the share of the chosen
-//! answer into the probability that it is right, which is lower where no trajectory may be. With
-//! w = (1, 0, ...) the choice is the plain majority, with (1, 1) on one signal the weighted vote.
+//! The weights w are those of a conditional logit, which [`fit`](fit::fit_calibration) estimates on
+//! questions with known answers; slope and intercept (Platt scaling) convert the share of the
+//! chosen answer to the probability that it is correct, which is lower if possibly no trajectory is
+//! correct. With w = (1, 0, ...) the choice is the plain majority, with (1, 1) on one signal the
+//! weighted vote.
 //!
-//! A signal that a trajectory lacks counts as the mean of those that have it; one that none has
-//! adds nothing.
+//! A missing signal is replaced by the mean of the trajectories that have it; a signal that no
+//! trajectory has contributes nothing.
 
 mod fit;
 mod reliability;
@@ -41,19 +42,19 @@ pub(crate) type Features = [f64; FEATURES];
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CalibrationWeights {
-    /// Of the share of votes.
+    /// Weight of the share of votes.
     pub votes: f64,
-    /// Of the log-probability of the decoded text.
+    /// Weight of the log-probability of the decoded text.
     pub likelihood: f64,
-    /// Of the reward model's reward.
+    /// Weight of the reward model's reward.
     pub reward: f64,
-    /// Of the probe's score.
+    /// Weight of the probe's score.
     pub probe: f64,
-    /// Of the share of equations that hold.
+    /// Weight of the share of correct equations.
     pub arithmetic: f64,
-    /// Of the share of operands that the question or an earlier equation gives.
+    /// Weight of the share of operands that come from the question or an earlier equation.
     pub grounding: f64,
-    /// Of the agreement of the answer with the last equation.
+    /// Weight of the agreement of the answer with the last equation.
     pub conclusion: f64,
 }
 
@@ -62,7 +63,7 @@ impl CalibrationWeights {
     pub const NAMES: [&str; FEATURES] =
         ["votes", "likelihood", "reward", "probe", "arithmetic", "grounding", "conclusion"];
 
-    /// In the order of [`Self::NAMES`].
+    /// The weights in the order of [`Self::NAMES`].
     pub fn to_array(self) -> [f64; FEATURES] {
         let Self { votes, likelihood, reward, probe, arithmetic, grounding, conclusion } = self;
         [votes, likelihood, reward, probe, arithmetic, grounding, conclusion]
@@ -74,20 +75,20 @@ impl CalibrationWeights {
     }
 }
 
-/// What the rule `calibrated` and the confidence of an answer are computed with.
+/// The parameters of the rule `calibrated` and of the confidence of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
     /// The weight of each signal in the choice.
     pub weights: CalibrationWeights,
-    /// Of the log-odds of the chosen answer's share in its confidence.
+    /// Factor of the log-odds of the chosen answer's share in its confidence.
     pub slope: f64,
-    /// Added to these.
+    /// Offset of the log-odds.
     pub intercept: f64,
 }
 
 impl Calibration {
-    /// Whether all of its numbers are finite.
+    /// Whether all parameters are finite.
     pub fn is_finite(&self) -> bool {
         let weights = self.weights.to_array();
         weights.iter().chain([&self.slope, &self.intercept]).all(|x| x.is_finite())
@@ -108,7 +109,7 @@ impl Calibration {
         answers.iter().zip(&scores).map(share).collect()
     }
 
-    /// The chosen answer, as the index of its first candidate; of equal ones the first.
+    /// The chosen answer, as the index of its first candidate; the first one of a tie.
     pub fn choose<T: Candidate>(&self, candidates: &[T]) -> Option<usize> {
         let shares = self.shares(candidates);
         let best = shares.iter().reduce(|best, next| match next.share > best.share {
@@ -118,7 +119,7 @@ impl Calibration {
         best.map(|best| best.first)
     }
 
-    /// The probability that the answer of a candidate is right; `None` without an answer.
+    /// The probability that the answer of a candidate is correct; `None` without an answer.
     pub fn confidence<T: Candidate>(&self, candidates: &[T], chosen: usize) -> Option<f64> {
         let answer = candidates.get(chosen)?.answer()?;
         let same = |share: &AnswerShare| candidates[share.first].answer() == Some(answer);
@@ -132,11 +133,11 @@ impl Calibration {
 pub struct AnswerShare {
     /// The index of the candidate with the lowest number that gave it.
     pub first: usize,
-    /// In 0..=1; 1 over all answers.
+    /// In 0..=1; sums to 1 over all answers.
     pub share: f64,
 }
 
-/// An answer and what speaks for it.
+/// An answer with its features.
 pub(crate) struct AnswerFeatures {
     /// The index of its first candidate.
     pub(crate) first: usize,
@@ -184,8 +185,8 @@ fn signal_column<T: Candidate>(candidates: &[T], answered: &[usize], name: &str)
     column(candidates, answered, |candidate| candidate.signal(name).map(f64::from))
 }
 
-/// A signal of the candidates with an answer. Where it is missing or not finite it is the mean of
-/// the others, or 0.
+/// A signal of the candidates with an answer. Missing or non-finite values are replaced by the mean
+/// of the others, or 0.
 fn column<T: Candidate>(
     candidates: &[T],
     answered: &[usize],
@@ -200,7 +201,7 @@ fn column<T: Candidate>(
     values.into_iter().map(|value| value.unwrap_or(mean)).collect()
 }
 
-/// ln of the mean of exp of some of the values; 0 for none.
+/// Logarithm of the mean of the exponentials of some values; 0 if there are none.
 fn log_mean_exp(values: &[f64], rows: &[usize]) -> f64 {
     let max = rows.iter().map(|&row| values[row]).fold(f64::NEG_INFINITY, f64::max);
     if !max.is_finite() {
@@ -218,7 +219,7 @@ pub(crate) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Log-odds of a share, of which 0 and 1 count as a millionth away.
+/// Log-odds of a share, which is clamped to at least a millionth from 0 and 1.
 pub(crate) fn log_odds(share: f64) -> f64 {
     let share = share.clamp(1e-6, 1.0 - 1e-6);
     (share / (1.0 - share)).ln()

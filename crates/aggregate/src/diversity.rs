@@ -15,7 +15,7 @@ pub struct StepDiversity {
     steps: Vec<StepSum>,
 }
 
-/// One step, summed over the trajectories that have it.
+/// Sums of one step over the trajectories that have it.
 #[derive(Debug, Clone)]
 struct StepSum {
     /// Sum of unit vectors, `[width]`.
@@ -38,7 +38,7 @@ impl StepDiversity {
     ///
     /// In debug builds, if the thought does not have the width given to [`StepDiversity::new`].
     pub fn add(&mut self, step: usize, thought: &[f32]) {
-        debug_assert_eq!(thought.len(), self.width, "a thought of another width");
+        debug_assert_eq!(thought.len(), self.width, "a thought has another width");
         while self.steps.len() <= step {
             self.steps.push(StepSum { sum: vec![0.0; self.width], rows: 0, nonzero: 0 });
         }
@@ -58,7 +58,7 @@ impl StepSum {
         self.rows += 1;
         let norm = thought.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
         if norm == 0.0 {
-            // A zero vector has no direction; its cosine with every other row counts as 0.
+            // A zero vector has no direction; its cosine with every other vector is defined as 0.
             return;
         }
         self.nonzero += 1;
@@ -71,9 +71,10 @@ impl StepSum {
         if self.rows < 2 {
             return None;
         }
-        let (rows, nonzero) = (self.rows as f64, self.nonzero as f64);
+        let rows = self.rows as f64;
+        let nonzero = self.nonzero as f64;
         let twice_cosines = self.sum.iter().map(|x| x * x).sum::<f64>() - nonzero;
-        // Rounding can leave the range of 1 - cos by an ulp.
+        // Rounding can exceed the range of 1 - cos by an ulp.
         Some((1.0 - twice_cosines / (rows * (rows - 1.0))).clamp(0.0, 2.0))
     }
 }
@@ -84,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, pair by pair.
+    /// The definition, computed pair by pair.
     fn pairwise_diversity(rows: &[Vec<f32>]) -> f64 {
         let dot = |a: &[f32], b: &[f32]| -> f64 {
             a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()

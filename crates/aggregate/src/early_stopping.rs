@@ -1,11 +1,11 @@
-//! Early stopping: whether the majority vote is settled before all N trajectories are sampled.
+//! Early stopping: whether the majority vote is decided before all N trajectories are sampled.
 //!
-//! Two reasons to stop, both about the plain majority ([`majority`](crate::majority)):
+//! There are two reasons to stop, both based on the plain majority ([`majority`](crate::majority)):
 //!
 //! * **certain**: no outcome of the remaining m samples changes the vote. An answer with b votes
-//!   can reach b + m. The leader's a votes settle it if a > b + m for every other answer, unseen
-//!   ones (b = 0) included; a = b + m is enough if the leader's first trajectory has the lower
-//!   number, which decides ties.
+//!   can reach b + m. The leader's a votes decide it if a > b + m for every other answer, including
+//!   unseen ones (b = 0); a = b + m suffices if the leader's first trajectory has the lower index,
+//!   which breaks ties.
 //! * **confident**: with a uniform prior, the leader is more probable than the runner-up with at
 //!   least the required probability: P(theta > 1/2) for theta ~ Beta(a + 1, b + 1), which equals
 //!   P(X <= a) for X ~ Binomial(a + b + 1, 1/2).
@@ -25,7 +25,7 @@ use crate::{AnswerVotes, Candidate, leader, votes};
 pub struct Confidence(f64);
 
 impl Confidence {
-    /// `None` unless 1/2 < `probability` <= 1.
+    /// Creates a confidence; `None` unless 1/2 < `probability` <= 1.
     pub fn new(probability: f64) -> Option<Self> {
         (probability > 0.5 && probability <= 1.0).then_some(Self(probability))
     }
@@ -36,7 +36,7 @@ impl Confidence {
     }
 }
 
-/// Why a number is no [`Confidence`].
+/// The error for a number that is not a valid [`Confidence`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidConfidence;
 
@@ -70,18 +70,18 @@ impl FromStr for Confidence {
     }
 }
 
-/// Recorded for a question with fewer trajectories than were requested.
+/// Recorded for a question with fewer trajectories than requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EarlyStop {
     /// The number of trajectories requested.
     #[serde(alias = "asked")]
     pub requested: u32,
-    /// Why fewer were enough.
+    /// The reason that sampling stopped.
     #[serde(alias = "why")]
     pub reason: StopReason,
 }
 
-/// Why sampling stopped.
+/// The reason that sampling stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
@@ -93,9 +93,9 @@ pub enum StopReason {
     Deadline,
 }
 
-/// Whether the majority of `candidates` is settled with `left` more to sample.
+/// Whether the majority of `candidates` is decided with `left` more to sample.
 ///
-/// `candidates` are the first ones of the question: every later one has a larger number.
+/// `candidates` are the first ones of the question: every later one has a larger index.
 pub fn stop_reason<T: Candidate>(
     candidates: &[T],
     left: usize,
@@ -106,7 +106,7 @@ pub fn stop_reason<T: Candidate>(
     let others = || votes.iter().filter(|other| other.answer != leader.answer);
     let rank =
         |of: &AnswerVotes<'_>, more| (of.votes + more, Reverse(candidates[of.first].number()));
-    // An answer not given so far starts at 0 votes and loses every tie by number.
+    // An answer not given so far starts at 0 votes and loses every tie by index.
     let stays_ahead =
         leader.votes >= left && others().all(|other| rank(leader, 0) > rank(other, left));
     if stays_ahead {
@@ -151,7 +151,7 @@ mod tests {
     fn a_lead_that_cannot_be_lost_is_certain() {
         assert_eq!(stop_reason(&answers("aaab"), 1, CERTAIN), Some(StopReason::Certain));
         assert_eq!(stop_reason(&answers("aaab"), 3, CERTAIN), None);
-        // Two more for b make a tie, which the lower number wins.
+        // Two more votes for b make a tie, which the lower index wins.
         assert_eq!(stop_reason(&answers("aaab"), 2, CERTAIN), Some(StopReason::Certain));
         assert_eq!(stop_reason(&answers("baaa"), 2, CERTAIN), None);
         // An answer not given so far loses the tie, too.
@@ -214,8 +214,9 @@ mod tests {
 
         #[test]
         fn an_open_vote_can_still_change(prefix in candidates(), left in 1usize..5) {
-            // The converse of certainty: some answer, given by all that is left, takes the lead.
-            let (first, next) = (majority(&prefix), prefix.len() as u32);
+            // The converse of certainty: some answer that gets all remaining votes takes the lead.
+            let first = majority(&prefix);
+            let next = prefix.len() as u32;
             let elected = |answer: &str| {
                 let more = (0..left as u32).map(|i| candidate(next + i, answer, None));
                 let full: Vec<TestCandidate> = prefix.iter().cloned().chain(more).collect();

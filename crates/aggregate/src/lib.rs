@@ -1,13 +1,13 @@
 //! Aggregation: from N sampled trajectories to one answer.
 //!
-//! Pure functions over a slice of [`Candidate`]s. The crate reads no files and knows no gold
+//! Pure functions over a slice of [`Candidate`]s. The crate reads no files and does not use gold
 //! answers, so the engine can vote on live trajectories and the report on recorded ones, with equal
 //! results.
 //!
 //! | module | computes |
 //! |---|---|
 //! | rules | the registry of voting rules ([`Rule`], [`VotingRule`]), one file each |
-//! | voting | what the rules share: rewards, tallies, ties |
+//! | voting | shared parts of the rules: rewards, tallies, ties |
 //! | early stopping | whether more samples could still change the majority ([`stop_reason`]) |
 //! | arithmetic | which equations of a text hold ([`check_steps`]) |
 //! | calibration | the learned combination of all signals and its confidence ([`Calibration`]) |
@@ -40,7 +40,7 @@ pub use voting::{
     weighted,
 };
 
-/// One sampled trajectory as the voting rules see it.
+/// One sampled trajectory, as seen by the voting rules.
 pub trait Candidate {
     /// Its index among the trajectories sampled for the question; breaks ties.
     fn number(&self) -> u32;
@@ -51,7 +51,7 @@ pub trait Candidate {
     /// One reward per thought, if a reward model scored the trajectory.
     fn process_rewards(&self) -> Option<&[f32]>;
 
-    /// The reward of the answer, if the reward model gives one.
+    /// The reward of the answer, if the reward model computes one.
     fn outcome_reward(&self) -> Option<f32>;
 
     /// The log-probability of the decoded text, if known.

@@ -1,11 +1,12 @@
 //! Pairwise ranking accuracy: whether rewards order correct trajectories above incorrect ones.
 
-/// Over all pairs of a correct and an incorrect trajectory of one question: how many the rewards
-/// order correctly (a tie counts one half), and how many pairs there are.
+/// Over all pairs of a correct and an incorrect trajectory of one question: the number of pairs
+/// that the rewards order correctly (a tie counts one half), and the number of pairs.
 ///
 /// The quotient is the area under the ROC curve. Trajectories without a reward form no pairs.
 pub fn ordered_pairs(rewards: impl Iterator<Item = (Option<f32>, bool)>) -> (f64, f64) {
-    let (mut correct, mut incorrect) = (Vec::new(), Vec::new());
+    let mut correct = Vec::new();
+    let mut incorrect = Vec::new();
     for (reward, is_correct) in rewards {
         if is_correct { &mut correct } else { &mut incorrect }.extend(reward);
     }

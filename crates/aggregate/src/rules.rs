@@ -1,8 +1,8 @@
-//! The registry of voting rules: one file a rule, one line a rule in the list below.
+//! The registry of voting rules: one file per rule, one line per rule in the list below.
 //!
-//! A [`Rule`] is a name that resolves to an implementation of [`VotingRule`]. Programs add rules of
-//! their own with [`Rule::register`]; these have names, labels, metrics and intervals like the
-//! built-in ones.
+//! A [`Rule`] is a name that resolves to an implementation of [`VotingRule`]. Programs add custom
+//! rules with [`Rule::register`]; these have names, labels, metrics and intervals like the built-in
+//! ones.
 
 mod arithmetic;
 mod best_of;
@@ -32,7 +32,7 @@ pub trait VotingRule: Send + Sync {
     /// The name in commands, requests and results; `snake_case`.
     fn name(&self) -> &str;
 
-    /// Names of earlier versions, still understood.
+    /// Names used by earlier versions, which are still accepted.
     fn aliases(&self) -> &[&str] {
         &[]
     }
@@ -42,7 +42,7 @@ pub trait VotingRule: Send + Sync {
         self.name()
     }
 
-    /// The rule in one line.
+    /// A one-line description.
     fn describe(&self) -> &str;
 
     /// The signals that every candidate must have.
@@ -58,36 +58,36 @@ pub trait VotingRule: Send + Sync {
     /// slice must not matter.
     fn choose(&self, candidates: &[&dyn Candidate], params: &VoteParams) -> Option<usize>;
 
-    /// Why the rule failed since this was last called, where a rule calls code that can fail. The
-    /// choices made since then are not to be used.
+    /// The error of a rule that calls fallible code, if it failed since the last call of this
+    /// method. The choices made since then are invalid.
     fn take_failure(&self) -> Option<Arc<dyn Error + Send + Sync>> {
         None
     }
 
-    /// False of a rule that only its name is known of; see [`Rule::named`].
+    /// False for a rule of which only the name is known; see [`Rule::named`].
     fn is_known(&self) -> bool {
         true
     }
 }
 
-/// The signals of a candidate that a rule reads beside its answer.
+/// The signals of a candidate that a rule reads in addition to its answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Signals {
-    /// Process rewards, and the outcome reward where there is one.
+    /// Process rewards, and the outcome reward if there is one.
     pub rewards: bool,
     /// The log-probability of the decoded text.
     pub logprobs: bool,
-    /// The signal of this name; see [`crate::signals`].
+    /// The name of a signal; see [`crate::signals`].
     pub signal: Option<&'static str>,
-    /// A calibration among the constants of the rules.
+    /// Whether the rule needs a calibration among its parameters.
     pub calibration: bool,
 }
 
-/// A voting rule by its name: an index of the registry.
+/// A voting rule: an index into the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Rule(u16);
 
-/// Declares the built-in rules: a constant each, in display order.
+/// Declares the built-in rules as constants, in display order.
 macro_rules! built_in {
     ($($(#[$doc:meta])* $name:ident = $rule:expr;)*) => {
         const BUILT_IN: &[&dyn VotingRule] = &[$(&$rule),*];
@@ -120,7 +120,7 @@ built_in! {
     LCB = lcb::LowerConfidenceBound;
     /// Votes weighted by exp of the probe's score.
     PROBE = probe::ProbeVote;
-    /// Votes weighted by the arithmetic of the steps.
+    /// Votes weighted by the correctness of the arithmetic in the steps.
     ARITHMETIC = arithmetic::Arithmetic;
     /// The learned combination of all signals.
     CALIBRATED = calibrated::Calibrated;
@@ -134,14 +134,14 @@ built_in! {
     BEST_OF_SUM = best_of::BestOf(RewardReduction::Sum);
     /// The candidate with the largest last process reward.
     BEST_OF_LAST = best_of::BestOf(RewardReduction::Last);
-    /// The candidate with the largest smallest process reward.
+    /// The candidate with the largest minimum process reward.
     BEST_OF_MIN = best_of::BestOf(RewardReduction::Min);
 }
 
-/// Rules registered by the program, after the built-in ones. They live as long as the program.
+/// Rules registered at run time, after the built-in ones. They are never freed.
 static REGISTERED: RwLock<Vec<&'static dyn VotingRule>> = RwLock::new(Vec::new());
 
-/// A rule that only its name is known of: one of another program's results.
+/// A rule of which only the name is known, from another program's results.
 struct Unknown(String);
 
 impl VotingRule for Unknown {
@@ -166,7 +166,7 @@ impl VotingRule for Unknown {
     }
 }
 
-/// Why a rule cannot be registered.
+/// The error for a rule that cannot be registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleNameTaken(pub String);
 
@@ -179,14 +179,14 @@ impl fmt::Display for RuleNameTaken {
 impl Error for RuleNameTaken {}
 
 impl Rule {
-    /// The rules measured by default: all but the other reductions of best-of-N.
+    /// The rules evaluated by default: all except the other reductions of best-of-N.
     pub const DEFAULT: &[Self] = Self::ALL.split_at(Self::BEST_OF.0 as usize + 1).0;
 
     /// Adds a rule, or replaces a registered one of the same name.
     ///
     /// # Errors
     ///
-    /// When a built-in rule has the name.
+    /// If a built-in rule has the name.
     pub fn register(rule: Box<dyn VotingRule>) -> Result<Self, RuleNameTaken> {
         if Self::built_in(rule.name()).is_some() {
             return Err(RuleNameTaken(rule.name().to_owned()));
@@ -206,7 +206,7 @@ impl Rule {
         Ok(Self((BUILT_IN.len() + index) as u16))
     }
 
-    /// The rule of this name, built in or registered.
+    /// Looks up a built-in or registered rule by name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::built_in(name).or_else(|| {
             let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
@@ -222,7 +222,7 @@ impl Rule {
         })
     }
 
-    /// The rule of this name; one that is not known can be named and displayed, and never chooses.
+    /// The rule of this name; an unknown one can be named and displayed, but never chooses.
     pub fn named(name: &str) -> Self {
         Self::from_name(name)
             .or_else(|| Self::register(Box::new(Unknown(name.to_owned()))).ok())
@@ -272,7 +272,7 @@ impl Rule {
         self.implementation().is_known()
     }
 
-    /// Whether every candidate has the signals that the rule needs: of those that not every
+    /// Whether every candidate has the signals that the rule needs; for signals that not every
     /// trajectory can have, at least one candidate.
     pub fn applies<T: Candidate>(self, candidates: &[T], params: &VoteParams) -> bool {
         let needs = self.needs();
@@ -286,7 +286,8 @@ impl Rule {
             && (!needs.calibration || params.calibration.is_some())
     }
 
-    /// The index of the chosen candidate; of those that gave the chosen answer, the lowest number.
+    /// The index of the chosen candidate; among those with the chosen answer, the one with the
+    /// lowest number.
     pub fn choose<T: Candidate>(self, candidates: &[T], params: &VoteParams) -> Option<usize> {
         let candidates: Vec<&dyn Candidate> =
             candidates.iter().map(|candidate| candidate as &dyn Candidate).collect();
@@ -306,7 +307,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Why a text names no rule.
+/// The error for an unknown rule name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownRule(String);
 

@@ -1,7 +1,7 @@
 //! Rewards and log-probabilities on a common scale: z-scores within a question, softmax weights.
 //!
-//! A missing value is negative infinity: it counts neither in the mean nor in the standard
-//! deviation, and its weight is 0.
+//! A missing value is represented by negative infinity: it is excluded from the mean and the
+//! standard deviation, and its weight is 0.
 
 /// Mean and standard deviation (with 1/n) of the finite values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,7 +21,7 @@ impl MeanStd {
     }
 }
 
-/// (x - mean) / std of every finite value; 0 if they do not differ. Other values stay as they are.
+/// (x - mean) / std of every finite value; 0 if they do not differ. Other values are unchanged.
 pub(crate) fn standardize(values: &[f64]) -> Vec<f64> {
     let stats = MeanStd::of(values);
     let z_score = |x: f64| stats.map_or(0.0, |s| (x - s.mean) / s.std);

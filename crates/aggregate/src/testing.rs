@@ -1,4 +1,4 @@
-//! Hand-made and random candidates for the tests of this crate.
+//! Handwritten and random candidates for the tests of this crate.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::Candidate;
 
-/// A candidate that is nothing but its fields.
+/// A candidate that consists of its fields.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TestCandidate {
     pub(crate) number: u32,
@@ -43,7 +43,7 @@ impl Candidate for TestCandidate {
     }
 }
 
-/// A candidate; an empty answer is none.
+/// A candidate; an empty string means no answer.
 pub(crate) fn candidate(number: u32, answer: &str, rewards: Option<&[f32]>) -> TestCandidate {
     TestCandidate {
         number,

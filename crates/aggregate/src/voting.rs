@@ -1,4 +1,5 @@
-//! What the voting rules share: rewards, tallies, ties. `rules` has the rules themselves.
+//! The shared parts of the voting rules: rewards, tallies, ties. `rules` contains the rules
+//! themselves.
 //!
 //! Each rule returns the index of the chosen candidate, or `None` if no candidate has an answer.
 //! The order of the slice does not matter: where an order is needed it is that of the candidates'
@@ -30,9 +31,9 @@
 //! that need rewards first compare the summed reward, if every candidate with an answer was scored.
 //! Ties between candidates go to the lowest number.
 //!
-//! A candidate without an answer never votes and is never chosen. One without any reward has the
-//! lowest: weight 0, and chosen only among candidates like it. If rewards do not differ, or there
-//! are none, a weighted rule is the plain majority.
+//! A candidate without an answer never votes and is never chosen. One without any reward ranks
+//! lowest: it has weight 0, and is chosen only among candidates without rewards. If rewards do not
+//! differ, or there are none, a weighted rule is equivalent to the plain majority.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -46,13 +47,13 @@ use crate::standardize::{MeanStd, softmax_weights, standardize};
 #[cfg(test)]
 mod tests;
 
-/// How the rewards of a candidate become one number.
+/// How the rewards of a candidate are reduced to one number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RewardReduction {
     /// The outcome reward if there is one, else [`RewardReduction::Mean`].
     #[default]
     OutcomeOrMean,
-    /// The sum of the process rewards divided by their number: the paper's length-normalised score.
+    /// The mean process reward: the paper's length-normalized score.
     Mean,
     /// The sum of the process rewards.
     Sum,
@@ -74,7 +75,7 @@ pub struct VoteParams {
     /// Standard errors between the mean reward and its lower bound.
     #[serde(alias = "caution")]
     pub lcb_coefficient: f64,
-    /// What the rule `calibrated` and the confidence of an answer are computed with.
+    /// The parameters of the rule `calibrated` and of the confidence of an answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
 }
@@ -86,18 +87,19 @@ impl Default for VoteParams {
 }
 
 impl VoteParams {
-    /// The probability that the answer of the chosen candidate is right, with a calibration.
+    /// The probability that the answer of the chosen candidate is correct, if there is a
+    /// calibration.
     pub fn confidence<T: Candidate>(&self, candidates: &[T], chosen: Option<usize>) -> Option<f64> {
         self.calibration?.confidence(candidates, chosen?)
     }
 }
 
-/// What breaks a tie between answers of equal weight.
+/// How ties between answers of equal weight are broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TieBreak {
     /// The larger sum of rewards, then the lower number.
     Reward,
-    /// The lower number alone.
+    /// The lower number only.
     Number,
 }
 
@@ -117,33 +119,33 @@ impl<'a, T: Candidate> Ballot<'a, T> {
         rewards(self.candidates, &self.answered)
     }
 
-    /// One log-probability per candidate with an answer; negative infinity where there is none.
+    /// One log-probability per candidate with an answer; negative infinity if missing.
     pub(crate) fn logprobs(&self) -> Vec<f64> {
         let logprob = |&index: &usize| self.candidates[index].logprob();
         let values = self.answered.iter().map(logprob);
         values.map(|logprob| logprob.map_or(f64::NEG_INFINITY, f64::from)).collect()
     }
 
-    /// One value of a signal per candidate with an answer; negative infinity where there is none.
+    /// One value of a signal per candidate with an answer; negative infinity if missing.
     pub(crate) fn signals(&self, name: &str) -> Vec<f64> {
         let signal = |&index: &usize| self.candidates[index].signal(name);
         let values = self.answered.iter().map(signal);
         values.map(|value| value.map_or(f64::NEG_INFINITY, f64::from)).collect()
     }
 
-    /// Candidates with an answer.
+    /// Number of candidates with an answer.
     pub(crate) fn len(&self) -> usize {
         self.answered.len()
     }
 
-    /// The candidate with the largest value, one per candidate with an answer; of equal ones the
-    /// lowest number.
+    /// The candidate with the largest value, given one per candidate with an answer; the lowest
+    /// number of a tie.
     pub(crate) fn best(&self, values: &[f64]) -> Option<usize> {
         let items = self.answered.iter().copied().zip(values);
         first_max(items, |(_, a), (_, b)| a.total_cmp(b)).map(|(index, _)| index)
     }
 
-    /// The answer with the largest sum of weights, one per candidate with an answer.
+    /// The answer with the largest sum of weights, given one per candidate with an answer.
     pub(crate) fn elect(&self, weights: &[f64], ties: TieBreak) -> Option<usize> {
         let mut votes = tally(self.candidates, &self.answered, weights);
         if ties == TieBreak::Number {
@@ -160,7 +162,7 @@ pub struct AnswerVotes<'a> {
     pub answer: &'a str,
     /// The index of the candidate with the lowest number that gave it.
     pub first: usize,
-    /// How many candidates gave it.
+    /// Number of candidates that gave it.
     pub votes: usize,
     /// Their share of the summed weights, exp(reward), of all answers: 1 over all answers.
     pub weight: f64,
@@ -203,7 +205,7 @@ pub fn votes<T: Candidate>(candidates: &[T]) -> Vec<AnswerVotes<'_>> {
     votes
 }
 
-/// [`votes`] with the sums of unnormalized weights, which rounding does not make equal.
+/// [`votes`] with sums of unnormalized weights, which rounding cannot make equal.
 fn weighted_votes<T: Candidate>(candidates: &[T]) -> Vec<AnswerVotes<'_>> {
     let answered = answered_by_number(candidates);
     let weights = softmax_weights(&rewards(candidates, &answered));
@@ -247,7 +249,7 @@ pub(crate) fn lower_confidence_bound<T: Candidate>(
     let answered = answered_by_number(candidates);
     let rewards = rewards(candidates, &answered);
     let Some(MeanStd { std, .. }) = MeanStd::of(&rewards) else {
-        // The rewards do not differ: a majority of the candidates that have one.
+        // The rewards do not differ: use the majority of the candidates that have one.
         let weights = softmax_weights(&standardize(&rewards));
         let votes = tally(candidates, &answered, &weights);
         return pick_answer(votes, |votes| votes.weight);
@@ -295,7 +297,7 @@ fn tally<'a, T: Candidate>(
     votes
 }
 
-/// The answer of the largest strength; of equal ones the largest summed reward, then the first.
+/// The answer with the largest strength; ties go to the larger summed reward, then to the first.
 fn pick_answer<'a>(
     votes: Vec<AnswerVotes<'a>>,
     strength: impl Fn(&AnswerVotes<'a>) -> f64,
@@ -308,7 +310,7 @@ fn pick_answer<'a>(
     first_max(votes.into_iter(), order).map(|votes| votes.first)
 }
 
-/// The largest item; of equal ones the first. (`Iterator::max_by` returns the last.)
+/// The largest item; the first one of a tie. (`Iterator::max_by` returns the last.)
 fn first_max<T>(items: impl Iterator<Item = T>, order: impl Fn(&T, &T) -> Ordering) -> Option<T> {
     items.reduce(|best, item| if order(&item, &best).is_gt() { item } else { best })
 }

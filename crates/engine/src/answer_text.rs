@@ -1,10 +1,10 @@
-//! The text of an answer while its tokens are still coming.
+//! Incremental decoding of an answer's text while its tokens are generated.
 
 use model::Tokenizer;
 
 use crate::error::EngineError;
 
-/// Characters at the end of a text that the next token may change, where a tokenizer removes spaces
+/// Trailing characters that the next token may still change, for tokenizers that remove spaces
 /// before punctuation.
 const UNSETTLED_CHARS: usize = 4;
 
@@ -22,7 +22,7 @@ impl AnswerText {
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<(), EngineError> {
         self.tokens.push(token);
         self.text = tokenizer.decode(&self.tokens)?;
-        // The bytes of a character may be in several tokens.
+        // A character's bytes may span several tokens.
         let mut settled = self.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
         if tokenizer.cleans_up_spaces() {
             let cut = settled.char_indices().rev().nth(UNSETTLED_CHARS - 1);
@@ -32,8 +32,8 @@ impl AnswerText {
         Ok(())
     }
 
-    /// The text that no further token changes: each is a beginning of the next, and of the
-    /// trajectory's text.
+    /// The text that no further token can change. Each return value is a prefix of the next one and
+    /// of the trajectory's text.
     pub fn settled(&self) -> &str {
         self.text.get(..self.settled).unwrap_or_default()
     }

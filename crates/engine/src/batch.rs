@@ -1,4 +1,4 @@
-//! What one batch runs on: the models, and the questions with their own parameters.
+//! The context of a batch: the models, and the questions with their sampling parameters.
 
 use model::{Cache, Probe};
 use tensor::Tensor;
@@ -15,22 +15,22 @@ use crate::sampling_params::SamplingParams;
 pub(crate) struct BatchContext<'a> {
     pub(crate) model: &'a LatentModel,
     pub(crate) reward_model: Option<&'a RewardModel>,
-    /// Scores trajectories by the hidden states that they had.
+    /// Scores trajectories from their hidden states.
     pub(crate) probe: Option<&'a Probe>,
-    /// Copy latents to the host: one transfer a wave.
+    /// Copy latents to the host: one transfer per batch.
     pub(crate) return_latents: bool,
     /// Copy the hidden states that a probe reads to the host.
     pub(crate) return_states: bool,
 }
 
 impl BatchContext<'_> {
-    /// Whether sequences keep the hidden states of their thoughts and answers.
+    /// Whether sequences store the hidden states of their thoughts and answers.
     pub(crate) fn keeps_states(&self) -> bool {
         self.probe.is_some() || self.return_states
     }
 }
 
-/// One question of a batch. Its rows are neighbours and refer to it by its index.
+/// One question of a batch. Its sequences are adjacent and refer to it by index.
 #[derive(Clone, Copy)]
 pub(crate) struct BatchItem<'a> {
     pub(crate) prompt: &'a Prompt,
@@ -44,7 +44,7 @@ pub(crate) struct BatchItem<'a> {
 }
 
 impl<'a> BatchItem<'a> {
-    /// A question whose trajectories think by themselves, without a lens.
+    /// A question without forced thoughts and without a lens.
     pub(crate) fn new(
         prompt: &'a Prompt,
         params: &'a SamplingParams,
@@ -53,28 +53,28 @@ impl<'a> BatchItem<'a> {
         Self { prompt, params, forced_thoughts: &[], lens: None, answer_sampling: None, cancel }
     }
 
-    /// The random numbers of its trajectories.
+    /// The random number keys of its trajectories.
     pub(crate) fn keys(&self) -> PerturbationKeys {
         PerturbationKeys::new(self.params, self.answer_sampling)
     }
 
-    /// Tokens of the prompt.
+    /// Prompt length in tokens.
     pub(crate) fn prompt_len(&self) -> usize {
         self.prompt.tokens.len()
     }
 
-    /// Prompt tokens that are passed once for all rows.
+    /// Prompt tokens that are computed once for all sequences.
     pub(crate) fn shared_tokens(&self) -> usize {
         self.prompt_len() - self.private_tokens()
     }
 
-    /// Prompt tokens that rows with looped latent positions share: whole chunks of slots, and not
-    /// the last token.
+    /// Prompt tokens shared by sequences with looped latent positions: whole chunks of slots,
+    /// excluding the last token.
     pub(crate) fn continued_tokens(&self) -> usize {
         Cache::shareable(self.prompt_len() - 1)
     }
 
-    /// Prompt tokens that every row passes by itself, because dropout makes them differ.
+    /// Prompt tokens that every sequence computes separately, because dropout makes them differ.
     pub(crate) fn private_tokens(&self) -> usize {
         private_tokens(&self.params.perturbation, self.prompt_len())
     }

@@ -1,8 +1,8 @@
-//! Which rows run together: as many as the memory budget holds, in the order of the requests.
+//! Divides sequences into batches: as many per batch as fit the memory budget, in request order.
 //!
-//! A trajectory does not depend on what shares its batch, so the plan changes speed and memory and
-//! nothing else. A question whose rows do not fit at once is split; its prompt is then computed
-//! once for each part.
+//! A trajectory does not depend on the other sequences in its batch, so the plan affects only speed
+//! and memory. A question whose sequences do not fit in one batch is split, and its prompt is
+//! computed once per part.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::reasoner::{LatentModel, RewardModel};
 use crate::sampling_params::{self, AdaptiveSampling};
 use crate::streams;
 
-/// Some rows of one question. Row 0 is the greedy one, if that was asked for.
+/// A range of sequences of one question. Sequence 0 is the greedy one, if requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RowRange {
     /// Index of the question among the plan's items.
@@ -26,39 +26,40 @@ pub(crate) struct RowRange {
     pub(crate) rows: Range<usize>,
 }
 
-/// Cache slots of the reasoner and of the reward model.
+/// KV cache slots of the reasoner and of the reward model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheSlots {
     pub(crate) reasoner: usize,
     pub(crate) reward: usize,
 }
 
-/// Memory of one question, in cache slots and in bytes.
+/// KV memory of one question, in cache slots and in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Footprint {
     prompt_slots: usize,
-    /// Every row has a prompt of its own in the cache.
+    /// Every sequence stores the whole prompt separately in the cache.
     private_prompt: bool,
     row_slots: usize,
     reward_prompt_slots: usize,
     reward_row_slots: usize,
-    /// Taken once, and taken by each row.
+    /// Bytes used once per question; the next field is per sequence.
     pub(crate) shared_bytes: usize,
     pub(crate) row_bytes: usize,
     beam: Option<BeamFootprint>,
 }
 
-/// A beam search of one question.
+/// KV slots of the beam search of one question.
 #[derive(Clone, Copy, Debug, Default)]
 struct BeamFootprint {
     extensions: usize,
     prompts: CacheSlots,
-    /// Beside the prompts, in whole chunks: what it takes after a wave that holds these.
+    /// Slots in addition to the prompts, in whole chunks, when the search starts from a batch that
+    /// already holds the prompts.
     own: CacheSlots,
 }
 
 impl BeamFootprint {
-    /// What it takes by itself.
+    /// Slots including the prompts, for a search that starts from scratch.
     fn slots(&self) -> CacheSlots {
         CacheSlots {
             reasoner: self.prompts.reasoner + self.own.reasoner,
@@ -67,22 +68,22 @@ impl BeamFootprint {
     }
 }
 
-/// The batch: its items, how many rows run at once, and the bytes they may take.
+/// The plan: the items, how many sequences run at once, and their KV memory in bytes.
 pub(crate) struct BatchPlan<'a> {
     items: &'a [BatchItem<'a>],
     footprints: Vec<Footprint>,
     bytes: PositionBytes,
-    /// GPU streams on which waves run concurrently.
+    /// GPU streams on which batches run concurrently.
     streams: usize,
-    /// Rows from which on there is more than one stream.
+    /// Minimum number of sequences for which several streams are used.
     stream_min_rows: usize,
-    /// Rows of a wave; more make it no faster.
+    /// Maximum sequences per batch; larger batches are not faster.
     max_rows: usize,
-    /// Bytes of keys and values on each stream.
+    /// KV memory of each stream in bytes.
     budget: usize,
 }
 
-/// Bytes of one position's keys and values in each cache.
+/// Bytes of the keys and values of one position, in each cache.
 #[derive(Clone, Copy, Debug, Default)]
 struct PositionBytes {
     reasoner: usize,
@@ -108,29 +109,30 @@ impl PositionBytes {
 }
 
 impl Footprint {
-    /// The memory of a question that runs in a context.
+    /// The memory of a question run in a context.
     pub(crate) fn of(context: &BatchContext<'_>, item: &BatchItem<'_>) -> Self {
         Self::new(context, item, PositionBytes::new(context))
     }
 
-    /// Slots that the prompt takes once, beside its rows.
+    /// Slots of the shared prompt, used once per question.
     pub(crate) fn shared_slots(&self) -> usize {
         if self.private_prompt { 0 } else { self.prompt_slots }
     }
 
-    /// Slots of the reasoner that each row takes.
+    /// Slots of the reasoner used by each sequence.
     pub(crate) fn own_slots(&self) -> usize {
         self.row_slots + if self.private_prompt { self.prompt_slots } else { 0 }
     }
 
-    /// Slots of the reward model that so many rows take.
+    /// Slots of the reward model used by `rows` sequences.
     pub(crate) fn reward_slots(&self, rows: usize) -> usize {
         self.reward_prompt_slots + rows * self.reward_row_slots
     }
 
     fn new(context: &BatchContext<'_>, item: &BatchItem<'_>, bytes: PositionBytes) -> Self {
-        let (model, params) = (context.model, item.params);
-        // More thoughts than the context has positions are refused by `check_context`.
+        let model = context.model;
+        let params = item.params;
+        // `check_context` rejects more thoughts than the context has positions.
         let thoughts = params.length.limit().min(model.decoder.config().context);
         let max_new_tokens = params.max_new_tokens.get();
         let answer = row_positions(model, 0, max_new_tokens);
@@ -157,8 +159,8 @@ impl Footprint {
         footprint
     }
 
-    /// What a beam search takes. Its caches hold the paths that are tried at one step, those that
-    /// were kept at each, and the best that finished with the one that replaces them.
+    /// Memory of a beam search. Its caches hold the extensions of one step, the selected beams of
+    /// every step, and the best finished path together with its replacement.
     fn of_search(
         &self,
         context: &BatchContext<'_>,
@@ -169,7 +171,7 @@ impl Footprint {
         let finalists = reward.num_finalists(size);
         let paths = size.extensions() + size.width.get() * thoughts + finalists + 1;
         let answer = row_positions(context.model, 0, item.params.max_new_tokens.get());
-        // Chunks of slots start at whole blocks.
+        // Chunks of slots start at block boundaries.
         let answers = |positions| finalists * Cache::slots_for(positions) + Cache::slots_for(1);
         let prompts = if self.private_prompt { size.extensions() } else { 1 };
         let own = CacheSlots {
@@ -188,13 +190,14 @@ impl Footprint {
 }
 
 impl<'a> BatchPlan<'a> {
-    /// Refuses a request that cannot be run alone: by its parameters, its length, or its memory.
+    /// Rejects a request that cannot run even alone because of its parameters, length or memory.
     pub(crate) fn check(
         context: &BatchContext<'_>,
         item: &BatchItem<'_>,
         budget: usize,
     ) -> Result<(), EngineError> {
-        let (model, params) = (context.model, item.params);
+        let model = context.model;
+        let params = item.params;
         sampling_params::check(params, &model.method)?;
         if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
             return Err(EngineError::NothingToSearch);
@@ -216,15 +219,18 @@ impl<'a> BatchPlan<'a> {
         }
         let bytes = PositionBytes::new(context);
         let footprint = Footprint::new(context, item, bytes);
-        let (id, need) = (item.prompt.id, footprint.shared_bytes + footprint.row_bytes);
+        let id = item.prompt.id;
+        let need = footprint.shared_bytes + footprint.row_bytes;
         let mebibytes = |bytes: usize| bytes.div_ceil(1 << 20);
         if need > budget {
-            let (need, budget) = (mebibytes(need), budget >> 20);
+            let need = mebibytes(need);
+            let budget = budget >> 20;
             return Err(EngineError::Memory { id, need, budget });
         }
         let search = footprint.beam.map_or(0, |beam| bytes.of(beam.slots()));
         if search > budget {
-            let (need, budget) = (mebibytes(search), budget >> 20);
+            let need = mebibytes(search);
+            let budget = budget >> 20;
             return Err(EngineError::BeamMemory { id, need, budget });
         }
         Ok(())
@@ -236,7 +242,8 @@ impl<'a> BatchPlan<'a> {
         items: &'a [BatchItem<'a>],
         budget: usize,
     ) -> Self {
-        let (bytes, device) = (PositionBytes::new(context), context.model.decoder.device());
+        let bytes = PositionBytes::new(context);
+        let device = context.model.decoder.device();
         let mut plan = Self {
             items,
             footprints: items.iter().map(|item| Footprint::new(context, item, bytes)).collect(),
@@ -246,7 +253,7 @@ impl<'a> BatchPlan<'a> {
             max_rows: device.max_batch_rows(),
             budget,
         };
-        // A search takes turns with waves in the caches of a stream, so there is but one.
+        // A search alternates with batches in the caches of one stream, so there is only one.
         let rows: usize = items.iter().map(|item| item.params.rows()).sum();
         let searches = items.iter().any(|item| item.params.beam.is_some());
         if !searches && rows >= plan.stream_min_rows {
@@ -255,7 +262,8 @@ impl<'a> BatchPlan<'a> {
         plan
     }
 
-    /// Divides memory and rows among streams, if each can then hold a row of every question.
+    /// Divides memory and sequences among streams, if each can then hold a sequence of every
+    /// question.
     fn split_among_streams(&mut self, streams: usize) {
         let most = self.footprints.iter().map(|f| f.shared_bytes + f.row_bytes).max().unwrap_or(0);
         if most <= self.budget / streams {
@@ -265,12 +273,12 @@ impl<'a> BatchPlan<'a> {
         }
     }
 
-    /// GPU streams on which waves run concurrently.
+    /// GPU streams on which batches run concurrently.
     pub(crate) fn streams(&self) -> usize {
         self.streams
     }
 
-    /// Bytes that the caches of a stream may take.
+    /// KV memory of each stream in bytes.
     pub(crate) fn budget(&self) -> usize {
         self.budget
     }
@@ -279,8 +287,8 @@ impl<'a> BatchPlan<'a> {
         self.items
     }
 
-    /// The beam search of a question, if a wave with these of its rows holds the search's first
-    /// extensions.
+    /// The beam search of a question, if a batch that contains this range contains all of the
+    /// search's first extensions.
     fn search_after(&self, range: &RowRange) -> Option<&BeamFootprint> {
         let first = usize::from(self.items.get(range.question)?.params.greedy);
         let beam = self.footprints[range.question].beam.as_ref()?;
@@ -288,15 +296,15 @@ impl<'a> BatchPlan<'a> {
         is_held.then_some(beam)
     }
 
-    /// The places of a search's first extensions among these rows of its question; `None` where
-    /// they are not all there.
+    /// Positions of a search's first extensions within this range of its question; `None` if the
+    /// range does not contain all of them.
     pub(crate) fn first_extensions(&self, range: &RowRange) -> Option<Range<usize>> {
         let beam = self.search_after(range)?;
         let first = usize::from(self.items[range.question].params.greedy) - range.rows.start;
         Some(first..first + beam.extensions)
     }
 
-    /// Whether the caches have room for the searches that begin with a wave's rows beside it.
+    /// Whether the caches have room for a batch and for the searches that start from its sequences.
     pub(crate) fn holds_searches(&self, wave: &[RowRange]) -> bool {
         let bytes = |range: &RowRange| {
             let footprint = &self.footprints[range.question];
@@ -306,12 +314,13 @@ impl<'a> BatchPlan<'a> {
         wave.iter().map(bytes).sum::<usize>() <= self.budget
     }
 
-    /// Slots that a wave takes at most, with the searches that begin with its rows where there is
-    /// room for them.
+    /// Maximum slots used by a batch, including the searches that start from its sequences if there
+    /// is room for them.
     pub(crate) fn slots(&self, wave: &[RowRange]) -> CacheSlots {
         let mut slots = CacheSlots::default();
         for range in wave {
-            let (footprint, rows) = (&self.footprints[range.question], range.rows.len());
+            let footprint = &self.footprints[range.question];
+            let rows = range.rows.len();
             slots.reasoner += footprint.shared_slots() + rows * footprint.own_slots();
             slots.reward += footprint.reward_slots(rows);
         }
@@ -324,7 +333,7 @@ impl<'a> BatchPlan<'a> {
         slots
     }
 
-    /// Slots that the beam searches of some questions take by themselves.
+    /// Slots used by the beam searches of some questions, run from scratch.
     pub(crate) fn search_slots(&self, questions: &[usize]) -> CacheSlots {
         let slots = |sum: CacheSlots, &q: &usize| match &self.footprints[q].beam {
             Some(beam) => CacheSlots {
@@ -336,8 +345,8 @@ impl<'a> BatchPlan<'a> {
         questions.iter().fold(CacheSlots::default(), slots)
     }
 
-    /// Groups of as many items as a wave on every stream holds with the rows that `rows` gives for
-    /// each, at least one.
+    /// Groups of items that fit into one batch per stream, given the sequences `rows(item)` of
+    /// each; at least one item per group.
     fn groups(&self, rows: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
         let fits = |group: &Range<usize>| {
             let bytes =
@@ -349,8 +358,8 @@ impl<'a> BatchPlan<'a> {
         split_greedily(0..self.items.len(), fits)
     }
 
-    /// The items in groups that are opened together: all at once, unless the vote of some is looked
-    /// at between rounds of samples.
+    /// Groups of items that run together: a single group, unless some items check their vote
+    /// between rounds of samples.
     pub(crate) fn question_groups(&self) -> Vec<Range<usize>> {
         if self.items.iter().all(|item| item.params.adaptive.is_none()) {
             return std::iter::once(0..self.items.len()).collect();
@@ -362,8 +371,7 @@ impl<'a> BatchPlan<'a> {
         })
     }
 
-    /// Questions with a beam search in groups that run together: those of equal parameters, as many
-    /// as fit.
+    /// Groups of questions whose beam searches run together: equal parameters, as many as fit.
     pub(crate) fn searches(&self, questions: impl Iterator<Item = usize>) -> Vec<Vec<usize>> {
         let searched: Vec<usize> =
             questions.filter(|&q| self.footprints[q].beam.is_some()).collect();
@@ -380,8 +388,8 @@ impl<'a> BatchPlan<'a> {
         groups.into_iter().map(|group| searched[group].to_vec()).collect()
     }
 
-    /// Rows of a wave at most, so that streams end at the same time and no wave is left with the
-    /// remainder of one question.
+    /// Maximum sequences per batch, chosen such that streams finish at the same time and no batch
+    /// is left with the remainder of one question.
     fn max_wave_rows(&self, ranges: &[RowRange]) -> usize {
         let rows: usize = ranges.iter().map(|range| range.rows.len()).sum();
         if self.streams == 1 || rows < self.stream_min_rows {
@@ -394,10 +402,13 @@ impl<'a> BatchPlan<'a> {
         whole.min(self.max_rows)
     }
 
-    /// Rows of some questions in waves that fit, in their order.
+    /// Splits ranges of sequences into batches that fit, preserving their order.
     pub(crate) fn waves(&self, ranges: &[RowRange]) -> Vec<Vec<RowRange>> {
         let max_rows = self.max_wave_rows(ranges);
-        let (mut waves, mut wave, mut used, mut rows) = (Vec::new(), Vec::new(), 0, 0);
+        let mut waves = Vec::new();
+        let mut wave = Vec::new();
+        let mut used = 0;
+        let mut rows = 0;
         for range in ranges {
             let Footprint { shared_bytes, row_bytes, .. } = self.footprints[range.question];
             let mut first = range.rows.start;
@@ -407,20 +418,20 @@ impl<'a> BatchPlan<'a> {
                     let room = self.budget.saturating_sub(used + shared_bytes + search);
                     (room / row_bytes.max(1)).min(left).min(max_rows - rows)
                 };
-                // A search has room beside its wave, unless its question would be split for it.
+                // A batch leaves room for its search unless that would split its question.
                 let part = RowRange { question: range.question, rows: first..range.rows.end };
                 let search = self.search_after(&part).map_or(0, |beam| self.bytes.of(beam.own));
                 let (count, search) = match fitting(search) {
                     count if count < left && wave.is_empty() => (fitting(0), 0),
                     count => (count, search),
                 };
-                // A question that would be split waits for a wave of its own, unless it has one.
+                // A question that would be split starts a new batch, unless the batch is empty.
                 if count < left && !wave.is_empty() {
                     waves.push(std::mem::take(&mut wave));
                     (used, rows) = (0, 0);
                     continue;
                 }
-                // One row always fits: that was checked before the plan was made.
+                // One sequence always fits: this was checked before the plan was made.
                 let end = first + count.max(1);
                 wave.push(RowRange { question: range.question, rows: first..end });
                 used += shared_bytes + count * row_bytes + search;
@@ -432,9 +443,10 @@ impl<'a> BatchPlan<'a> {
     }
 }
 
-/// Splits a range into the longest pieces that fit; a piece of one always does.
+/// Splits a range into the longest pieces that fit; a piece of length one always fits.
 fn split_greedily(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
-    let (mut pieces, mut start) = (Vec::new(), range.start);
+    let mut pieces = Vec::new();
+    let mut start = range.start;
     while start < range.end {
         let mut end = start + 1;
         while end < range.end && fits(&(start..end + 1)) {
@@ -446,7 +458,7 @@ fn split_greedily(range: Range<usize>, fits: impl Fn(&Range<usize>) -> bool) -> 
     pieces
 }
 
-/// Whole chunks of slots.
+/// Rounds up to whole chunks of slots.
 fn round_up(slots: CacheSlots) -> CacheSlots {
     CacheSlots {
         reasoner: Cache::slots_for(slots.reasoner),
@@ -454,18 +466,19 @@ fn round_up(slots: CacheSlots) -> CacheSlots {
     }
 }
 
-/// Positions that a row may have beside its prompt. Answers end with the context, so that no limit
-/// makes them longer.
+/// Maximum positions of a sequence after its prompt. Answers end at the context length, so larger
+/// limits have no effect.
 pub(crate) fn row_positions(model: &LatentModel, thoughts: usize, max_new_tokens: usize) -> usize {
     let context = model.decoder.config().context;
-    // Looped latent positions begin in a chunk of the prompt.
+    // Looped latent positions begin inside a chunk of the prompt.
     let repeated = if model.method.looped.is_some() { Cache::slots_for(1) } else { 1 };
     repeated + thoughts + model.method.end_latent.len() + max_new_tokens.min(context)
 }
 
-/// Refuses forced thoughts that are not of the model's width, or more than the request allows.
+/// Rejects forced thoughts of the wrong width, or more of them than the request allows.
 fn check_forced(model: &LatentModel, item: &BatchItem<'_>) -> Result<(), EngineError> {
-    let (id, params) = (item.prompt.id, item.params);
+    let id = item.prompt.id;
+    let params = item.params;
     let expected = [params.length.limit(), model.decoder.config().width];
     let unfit = |(trajectory, forced): (usize, &Tensor)| {
         let found = [forced.rows(), forced.cols()];
@@ -482,29 +495,32 @@ fn check_forced(model: &LatentModel, item: &BatchItem<'_>) -> Result<(), EngineE
     }
 }
 
-/// Refuses a prompt that leaves no room for an answer after `thoughts` and `more` other positions.
+/// Rejects a prompt that leaves no room for an answer after `thoughts` and `more` other positions.
 pub(crate) fn check_context(
     config: &Config,
     prompt: &Prompt,
     thoughts: usize,
     more: usize,
 ) -> Result<(), EngineError> {
-    let (id, length, context) = (prompt.id, prompt.tokens.len(), config.context);
+    let id = prompt.id;
+    let length = prompt.tokens.len();
+    let context = config.context;
     if length + thoughts + more >= context {
         return Err(EngineError::TooLong { id, prompt: length, thoughts, context });
     }
     Ok(())
 }
 
-/// The same for a reward model that reads a row of `thoughts` with `end` tokens after them, and for
-/// its reference reasoner; both must know the prompt's tokens.
+/// The same check for a reward model that reads a sequence of `thoughts` followed by `end` tokens,
+/// and for its reference reasoner; both must have embeddings for the prompt's tokens.
 fn check_reward_context(
     reward: &RewardModel,
     prompt: &Prompt,
     thoughts: usize,
     end: usize,
 ) -> Result<(), EngineError> {
-    let (config, own) = (reward.decoder.config(), reward.reference_thoughts());
+    let config = reward.decoder.config();
+    let own = reward.reference_thoughts();
     prompt.check_tokens(config.vocab)?;
     let read = reward.positions_read(thoughts, end);
     check_context(config, prompt, thoughts, own + read.saturating_sub(thoughts))?;
@@ -519,7 +535,7 @@ fn check_reward_context(
 mod tests {
     use super::*;
 
-    /// Rows of the waves of questions with so many rows each, on two streams.
+    /// Batch sizes for `questions` questions with `rows` sequences each, on two streams.
     fn waves(questions: usize, rows: usize) -> Vec<usize> {
         let plan = BatchPlan {
             items: &[],

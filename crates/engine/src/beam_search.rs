@@ -1,7 +1,7 @@
 //! Latent beam search: paths of thoughts guided by process rewards (the paper's section 4.2).
 //!
 //! At each step every beam of a question is extended K times; the reward model scores each
-//! extension's new thought; the B extensions of largest cumulative reward go on:
+//! extension's new thought; the B extensions with the largest cumulative reward are selected:
 //!
 //! ```text
 //! R_t     = R_{t-1} + r_t
@@ -10,24 +10,24 @@
 //!           the path of largest outcome reward among the B largest R_T / T
 //! ```
 //!
-//! * The first step extends the empty path B x K times, so that every step tries as many
-//!   extensions.
-//! * Extension j of beam b draws the random numbers of trajectory `b * K + j` at its position;
-//!   beams are numbered by their rank. The result is therefore a function of seed and question
-//!   alone, and with B = K = 1 it is trajectory 0.
-//! * A path ends by its own decision, at its drawn length (inherited from its first extension) or
-//!   at the limit. Finished paths leave the beam and compete by their mean reward; a path without
-//!   thoughts competes only with others like it.
-//! * Equal rewards go to the lower number, among finished paths to the one that finished first, and
+//! * The first step extends the empty path B x K times, so that every step evaluates the same
+//!   number of extensions.
+//! * Extension j of beam b uses the random numbers of trajectory `b * K + j` at its position; beams
+//!   are numbered by rank. The result is therefore a function of seed and question only, and with B
+//!   = K = 1 it is trajectory 0.
+//! * A path ends when the model stops, at its sampled length (inherited from its first extension),
+//!   or at the limit. Finished paths leave the beam and compete by mean reward; a path without
+//!   thoughts competes only with other such paths.
+//! * Ties go to the lower number, among finished paths to the one that finished first, and for
 //!   equal outcome rewards to the larger mean.
 //!
-//! Paths share what they have in common: a beam's thoughts are in the caches once, however many
-//! extensions it has. With dropout an extension is a pass with masks of its own; with noise or
-//! without perturbation one pass serves all K. Where the first extensions are still in the caches
-//! of the wave that made the trajectories of their numbers, the search begins with these
-//! ([`crate::first_expansion`]).
+//! Paths share common prefixes: a beam's thoughts are in the caches once, however many extensions
+//! it has. With dropout every extension is a separate forward pass with its own masks; with noise
+//! or without perturbation one forward pass serves all K. If the first extensions are still in the
+//! caches of the batch that computed the trajectories with their numbers, the search starts from
+//! these ([`crate::first_expansion`]).
 //!
-//! The questions of one search have equal parameters.
+//! All questions of one search have equal parameters.
 
 use std::cmp::Ordering;
 
@@ -65,13 +65,14 @@ pub(crate) struct BeamSearch<'a> {
     pub(crate) sampler: Sampler<'a>,
 }
 
-/// A path in progress, without its sequence while the executor has that.
+/// A path in progress; its sequence is held by the executor.
 #[derive(Clone)]
 struct BeamPath {
     process_rewards: Vec<f32>,
-    /// What the reward model has read of it.
+    /// The reward model's state for the path.
     scored: ScoredPath,
-    /// Whether its last position there is its own; else it is that of the beam it extends.
+    /// Whether its last position in the reward model's cache belongs to this path; otherwise it
+    /// belongs to the beam that it extends.
     owns_scored: bool,
 }
 
@@ -81,13 +82,13 @@ impl BeamPath {
         Self { process_rewards: Vec::new(), scored, owns_scored: false }
     }
 
-    /// The sum of its rewards; negative infinity where one is not finite.
+    /// Sum of rewards; negative infinity if one is not finite.
     fn cumulative(&self) -> f64 {
         let sum: f64 = self.process_rewards.iter().copied().map(f64::from).sum();
         if sum.is_finite() { sum } else { f64::NEG_INFINITY }
     }
 
-    /// The mean of its rewards; negative infinity without thoughts.
+    /// Mean reward; negative infinity without thoughts.
     fn mean(&self) -> f64 {
         match self.process_rewards.len() {
             0 => f64::NEG_INFINITY,
@@ -113,17 +114,18 @@ struct BeamState<'c, 'm> {
     cache: &'c mut Cache,
     reward_cache: &'c mut Cache,
     executor: Executor<'m>,
-    /// Of the executor's sequences, in their order.
+    /// Parallel to the executor's sequences.
     paths: Vec<BeamPath>,
     scorer: ScorerState,
-    /// Finished paths by question, the largest mean first; as many as may yet be chosen.
+    /// Finished paths by question, in descending order of mean reward; only those that may still be
+    /// chosen.
     finished: Vec<Vec<SearchPath>>,
-    /// By question.
+    /// Cost by question.
     costs: Vec<ComputeCost>,
 }
 
 impl BeamState<'_, '_> {
-    /// One step of the executor. The paths of cancelled questions leave.
+    /// Runs one executor step. The paths of cancelled questions are removed.
     fn step(&mut self, sampler: Sampler<'_>) -> Result<(), DeviceError> {
         let cancelled = sampler.cancelled_items();
         if cancelled.contains(&true) {
@@ -149,7 +151,7 @@ impl BeamState<'_, '_> {
 }
 
 impl<'a> BeamSearch<'a> {
-    /// Searches for the best path of every item. `None` for one that was cancelled.
+    /// Searches for the best path of every item; `None` for a cancelled one.
     pub(crate) fn run(
         &self,
         prompts: &[&Prompt],
@@ -169,7 +171,7 @@ impl<'a> BeamSearch<'a> {
         self.search(first, state)
     }
 
-    /// The same for items whose first extensions were made before, in these caches.
+    /// The same for items whose first extensions are already in these caches.
     pub(crate) fn run_from(
         &self,
         start: SearchStart<'_>,
@@ -201,19 +203,20 @@ impl<'a> BeamSearch<'a> {
         self.search(first, state)
     }
 
-    /// A search that has not begun.
+    /// The initial state of a search.
     fn state<'c>(
         &self,
         scorer: ScorerState,
         cache: &'c mut Cache,
         reward_cache: &'c mut Cache,
     ) -> BeamState<'c, 'a> {
-        // A path mostly lives for one position. Prompts are in chunks all the same, so that
-        // attention takes them apart from the rest as it does in other batches.
+        // Most paths exist for one position only. Prompts are still stored in chunks, so that
+        // attention reads them separately from the rest, as in other batches.
         reward_cache.set_slot_granularity(SlotGranularity::Single);
         let mut executor = Executor::aligned(self.context.model, &[]);
         executor.granularity = SlotGranularity::Single;
-        let (items, extensions) = (self.sampler.items.len(), self.size.extensions());
+        let items = self.sampler.items.len();
+        let extensions = self.size.extensions();
         BeamState {
             cache,
             reward_cache,
@@ -225,7 +228,7 @@ impl<'a> BeamSearch<'a> {
         }
     }
 
-    /// Goes on from scored extensions until no path is left to extend.
+    /// Continues from scored extensions until no path is left to extend.
     fn search(
         &self,
         mut extensions: Vec<SearchPath>,
@@ -244,11 +247,11 @@ impl<'a> BeamSearch<'a> {
         self.answer(state)
     }
 
-    /// Scores the thoughts that a step has made. Paths that ended without one leave.
+    /// Scores the thoughts of the last step. Paths that ended without a thought are removed.
     fn score(&self, state: &mut BeamState<'_, 'a>) -> Result<Vec<SearchPath>, DeviceError> {
         let mut extensions = Vec::new();
         for extension in state.take() {
-            // The thought of a path that goes on is the only one that it has not fed.
+            // The only thought that a continuing path has not fed yet.
             let has_new = extension.sequence.thoughts.len() > extension.path.process_rewards.len();
             match has_new {
                 true => extensions.push(extension),
@@ -277,7 +280,7 @@ impl<'a> BeamSearch<'a> {
         self.context.model.decoder.device()
     }
 
-    /// The items' parameters, which are equal.
+    /// The parameters shared by all items.
     fn params(&self) -> &'a SamplingParams {
         self.sampler.items[0].params
     }
@@ -286,7 +289,7 @@ impl<'a> BeamSearch<'a> {
         CostModel { context: self.context, item: self.sampler.items[item] }
     }
 
-    /// The extensions of the empty paths, which are named as samples are.
+    /// The extensions of the empty paths, numbered like samples.
     fn specs(&self) -> Vec<SequenceSpec> {
         let specs = |item: usize| {
             let question = self.sampler.items[item].prompt.id;
@@ -299,15 +302,15 @@ impl<'a> BeamSearch<'a> {
         (0..self.sampler.items.len()).flat_map(specs).collect()
     }
 
-    /// Counts a new thought and its reward.
+    /// Adds the cost of a new thought and its reward.
     fn count_thought(&self, sequence: &SequenceState, state: &mut BeamState<'_, 'a>) {
         let item = sequence.spec.item;
         state.costs[item] += self.cost_model(item).thought();
         state.costs[item] += self.cost_model(item).process_reward(sequence.kv.len());
     }
 
-    /// Ends extensions that are long enough, and keeps the best of the rest: question by question,
-    /// by rank.
+    /// Finishes extensions that reached their length, and selects the best of the rest: by
+    /// question, then by rank.
     fn select(
         &self,
         mut extensions: Vec<SearchPath>,
@@ -317,9 +320,10 @@ impl<'a> BeamSearch<'a> {
         let (finished, mut open): (Vec<SearchPath>, Vec<SearchPath>) =
             extensions.into_iter().partition(|extension| extension.sequence.pending);
         finished.into_iter().for_each(|extension| self.finish(extension, state));
-        open.sort_by(by_rank); // stable: equals stay in the order of their numbers
+        open.sort_by(by_rank); // stable: ties stay in order of their numbers
         let mut taken = vec![0; state.finished.len()];
-        let (mut beams, mut dropped) = (Vec::new(), Vec::new());
+        let mut beams = Vec::new();
+        let mut dropped = Vec::new();
         for extension in open {
             let taken = &mut taken[extension.question()];
             *taken += 1;
@@ -330,7 +334,7 @@ impl<'a> BeamSearch<'a> {
         beams
     }
 
-    /// Makes K sequences of each beam, numbered within their question, that feed its last thought.
+    /// Creates K sequences per beam, numbered within their question, that feed its last thought.
     fn extend(&self, beams: &[SearchPath], state: &mut BeamState<'_, 'a>) {
         let mut numbers = vec![0; state.finished.len()];
         for beam in beams {
@@ -341,7 +345,7 @@ impl<'a> BeamSearch<'a> {
                 sequence.kv = beam.sequence.kv.fork();
                 sequence.spec.id.trajectory = numbers[item];
                 numbers[item] += 1;
-                // Where one pass serves all extensions of a beam, the first makes it.
+                // If one forward pass serves all extensions of a beam, the first extension runs it.
                 if k > 0 && !self.extensions_differ() {
                     sequence.next = NextInput::Fork(first);
                 } else {
@@ -354,12 +358,12 @@ impl<'a> BeamSearch<'a> {
         }
     }
 
-    /// Whether extensions of one beam differ in the pass over its last thought.
+    /// Whether the extensions of one beam differ in the forward pass over its last thought.
     fn extensions_differ(&self) -> bool {
         self.params().perturbation.is_dropout()
     }
 
-    /// Adds a path to the finished ones of its question, of which only the best are kept.
+    /// Adds a path to the finished paths of its question, of which only the best are retained.
     fn finish(&self, candidate: SearchPath, state: &mut BeamState<'_, 'a>) {
         let finished = &mut state.finished[candidate.question()];
         let index = finished.partition_point(|other| other.path.mean() >= candidate.path.mean());
@@ -369,7 +373,7 @@ impl<'a> BeamSearch<'a> {
         worst.into_iter().for_each(|candidate| self.discard(candidate, state));
     }
 
-    /// Releases the last positions of a path that is not continued, where they are its own.
+    /// Releases the last positions of a discarded path, if they are not shared.
     fn discard(&self, candidate: SearchPath, state: &mut BeamState<'_, 'a>) {
         if candidate.path.owns_scored {
             state.reward_cache.release_last(candidate.path.scored.sequence);
@@ -417,8 +421,10 @@ impl<'a> BeamSearch<'a> {
         let mut costs = state.costs;
         for SearchPath { sequence, path } in finalists.drain(..) {
             let item = sequence.spec.item;
-            let (cost_model, best) = (self.cost_model(item), &mut outputs[item]);
-            let (thoughts, tokens) = (sequence.thoughts.len(), sequence.tokens);
+            let cost_model = self.cost_model(item);
+            let best = &mut outputs[item];
+            let thoughts = sequence.thoughts.len();
+            let tokens = sequence.tokens;
             let start = self.sampler.items[item].prompt_len() + thoughts;
             let fed = start - usize::from(sequence.limit == Some(thoughts));
             // The last token is decoded, not fed.
@@ -440,7 +446,7 @@ impl<'a> BeamSearch<'a> {
     }
 }
 
-/// Question by question, the largest cumulative reward first.
+/// Orders by question, then by descending cumulative reward.
 fn by_rank(a: &SearchPath, b: &SearchPath) -> Ordering {
     let by_reward = || b.path.cumulative().total_cmp(&a.path.cumulative());
     a.question().cmp(&b.question()).then_with(by_reward)

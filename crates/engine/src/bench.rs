@@ -1,4 +1,4 @@
-//! The stages on prompts of random tokens, for measuring.
+//! Benchmarks of the stages on prompts of random tokens.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -17,22 +17,22 @@ use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
 use crate::wave::WaveCaches;
 
-/// What a run took.
+/// Times and operation counts of a benchmark run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BenchResult {
-    /// Time by stage, and from start to end.
+    /// Seconds per stage, and in total.
     pub seconds: StageSeconds,
     /// Floating-point operations of the algorithm.
     pub flops: f64,
-    /// Rows that answered.
+    /// Number of trajectories.
     pub trajectories: usize,
-    /// Rollouts from their thoughts.
+    /// Number of rollouts.
     pub rollouts: usize,
-    /// Seconds that the rollouts took.
+    /// Seconds spent on rollouts.
     pub rollout_seconds: f64,
 }
 
-/// A model that can be measured again and again; its caches are kept.
+/// A benchmark of one model. Its caches are reused between runs.
 pub struct EngineBench<'a> {
     context: BatchContext<'a>,
     params: SamplingParams,
@@ -42,7 +42,7 @@ pub struct EngineBench<'a> {
 }
 
 impl<'a> EngineBench<'a> {
-    /// Prepares to measure with `memory` bytes of keys and values.
+    /// Creates a benchmark with `memory` bytes of KV cache.
     pub fn new(
         model: &'a LatentModel,
         reward_model: Option<&'a RewardModel>,
@@ -56,11 +56,12 @@ impl<'a> EngineBench<'a> {
             return_latents: false,
             return_states: false,
         };
-        let (streams, rollout_streams) = (Vec::new(), Vec::new());
+        let streams = Vec::new();
+        let rollout_streams = Vec::new();
         Self { context, params, memory, streams, rollout_streams }
     }
 
-    /// Passes all prompts through the stages once.
+    /// Runs all prompts through all stages once.
     pub fn run(&mut self, prompts: &[Prompt]) -> Result<BenchResult, EngineError> {
         let Self { context, params, memory, .. } = *self;
         let start = Instant::now();
@@ -81,8 +82,8 @@ impl<'a> EngineBench<'a> {
                 let costs = CostModel { context, item: items[range.question] };
                 let first = if range.rows.start == 0 { costs.prompt() } else { Default::default() };
                 let mut cost: ComputeCost = first;
-                // Mostly all rows are alike, and the time of counting them is part of what is
-                // measured.
+                // Most sequences have equal lengths, and counting the operations is part of the
+                // measured time.
                 let lengths = |row: &FinishedSequence| (row.thoughts, row.tokens.len());
                 for alike in rows.chunk_by(|a, b| lengths(a) == lengths(b)) {
                     let (thoughts, tokens) = lengths(&alike[0]);
@@ -97,7 +98,8 @@ impl<'a> EngineBench<'a> {
         Ok(result)
     }
 
-    /// Labels the thoughts of all prompts once, each by so many rollouts; no question is left out.
+    /// Labels the thoughts of all prompts once, with `rollouts` rollouts per thought; no question
+    /// is skipped.
     pub fn annotate(
         &mut self,
         prompts: &[Prompt],
@@ -122,7 +124,7 @@ impl<'a> EngineBench<'a> {
             result.rollouts += annotated.rollouts;
             Ok::<(), EngineError>(())
         })?;
-        // Streams ran concurrently: each has its part of the time.
+        // Streams ran concurrently: each is attributed its share of the time.
         let part = 1.0 / states.len() as f64;
         for state in states {
             let RolloutCost { seconds, rollout_seconds, cost } = streams::lock(state).cost;

@@ -1,4 +1,5 @@
-//! The work of a question, counted from lengths: the same on every machine and in every batch.
+//! Floating-point operations and steps of a question, computed from lengths only: independent of
+//! machine and batching.
 
 use std::ops::Range;
 
@@ -6,7 +7,7 @@ use crate::batch::{BatchContext, BatchItem};
 use crate::method::{LatentLength, LatentLoop};
 use crate::reply::ComputeCost;
 
-/// Counts the work of one question's stages.
+/// Computes the cost of the stages of one question.
 #[derive(Clone, Copy)]
 pub(crate) struct CostModel<'a> {
     pub(crate) context: BatchContext<'a>,
@@ -14,13 +15,13 @@ pub(crate) struct CostModel<'a> {
 }
 
 impl CostModel<'_> {
-    /// The prompt, computed once a question and round however the rows are batched.
+    /// The prompt, counted once per question and round however the sequences are batched.
     pub(crate) fn prompt(&self) -> ComputeCost {
         let prompt = self.item.prompt_len();
         let model = self.context.model.decoder.flops_for(0..prompt - self.item.private_tokens());
         let reward = self.context.reward_model.map_or(0.0, |reward| {
             let thoughts = reward.reference_thoughts();
-            // The last thought of the trace is made, not fed.
+            // The last thought of the trace is computed but not fed.
             let trace = reward.reference.as_ref().map_or(0.0, |reference| {
                 reference.decoder.flops_for(0..prompt + thoughts - 1)
                     + thoughts as f64 * reference.head.flops(&reference.decoder)
@@ -30,10 +31,11 @@ impl CostModel<'_> {
         ComputeCost { steps: 0, flops: model + reward }
     }
 
-    /// One row with so many thoughts and answer tokens.
+    /// One sequence with `thoughts` thoughts and `answer` answer tokens.
     pub(crate) fn row(&self, thoughts: usize, answer: usize) -> ComputeCost {
         let BatchContext { model, reward_model, .. } = self.context;
-        let (prompt, end) = (self.item.prompt_len(), model.method.end_latent.len());
+        let prompt = self.item.prompt_len();
+        let end = model.method.end_latent.len();
         let positions = thoughts + end + answer;
         // The last answer token is decoded, not fed.
         let fed = prompt - self.item.private_tokens()..prompt + positions - 1;
@@ -53,8 +55,8 @@ impl CostModel<'_> {
         ComputeCost { steps: steps as u64, flops }
     }
 
-    /// A rollout from thought `given`, which it feeds again, with so many more thoughts and answer
-    /// tokens.
+    /// A rollout from thought `given`, which is fed again, with `thoughts` more thoughts and
+    /// `answer` answer tokens.
     pub(crate) fn rollout(&self, given: usize, thoughts: usize, answer: usize) -> ComputeCost {
         let model = self.context.model;
         let from = self.item.prompt_len() + given - 1;
@@ -63,7 +65,7 @@ impl CostModel<'_> {
         ComputeCost { steps: steps as u64, flops }
     }
 
-    /// Operations of the latent head, and of the LM head wherever a token is read.
+    /// Operations of the latent head, and of the LM head for every decoded token.
     fn heads(&self, thoughts: usize, answer: usize) -> f64 {
         let model = self.context.model;
         let logits = model.decoder.flops_per_logits();
@@ -75,9 +77,9 @@ impl CostModel<'_> {
     }
 }
 
-/// The parts of a beam search.
+/// The cost of the parts of a beam search.
 impl CostModel<'_> {
-    /// The prompt, and what each of the first extensions passes of it by itself.
+    /// The prompt, including the part that each of the first extensions computes separately.
     pub(crate) fn search_prompt(&self, extensions: usize) -> ComputeCost {
         let prompt = self.item.prompt_len();
         let private = prompt - self.item.private_tokens()..prompt;
@@ -86,18 +88,18 @@ impl CostModel<'_> {
         ComputeCost { flops: shared.flops + extensions as f64 * private, ..shared }
     }
 
-    /// A thought made of a hidden state.
+    /// Computing a thought from a hidden state.
     pub(crate) fn thought(&self) -> ComputeCost {
         ComputeCost { steps: 1, flops: self.heads(1, 0) }
     }
 
-    /// A pass of the reasoner over one thought at a position.
+    /// A forward pass of the reasoner over one thought at `position`.
     pub(crate) fn pass(&self, position: usize) -> ComputeCost {
         let flops = self.context.model.decoder.flops_for(position..position + 1);
         ComputeCost { steps: 0, flops }
     }
 
-    /// The process reward of one thought at a position.
+    /// The process reward of one thought at `position`.
     pub(crate) fn process_reward(&self, position: usize) -> ComputeCost {
         let flops = self.context.reward_model.map_or(0.0, |reward| {
             let position = position + reward.reference_thoughts();
@@ -106,7 +108,8 @@ impl CostModel<'_> {
         ComputeCost { steps: 0, flops }
     }
 
-    /// The outcome reward of a path: its answer, after the thoughts that were read in the search.
+    /// The outcome reward of a path: reading its answer after the thoughts, which the search has
+    /// already scored.
     pub(crate) fn outcome_reward(&self, thoughts: usize, answer: usize) -> ComputeCost {
         let BatchContext { model, reward_model, .. } = self.context;
         let flops = reward_model.map_or(0.0, |reward| {
@@ -118,7 +121,7 @@ impl CostModel<'_> {
         ComputeCost { steps: 0, flops }
     }
 
-    /// What is fed after the search, at such positions, and an answer of so many tokens.
+    /// Feeding the positions `fed` after the search, and decoding an answer of `tokens` tokens.
     pub(crate) fn answer(&self, fed: Range<usize>, tokens: usize) -> ComputeCost {
         let model = self.context.model;
         let steps = (model.method.end_latent.len() + tokens) as u64;

@@ -1,11 +1,12 @@
-//! The engine: requests in, replies out, over waves of rows that fit the memory.
+//! The engine: runs requests in batches of sequences that fit the memory.
 //!
 //! ```text
 //! question -> prompt -> prefix -> N trajectories -> answers -> rewards -> vote
 //! ```
 //!
-//! Rows of unlike requests share waves and passes. The vote is a pure function of the trajectories
-//! ([`aggregate`]), so that one reply at N holds those of every smaller N and of every rule.
+//! Sequences of requests with different parameters share batches and forward passes. The vote is a
+//! pure function of the trajectories ([`aggregate`]), so one reply with N samples contains the
+//! results of every smaller N and of every rule.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, Range};
@@ -34,8 +35,8 @@ use crate::wave::{FinishedRanges, WaveCaches};
 #[cfg(test)]
 pub(crate) mod tests;
 
-/// A reasoner, perhaps a reward model, and the memory they may use. Cheap to clone; clones share
-/// the models.
+/// A reasoner, an optional reward model, and a KV memory budget. Cheap to clone; clones share the
+/// models.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -59,31 +60,31 @@ pub struct Engine {
     probe: Option<Arc<Probe>>,
     return_states: bool,
     memory: usize,
-    /// A run's caches for the next one, of these models and on a processor: the operating system
-    /// clears all memory that it gives, page by page. A GPU's memory is given back.
+    /// On a CPU, the caches of the last run, reused by the next one because the operating system
+    /// zeroes fresh memory page by page. A GPU's memory is released instead.
     spare: Arc<StreamState<WaveCaches>>,
 }
 
 impl Engine {
-    /// Bytes of keys and values unless told otherwise: with a model of GPT-2's size the process
-    /// stays well under 3 GiB.
+    /// Default KV memory in bytes: with a model of GPT-2's size the process stays well under 3 GiB.
     pub const DEFAULT_MEMORY: usize = 1 << 30;
 
     /// An engine without a reward model.
     pub fn new(reasoner: impl Into<Arc<Reasoner>>) -> Self {
-        let (memory, spare) = (Self::DEFAULT_MEMORY, Arc::default());
+        let memory = Self::DEFAULT_MEMORY;
+        let spare = Arc::default();
         let reasoner = reasoner.into();
         Self { reasoner, reward_model: None, probe: None, return_states: false, memory, spare }
     }
 
-    /// Scores every trajectory by its hidden states, as the signal `probe`. The probe must be one
-    /// for states of the reasoner's width.
+    /// Scores every trajectory from its hidden states, as the signal `probe`. The probe must be for
+    /// states of the reasoner's width.
     #[must_use]
     pub fn with_probe(self, probe: impl Into<Arc<Probe>>) -> Self {
         Self { probe: Some(probe.into()), ..self }
     }
 
-    /// The same engine, which also returns the hidden states that a probe reads
+    /// Also returns the hidden states that a probe reads
     /// ([`Trajectory::states`](crate::Trajectory::states)).
     #[must_use]
     pub fn with_states(self) -> Self {
@@ -96,44 +97,45 @@ impl Engine {
         Self { reward_model: Some(model.into()), spare: Arc::default(), ..self }
     }
 
-    /// The same reasoner without its reward model: trajectories are not scored.
+    /// Removes the reward model: trajectories are not scored.
     #[must_use]
     pub fn without_reward_model(self) -> Self {
         Self { reward_model: None, spare: Arc::default(), ..self }
     }
 
-    /// Bounds the bytes of keys and values on the device. It changes speed, never results.
+    /// Sets the KV memory budget in bytes. It affects speed, never results.
     #[must_use]
     pub fn with_memory(self, bytes: usize) -> Self {
         Self { memory: bytes, ..self }
     }
 
-    /// The model that thinks.
+    /// The reasoner.
     pub fn reasoner(&self) -> &Reasoner {
         &self.reasoner
     }
 
-    /// The model that scores, if there is one.
+    /// The reward model, if any.
     pub fn reward_model(&self) -> Option<&RewardModel> {
         self.reward_model.as_deref()
     }
 
-    /// The probe that scores hidden states, if there is one.
+    /// The probe, if any.
     pub fn probe(&self) -> Option<&Probe> {
         self.probe.as_deref()
     }
 
-    /// The bytes of keys and values that may be used.
+    /// The KV memory budget in bytes.
     pub fn memory(&self) -> usize {
         self.memory
     }
 
-    /// The reasoner's default parameters, to be changed as needed.
+    /// The reasoner's default parameters.
     pub fn default_params(&self) -> SamplingParams {
         SamplingParams::defaults_for(&self.reasoner.method)
     }
 
-    /// Refuses the first request that cannot be run: by its parameters, its length, or its memory.
+    /// Returns the error of the first request that cannot run because of its parameters, length or
+    /// memory.
     pub fn check(&self, requests: &[Request]) -> Result<(), EngineError> {
         requests.iter().try_for_each(|request| self.admit(request).map(drop))
     }
@@ -147,11 +149,11 @@ impl Engine {
         self.solve_prompt(self.admit(request)?, request)
     }
 
-    /// Runs requests together and hands over each one's reply as soon as it is complete, in the
-    /// order of the requests and with its index.
+    /// Runs requests together and passes each reply to `take` as soon as it is complete, in request
+    /// order and with the request's index.
     ///
-    /// A request that cannot be run, or that is cancelled before its reply is handed over, is
-    /// handed over as an error and does not keep the others.
+    /// A request that cannot be run, or that is cancelled before its reply is complete, yields an
+    /// error and does not affect the others.
     ///
     /// # Errors
     ///
@@ -161,7 +163,8 @@ impl Engine {
         requests: &[Request],
         take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (mut prompts, mut rejected) = (Vec::new(), VecDeque::new());
+        let mut prompts = Vec::new();
+        let mut rejected = VecDeque::new();
         for (index, request) in requests.iter().enumerate() {
             match self.admit(request) {
                 Ok(prompt) => prompts.push((index, prompt)),
@@ -171,13 +174,14 @@ impl Engine {
         self.run_admitted(requests, &prompts, rejected, take)
     }
 
-    /// Runs one request with a prompt that was admitted.
+    /// Runs one request whose prompt was already checked.
     pub(crate) fn solve_prompt(
         &self,
         prompt: Prompt,
         request: &Request,
     ) -> Result<Reply, EngineError> {
-        let (mut reply, requests) = (None, std::slice::from_ref(request));
+        let mut reply = None;
+        let requests = std::slice::from_ref(request);
         let take = |_, result| -> Result<(), EngineError> {
             reply = Some(result?);
             Ok(())
@@ -206,7 +210,7 @@ impl Engine {
             while rejected.front().is_some_and(|(earlier, _)| *earlier < index) {
                 rejected.pop_front().map_or(Ok(()), |(i, error)| take(i, Err(error)))?;
             }
-            // A row that was cancelled has ended with what it had: its reply is not complete.
+            // A cancelled sequence ends early: the reply is incomplete.
             let Request { id, cancel, .. } = &requests[index];
             let cancelled = cancel.is_cancelled();
             take(index, if cancelled { Err(EngineError::Cancelled { id: *id }) } else { reply })
@@ -228,19 +232,20 @@ impl Engine {
         rejected.into_iter().try_for_each(|(index, error)| take(index, Err(error)))
     }
 
-    /// Runs requests on a thread of their own and iterates over their replies, in the order of the
-    /// requests. Dropping the iterator cancels what is left.
+    /// Runs requests on a separate thread and iterates over their replies in request order.
+    /// Dropping the iterator cancels the remaining requests.
     pub fn stream(&self, mut requests: Vec<Request>) -> Replies {
         // The caller's tokens may be shared with other requests: only children are cancelled.
         let stop = CancelToken::default();
         let token = |own: &CancelToken| own.joined(&stop);
         requests.iter_mut().for_each(|request| request.cancel = token(&request.cancel));
-        let (engine, (sender, receiver)) = (self.clone(), sync_channel(1));
+        let engine = self.clone();
+        let (sender, receiver) = sync_channel(1);
         let worker = std::thread::spawn(move || {
             let run = engine
                 .run(&requests, |_, reply| sender.send(reply).map_err(|_| StreamEnd::Dropped));
             if let Err(StreamEnd::Failed(error)) = run {
-                // Nobody is left to tell where the receiver is gone.
+                // If the receiver is gone, the error has no recipient.
                 let _ = sender.send(Err(error));
             }
         });
@@ -257,14 +262,14 @@ impl Engine {
         }
     }
 
-    /// The prompt of a request that can be run.
+    /// Checks a request and returns its prompt.
     fn admit(&self, request: &Request) -> Result<Prompt, EngineError> {
         let prompt = Prompt::new(&self.reasoner, request.id, &request.question)?;
         self.check_item(&request.item(&prompt), self.memory)?;
         Ok(prompt)
     }
 
-    /// Refuses a question that cannot be run in so many bytes.
+    /// Rejects a question that cannot be run in `memory` bytes.
     pub(crate) fn check_item(
         &self,
         item: &BatchItem<'_>,
@@ -273,9 +278,9 @@ impl Engine {
         BatchPlan::check(&self.context(), item, memory)
     }
 
-    /// The rule that chooses a reply's answer unless the request names one: outcome rewards have a
-    /// scale that means something and weigh votes as they are; process rewards have none and are
-    /// normalised; without rewards, the probe's scores weigh votes, or it is the plain majority.
+    /// The voting rule for requests that specify none. Outcome rewards are calibrated and weight
+    /// votes directly; process rewards are not and are normalized; without rewards, the probe's
+    /// scores weight the votes, and without a probe the plain majority decides.
     pub fn default_rule(&self) -> Rule {
         match self.reward_model() {
             Some(model) if model.outcome_head.is_some() => Rule::WEIGHTED,
@@ -285,14 +290,15 @@ impl Engine {
         }
     }
 
-    /// The rule of a request: its own, the learned one if it has a calibration, or the default.
+    /// The rule of a request: the specified one, else the calibrated one if the request has a
+    /// calibration, else the default.
     pub(crate) fn rule_of(&self, params: &SamplingParams) -> Rule {
         let learned = params.vote.calibration.map(|_| Rule::CALIBRATED);
         params.rule.or(learned).unwrap_or_else(|| self.default_rule())
     }
 }
 
-/// Why a stream's run ended early.
+/// The reason that a stream's run ended early.
 enum StreamEnd {
     Dropped,
     Failed(EngineError),
@@ -324,14 +330,14 @@ impl Drop for Replies {
         self.stop.cancel();
         self.receiver = None;
         if let Some(worker) = self.worker.take() {
-            // A panic was printed by the thread itself; there is no one to hand it to here.
+            // The thread has already printed its panic; it cannot be propagated from here.
             let _ = worker.join();
         }
     }
 }
 
-/// The streams of a run, the first of which has the caches that the engine has to spare, and leaves
-/// it its own.
+/// The streams of a run. The first one takes over the engine's spare caches and returns its caches
+/// at the end.
 struct RunStreams<'a> {
     engine: &'a Engine,
     streams: Vec<StreamState<WaveCaches>>,
@@ -362,7 +368,7 @@ impl Drop for RunStreams<'_> {
     }
 }
 
-/// Gathers the rows of the open questions and makes replies of them, in the order of the questions.
+/// Collects the sequences of open questions and builds replies from them, in question order.
 struct Collector<'a> {
     engine: &'a Engine,
     context: BatchContext<'a>,
@@ -371,7 +377,7 @@ struct Collector<'a> {
     stream: &'a StreamState<WaveCaches>,
     seconds: StageSeconds,
     states: VecDeque<QuestionState>,
-    /// The question of the first state.
+    /// Index of the question of the first state.
     first: usize,
 }
 
@@ -385,7 +391,8 @@ impl<'a> Collector<'a> {
         plan: &'a BatchPlan<'a>,
         stream: &'a StreamState<WaveCaches>,
     ) -> Self {
-        let (seconds, states) = (StageSeconds::default(), VecDeque::new());
+        let seconds = StageSeconds::default();
+        let states = VecDeque::new();
         Self { engine, context, plan, stream, seconds, states, first: 0 }
     }
 
@@ -399,10 +406,11 @@ impl<'a> Collector<'a> {
         self.states = questions.map(state).collect();
     }
 
-    /// The next rows of every question whose vote is still open.
+    /// The next sequences of every question whose vote is still undecided.
     fn next_round(&mut self) -> Vec<RowRange> {
         let states = self.states.iter_mut().enumerate().filter(|(_, state)| !state.done);
-        let (first, items) = (self.first, self.plan.items());
+        let first = self.first;
+        let items = self.plan.items();
         let range = |(i, state): (usize, &mut QuestionState)| {
             state.round = state.next_rows(items[first + i].params);
             RowRange { question: first + i, rows: state.round.clone() }
@@ -410,8 +418,8 @@ impl<'a> Collector<'a> {
         states.map(range).collect()
     }
 
-    /// Adds the rows of a wave to their questions: side by side, since decoding answers and
-    /// comparing thoughts takes one core longer than it takes a GPU to compute them.
+    /// Adds the sequences of a batch to their questions, in parallel: on one core, decoding answers
+    /// and comparing thoughts takes longer than computing them on a GPU.
     fn collect(
         &mut self,
         wave: &[RowRange],
@@ -420,8 +428,8 @@ impl<'a> Collector<'a> {
     ) -> Result<(), EngineError> {
         self.seconds += seconds;
         let first = self.first;
-        // A wave has a question once, and questions in their order. A cancelled question may have
-        // been handed over before the waves of its last rows.
+        // A batch contains a question at most once, and questions in order. A cancelled question
+        // may have been handed over before the batches of its last sequences.
         let open = |(range, _): &(&RowRange, Vec<_>)| range.question >= first;
         let mut ranges = wave.iter().zip(done).filter(open).peekable();
         let states = self.states.iter_mut().enumerate();
@@ -430,7 +438,8 @@ impl<'a> Collector<'a> {
                 Some((state, ranges.next_if(|(range, _)| range.question == first + i)?))
             })
             .collect();
-        let (engine, items) = (self.engine, self.plan.items());
+        let engine = self.engine;
+        let items = self.plan.items();
         let collect = |(state, (range, rows)): (&mut QuestionState, (&RowRange, Vec<_>))| {
             let of = QuestionContext { engine, item: items[range.question] };
             state.add_rows(of, &range.rows, rows)
@@ -439,7 +448,7 @@ impl<'a> Collector<'a> {
         device.run(|| work.into_par_iter().try_for_each(collect))
     }
 
-    /// The questions that are complete and have no open one before them.
+    /// Removes the complete questions that have no open question before them.
     fn take_finished(&mut self) -> Result<Vec<Finished>, EngineError> {
         let ready = self.states.iter().take_while(|state| state.done).count();
         let complete: Vec<QuestionState> = self.states.drain(..ready).collect();

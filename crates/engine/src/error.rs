@@ -1,25 +1,27 @@
-//! Every way in which a request, a model or a checkpoint can be unfit.
+//! Errors of the engine: invalid checkpoints, models and requests.
+//!
+//! Messages are one line, lower case, and end with the remedy.
 
 use std::path::PathBuf;
 
 use crate::family::Family;
 
-/// Why the engine could not do what it was asked to.
+/// An error from loading a model or from running a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A checkpoint, a configuration or a tokenizer could not be read.
+    /// A checkpoint, a configuration or a tokenizer could not be loaded.
     #[error(transparent)]
     Model(#[from] model::ModelError),
 
-    /// The device refused.
+    /// A device operation failed.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
 
-    /// Nothing in the checkpoint says which family it is.
+    /// The family can be inferred neither from config.json nor from the tensors and tokens.
     #[error(
-        "{}: not recognised as a latent reasoner: no projector, mean head or projection head, and \
-         no {} token; name its family, one of {}",
+        "{}: not recognized as a latent reasoner: no projector, mean head or projection head, and \
+         no {} token; specify its family, one of {}",
         dir.display(), "<|start-latent|>", Family::names()
     )]
     Unrecognised {
@@ -27,30 +29,30 @@ pub enum EngineError {
         dir: PathBuf,
     },
 
-    /// config.json names a family that there is not.
+    /// config.json names an unknown family.
     #[error(
-        "{}: field `latent_tts.family` is `{name}`, and there is no such family; write one of {}",
+        "{}: field `latent_tts.family` is `{name}`, an unknown family; use one of {}",
         dir.join("config.json").display(), Family::names()
     )]
     UnknownFamily {
         /// The checkpoint directory.
         dir: PathBuf,
-        /// What it names.
+        /// The value of the field.
         name: String,
     },
 
-    /// Thoughts of open length in a family without a token that ends them.
+    /// Open-ended thoughts in a family without an end-of-thought token.
     #[error(
-        "{family} has no token that ends thoughts, so that thoughts of open length would never \
-         end; give a fixed number"
+        "{family} has no end-of-thought token, so open-ended thoughts would never stop; pass a \
+         fixed number of thoughts"
     )]
     EndlessThoughts {
         /// The family.
         family: Family,
     },
 
-    /// Hidden states of a layer that the model does not have.
-    #[error("there is no layer {layer}; use 0 for the inputs to {layers} for the last block")]
+    /// The hidden states of a layer that the model does not have were requested.
+    #[error("no layer {layer}; use 0 (the input embeddings) to {layers} (the last block)")]
     UnknownLayer {
         /// The requested layer.
         layer: usize,
@@ -58,10 +60,10 @@ pub enum EngineError {
         layers: usize,
     },
 
-    /// A perturbation of thoughts where there are none.
+    /// A perturbation of thoughts in a run without thoughts.
     #[error(
-        "there are no thoughts to perturb: without thoughts, which is the default of {family}, \
-         trajectories differ by sampled tokens, or by dropout that reaches the answer"
+        "no thoughts to perturb: without thoughts (the default for {family}), trajectories differ \
+         only by token sampling or by dropout that also applies to the answer"
     )]
     NothingToPerturb {
         /// The family.
@@ -70,17 +72,17 @@ pub enum EngineError {
 
     /// Gumbel noise on thoughts that are not mixtures.
     #[error(
-        "gumbel noise, sampled mixtures and Cold Stop are for thoughts that are mixtures of token \
-         embeddings, and those of {family} are not; perturb them by dropout or noise"
+        "gumbel noise, sampled mixtures and Cold Stop apply only to thoughts that are mixtures of \
+         token embeddings, and those of {family} are not; use dropout or noise"
     )]
     NothingToMix {
         /// The family.
         family: Family,
     },
 
-    /// A beam search or rollouts over thoughts that are computed together.
+    /// A beam search or rollouts in a family that computes all thoughts in parallel.
     #[error(
-        "the thoughts of {family} are computed in parallel, so that none of them can be extended; \
+        "{family} computes its thoughts in parallel, so partial trajectories cannot be extended; \
          sample trajectories without beam search and rollouts"
     )]
     ParallelThoughts {
@@ -88,53 +90,52 @@ pub enum EngineError {
         family: Family,
     },
 
-    /// Thoughts were given to a request that has none.
+    /// Forced thoughts in a request that runs without thoughts.
     #[error(
-        "there are no thoughts to replace: {family} answers without any here; take a latent \
-         reasoner, or allow it thoughts"
+        "no thoughts to replace: {family} runs without thoughts here; use a latent reasoner, or \
+         allow thoughts"
     )]
     NothingToReplace {
         /// The family.
         family: Family,
     },
 
-    /// Forced thoughts that the model cannot be fed.
+    /// Forced thoughts of an invalid shape.
     #[error(
-        "question {id}: the thoughts to feed trajectory {trajectory} are {found:?} (thoughts, \
-         width); the request allows at most {expected:?}"
+        "question {id}: the forced thoughts of trajectory {trajectory} have shape {found:?} \
+         (thoughts, width); the request allows at most {expected:?}"
     )]
     ForcedShape {
         /// The request's id.
         id: u32,
-        /// The trajectory's number.
+        /// Index of the trajectory within the question.
         trajectory: usize,
-        /// Their shape.
+        /// The shape that was passed: thoughts, width.
         found: [usize; 2],
-        /// The most thoughts, and the model's width.
+        /// The maximum number of thoughts, and the model's width.
         expected: [usize; 2],
     },
 
-    /// A beam search computes its thoughts.
-    #[error("question {id}: a beam search cannot be fed thoughts; leave one of the two out")]
+    /// A beam search was combined with forced thoughts.
+    #[error(
+        "question {id}: beam search cannot be combined with forced thoughts; remove one of them"
+    )]
     ForcedSearch {
         /// The request's id.
         id: u32,
     },
 
-    /// A reward model was given where a reasoner belongs.
-    #[error(
-        "{}: this is a reward model (it has a head that scores) where a reasoner belongs",
-        dir.display()
-    )]
+    /// A reward model was passed instead of a reasoner.
+    #[error("{}: this is a reward model (it has a scoring head); pass a reasoner", dir.display())]
     RewardModelAsReasoner {
         /// The checkpoint directory.
         dir: PathBuf,
     },
 
-    /// A reasoner was given where a reward model belongs.
+    /// A reasoner was passed instead of a reward model.
     #[error(
-        "{}: no tensor `classifier.weight`, `score.weight` or `compare.out.weight`, so this is not \
-         a reward model",
+        "{}: not a reward model: no tensor `classifier.weight`, `score.weight` or \
+         `compare.out.weight`",
         dir.display()
     )]
     NotARewardModel {
@@ -144,46 +145,47 @@ pub enum EngineError {
 
     /// The reward model has no embedding for some of the reasoner's tokens.
     #[error(
-        "the reward model reads answers in a vocabulary of {reads} tokens and the reasoner has \
-         {says}; a reward model that reads answers belongs to the reasoner it was made from"
+        "the reward model's vocabulary has {reads} tokens and the reasoner's has {says}; a reward \
+         model that scores answers works only with the reasoner it was trained for"
     )]
     UnreadableAnswers {
-        /// The reward model's vocabulary.
+        /// Vocabulary size of the reward model.
         reads: usize,
-        /// The reasoner's.
+        /// Vocabulary size of the reasoner.
         says: usize,
     },
 
-    /// The reward model's reference reasoner is neither the reasoner nor where it was.
+    /// The reward model's reference reasoner is neither the loaded reasoner nor at its recorded
+    /// path.
     #[error(
-        "{}: its reference reasoner is not the reasoner, and not at {}; put it there, or use the \
-         reasoner that the reward model was trained with",
+        "{}: its reference reasoner is not the loaded reasoner and was not found at {}; put it \
+         there, or use the reasoner that the reward model was trained with",
         dir.display(),
         path.display()
     )]
     MissingReference {
         /// The reward model's directory.
         dir: PathBuf,
-        /// Where the reference reasoner was.
+        /// The recorded path of the reference reasoner.
         path: PathBuf,
     },
 
-    /// The reward model's reference reasoner does not fit it.
+    /// The reference reasoner cannot be used with the reward model.
     #[error(
-        "{}: {why}; a reference reasoner is a latent reasoner of the reward model's width",
+        "{}: {why}; a reference reasoner must be a latent reasoner of the reward model's width",
         dir.display()
     )]
     UnfitReference {
         /// The checkpoint directory.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
 
-    /// The reward model reads thoughts of another width.
+    /// The reward model scores thoughts of another width.
     #[error(
-        "the reward model is {reward} wide and the reasoner {reasoner}; a LatentRM scores the \
-         thoughts of the reasoner it was made from"
+        "the reward model has width {reward} and the reasoner width {reasoner}; a LatentRM scores \
+         only the thoughts of the reasoner it was trained for"
     )]
     WidthDiffers {
         /// The reward model's width.
@@ -194,7 +196,7 @@ pub enum EngineError {
 
     /// The vocabulary lacks a token that the family needs.
     #[error(
-        "{}: the tokenizer has no `{token}` {how}, which {family} needs; use the tokenizer that \
+        "{}: the tokenizer has no `{token}` {how}, which {family} requires; use the tokenizer that \
          came with the checkpoint",
         dir.display()
     )]
@@ -205,21 +207,22 @@ pub enum EngineError {
         token: String,
         /// The family.
         family: Family,
-        /// In which form it is missing.
+        /// The required form, e.g. `as an added token`.
         how: &'static str,
     },
 
-    /// A pass of the continuous batch failed, and with it every request that had rows in it.
-    #[error("a pass failed while the request ran: {why}; send it again")]
+    /// A forward step of the continuous batch failed; it fails every request that had sequences in
+    /// the batch.
+    #[error("a forward step failed while the request ran: {why}; retry the request")]
     PassFailed {
-        /// What the device said.
+        /// The device's message.
         why: String,
     },
 
     /// The tokenizer is larger than the embedding table.
     #[error(
         "{}: token `{token}` has id {id}, but the model has {vocab} embeddings; tokenizer and \
-         weights do not belong together",
+         weights do not match",
         dir.display()
     )]
     TokenBeyondVocabulary {
@@ -233,10 +236,10 @@ pub enum EngineError {
         vocab: usize,
     },
 
-    /// Tensors that no part of the model asked for.
+    /// Tensors that no part of the model uses.
     #[error(
-        "{}: {} tensors are not part of a {family} model, among them {}; it may be of another \
-         family",
+        "{}: {} tensors are not part of a {family} model, including {}; the checkpoint may be of \
+         another family",
         dir.display(), unused.len(), unused[0]
     )]
     UnusedTensors {
@@ -244,44 +247,44 @@ pub enum EngineError {
         dir: PathBuf,
         /// The family.
         family: Family,
-        /// What they are.
+        /// The names of the tensors.
         unused: Vec<String>,
     },
 
-    /// A prompt that leaves no room to think and answer.
+    /// A prompt that leaves no room for thoughts and an answer.
     #[error(
         "question {id}: {prompt} prompt tokens and {thoughts} thoughts leave no room for an answer \
-         in the model's {context} positions; leave the question out or pass fewer thoughts"
+         in the model's {context} positions; skip the question or request fewer thoughts"
     )]
     TooLong {
         /// The request's id.
         id: u32,
-        /// Tokens of its prompt.
+        /// Tokens of the prompt.
         prompt: usize,
-        /// Thoughts at most.
+        /// The maximum number of thoughts.
         thoughts: usize,
-        /// Positions that the model has.
+        /// The model's context length.
         context: usize,
     },
 
-    /// A prompt of more text than any model reads: its tokens are not even counted.
+    /// A prompt longer than any context length; it is rejected before tokenization.
     #[error(
-        "question {id}: {bytes} bytes of text; at most {limit} are read, leave the question out or \
+        "question {id}: prompt of {bytes} bytes exceeds the limit of {limit}; skip the question or \
          shorten it"
     )]
     LongText {
         /// The request's id.
         id: u32,
-        /// Bytes of its prompt.
+        /// Length of the prompt in bytes.
         bytes: usize,
-        /// The most that are read.
+        /// The maximum length in bytes.
         limit: usize,
     },
 
-    /// A prompt holds a token that the reasoner or its reward model has no embedding for.
+    /// The prompt contains a token that the reasoner or its reward model has no embedding for.
     #[error(
-        "question {id}: its prompt has token {token}, but a model that reads it has {vocab} \
-         embeddings; use a tokenizer and a reward model made for this reasoner"
+        "question {id}: prompt token {token} is out of range for a model with {vocab} embeddings; \
+         use the tokenizer and a reward model of this reasoner"
     )]
     UnknownToken {
         /// The request's id.
@@ -293,58 +296,58 @@ pub enum EngineError {
     },
 
     /// A prompt without tokens.
-    #[error("question {id}: its prompt has no tokens; give it some text")]
+    #[error("question {id}: the prompt has no tokens; add some text")]
     Empty {
         /// The request's id.
         id: u32,
     },
 
-    /// One row does not fit the memory budget.
+    /// One sequence does not fit the memory budget.
     #[error(
-        "question {id}: one trajectory needs {need} MiB for its keys and values, the budget is \
+        "question {id}: one trajectory needs {need} MiB for its keys and values, but the budget is \
          {budget} MiB; raise the budget or allow fewer answer tokens"
     )]
     Memory {
         /// The request's id.
         id: u32,
-        /// What one row needs.
+        /// KV memory of one sequence, in MiB.
         need: usize,
-        /// What there is.
+        /// The memory budget, in MiB.
         budget: usize,
     },
 
     /// A beam search without thoughts or without a reward model.
-    #[error("a beam search needs thoughts and a reward model for them")]
+    #[error("beam search needs latent thoughts and a reward model that scores them")]
     NothingToSearch,
 
     /// The beam search of one question does not fit the memory budget.
     #[error(
-        "question {id}: its beam search needs {need} MiB for keys and values, the budget is \
-         {budget} MiB; raise the budget or search with fewer beams or candidates"
+        "question {id}: beam search needs {need} MiB for keys and values, but the budget is \
+         {budget} MiB; raise the budget or use fewer beams or candidates"
     )]
     BeamMemory {
         /// The request's id.
         id: u32,
-        /// What the search needs.
+        /// KV memory of the search, in MiB.
         need: usize,
-        /// What there is.
+        /// The memory budget, in MiB.
         budget: usize,
     },
 
     /// The trajectories of one question do not fit the memory budget.
     #[error(
-        "question {id}: its {trajectories} trajectories and one rollout need {need} MiB for their \
-         keys and values, the budget is {budget} MiB; raise the budget, or sample fewer \
-         trajectories or answer tokens"
+        "question {id}: {trajectories} trajectories and one rollout need {need} MiB for keys and \
+         values, but the budget is {budget} MiB; raise the budget, or sample fewer trajectories or \
+         answer tokens"
     )]
     RolloutMemory {
         /// The request's id.
         id: u32,
-        /// How many there are.
+        /// The number of trajectories.
         trajectories: usize,
-        /// What they need.
+        /// Their KV memory and that of one rollout, in MiB.
         need: usize,
-        /// What there is.
+        /// The memory budget, in MiB.
         budget: usize,
     },
 
@@ -355,14 +358,14 @@ pub enum EngineError {
         id: u32,
     },
 
-    /// Rollouts beyond those that have a name in the random function.
+    /// More rollouts than the random number generator has keys for.
     #[error("{count} {what} are too many to annotate; pass at most {most}")]
     TooMany {
-        /// What there is too much of.
+        /// The counted objects, e.g. `rollouts`.
         what: &'static str,
-        /// How many.
+        /// The requested number.
         count: usize,
-        /// How many there may be.
+        /// The maximum.
         most: usize,
     },
 }

@@ -1,19 +1,19 @@
-//! The executor: advances sequences by one forward pass at a time. Everything that generates runs
-//! through it: samples, beams, rollouts, reference traces and comparisons.
+//! The executor: advances sequences by one forward pass at a time. All generation uses it: samples,
+//! beams, rollouts, reference traces and comparisons.
 //!
 //! ```text
 //! step: inputs of each sequence -> forward pass -> next thoughts -> next answer tokens
 //!       (prompt, thought, end tokens, token)
 //! ```
 //!
-//! The owner of an executor adds sequences, calls [`Executor::step`] and takes the sequences that
-//! are done; the executor knows neither requests nor votes. A pass may hold sequences at any stage
-//! (open batches), or only those at the earliest one ([`Alignment::Aligned`]), so that a closed
-//! batch runs in full passes of one kind.
+//! The owner of an executor adds sequences, calls [`Executor::step`] and removes the sequences that
+//! are done; the executor knows neither requests nor votes. A forward pass contains either
+//! sequences at any stage (open batches), or only those at the earliest stage
+//! ([`Alignment::Aligned`]), so that a closed batch runs in full, homogeneous passes.
 //!
-//! On a GPU the executor runs one step ahead: a step is launched before the tokens of the one
-//! before it reach the host, as if no sequence had ended with them. `forward` has the passes,
-//! `thoughts` the latent head, `answers` the LM head.
+//! On a GPU the executor schedules one step ahead: a step is launched before the tokens of the
+//! previous step reach the host, assuming that no sequence ended with them. `forward` builds the
+//! forward passes, `thoughts` runs the latent head, `answers` the LM head.
 
 mod answers;
 mod forward;
@@ -38,65 +38,67 @@ pub(crate) use sequence::{
     HiddenRef, MadeThoughts, NextInput, SequenceSpec, SequenceState, ThoughtRef, ThoughtRow,
 };
 
-/// Which sequences a pass holds.
+/// The sequences that a forward pass contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alignment {
-    /// Those at the earliest stage; the others wait for them.
+    /// Those at the earliest stage; the others wait.
     Aligned,
-    /// All.
+    /// All sequences.
     Mixed,
 }
 
 /// When a step is launched before the tokens of the one before it are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lookahead {
-    /// While a device still computes them.
+    /// While the device is still computing them.
     WhileComputed,
-    /// Always: on a CPU what a GPU does, for tests.
+    /// Always, even on a CPU: for tests.
     Always,
 }
 
-/// Looks into the steps of an executor, for comparisons with other implementations.
+/// Observes the steps of an executor, for comparisons with other implementations.
 pub(crate) trait StepObserver: Send {
-    /// Sees, and may replace, the next thought of a sequence before it is stored and fed.
+    /// Called with the next thought of a sequence, which it may replace, before it is stored and
+    /// fed.
     fn thought(&mut self, sequence: &SequenceState, thought: &mut [f32]);
 
-    /// Sees the hidden states, (sequences, width), from which first answer tokens are read.
+    /// Called with the hidden states, (sequences, width), from which first answer tokens are
+    /// decoded.
     fn first_hidden(&mut self, hidden: &Tensor);
 }
 
-/// The part of a prompt that the sequences of an item share, in the cache.
+/// The shared part of an item's prompt, in the KV cache.
 pub(crate) struct Prefix {
     pub(crate) kv: Sequence,
-    /// Whether all of it has been passed.
+    /// Whether all of it has been computed.
     is_passed: bool,
-    /// The hidden state at the prompt's last token, where all of the prompt is shared.
+    /// The hidden state at the prompt's last token, if the whole prompt is shared.
     pub(crate) hidden: Option<HiddenRef>,
 }
 
 impl Prefix {
-    /// A prefix of which the first positions are in the cache.
+    /// A prefix whose first positions are already in the cache.
     pub(crate) fn begun(kv: Sequence) -> Self {
         Self { kv, is_passed: false, hidden: None }
     }
 }
 
-/// Sequences in progress; see the module's documentation.
+/// The sequences in progress; see the module documentation.
 pub(crate) struct Executor<'a> {
     model: &'a LatentModel,
     alignment: Alignment,
-    /// In the order in which they were added. Sequences of one item share its prefix.
+    /// In insertion order. Sequences of one item share its prefix.
     pub(crate) sequences: Vec<SequenceState>,
-    /// By item.
+    /// By item; `None` until computed.
     pub(crate) prefixes: Vec<Option<Prefix>>,
-    /// The tokens of the last step, where they are not read yet.
+    /// The tokens of the last step, if not yet read.
     pending: Option<PendingAnswers>,
     pub(crate) lookahead: Lookahead,
-    /// Slots of the positions after a shared prompt.
+    /// Slot allocation of the positions after a shared prompt.
     pub(crate) granularity: SlotGranularity,
-    /// Keep thoughts as they were before noise, too.
+    /// Also store thoughts without noise.
     pub(crate) keep_noiseless: bool,
-    /// Keep the hidden states from which thoughts are made and answer tokens read.
+    /// Store the hidden states from which thoughts and answer tokens are computed.
     pub(crate) keep_states: bool,
     pub(crate) observer: Option<&'a mut dyn StepObserver>,
     pub(crate) timer: Option<StageTimer>,
@@ -119,13 +121,14 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// An executor of sequences that begin with their prompts and advance together.
+    /// An executor of sequences that start with their prompts and advance in lockstep.
     pub(crate) fn aligned(model: &'a LatentModel, specs: &[SequenceSpec]) -> Self {
         let sequences = specs.iter().map(|&spec| SequenceState::new(spec)).collect();
         Self { sequences, ..Self::new(model, Alignment::Aligned) }
     }
 
-    /// One forward pass over the next inputs of the sequences, and what they make of it.
+    /// Runs one forward pass over the next inputs of the sequences, and updates the sequences from
+    /// its outputs.
     pub(crate) fn step(
         &mut self,
         cache: &mut Cache,
@@ -145,7 +148,7 @@ impl<'a> Executor<'a> {
         self.request_tokens(&hidden, sampler, &fed)
     }
 
-    /// Steps until every sequence has its answer. Those of cancelled items leave.
+    /// Runs until every sequence has its answer. Sequences of cancelled items are removed.
     pub(crate) fn run(
         &mut self,
         cache: &mut Cache,
@@ -154,7 +157,7 @@ impl<'a> Executor<'a> {
         self.run_while(cache, sampler, |sequence| sequence.next != NextInput::Done)
     }
 
-    /// Steps until no sequence is before the end of its thoughts.
+    /// Runs until every sequence has reached the end of its thoughts.
     pub(crate) fn run_thoughts(
         &mut self,
         cache: &mut Cache,
@@ -181,7 +184,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Takes sequences out, in their order.
+    /// Removes the sequences for which `leaves` is true, preserving their order.
     pub(crate) fn remove(&mut self, leaves: impl Fn(&SequenceState) -> bool) -> Vec<SequenceState> {
         let mut stay = 0..;
         let index = |sequence: &SequenceState| match leaves(sequence) {
@@ -203,7 +206,8 @@ impl<'a> Executor<'a> {
         removed
     }
 
-    /// Removes items, by ascending index, whose sequences have left; returns the prefix of each.
+    /// Removes items, given by ascending index, whose sequences have been removed; returns the
+    /// prefix of each.
     pub(crate) fn remove_items(&mut self, items: &[usize]) -> Vec<Option<Prefix>> {
         for sequence in &mut self.sequences {
             sequence.spec.item -= items.partition_point(|&item| item < sequence.spec.item);
@@ -217,14 +221,14 @@ impl<'a> Executor<'a> {
         removed
     }
 
-    /// Forgets everything.
+    /// Removes all sequences and prefixes.
     pub(crate) fn clear(&mut self) {
         self.sequences.clear();
         self.prefixes.clear();
         self.pending = None;
     }
 
-    /// What each sequence feeds in the next step.
+    /// The input of each sequence in the next step.
     fn next_inputs(&self) -> Vec<NextInput> {
         let stage = |sequence: &SequenceState| sequence.next.stage();
         let first = match self.alignment {

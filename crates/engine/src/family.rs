@@ -1,9 +1,10 @@
-//! The families of latent reasoners: one file each, with everything that is particular to it.
+//! The families of latent reasoners: one file per family, with everything specific to it.
 //!
-//! A family says how its prompt looks, which head makes thoughts, how long they are, which tokens
-//! end them, where the answer is, and what its tensors are called. Nothing else in the workspace
-//! asks which family a model belongs to. To add one, write its file and add it to [`FAMILIES`]; a
-//! user of the library passes [`Family::new`] to [`Reasoner::load`](crate::Reasoner::load) instead.
+//! A family defines its prompt template, the head that computes thoughts, their number, the tokens
+//! that end them, the position of the answer, and the names of its tensors. No other code in the
+//! workspace depends on the family of a model. To add one, write its file and add it to
+//! [`FAMILIES`]; a user of the library passes [`Family::new`] to
+//! [`Reasoner::load`](crate::Reasoner::load) instead.
 
 mod adaptive;
 mod coconut;
@@ -30,18 +31,18 @@ use tensor::Device;
 use crate::error::EngineError;
 use crate::method::{Method, TokenLookup};
 
-/// What is particular to a family of latent reasoners.
+/// The definition of a family of latent reasoners.
 pub trait FamilySpec: Send + Sync {
     /// The name in `config.json`'s `latent_tts.family` and on command lines.
     fn name(&self) -> &'static str;
 
-    /// Whether a checkpoint that does not name its family belongs to this one, by its tensors,
-    /// tokens and configuration.
+    /// Whether a checkpoint that does not name its family belongs to this one, according to its
+    /// tensors, tokens and configuration.
     fn detect(&self, _checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
         false
     }
 
-    /// Prompt template, length rule, end tokens, answer rule and defaults, over
+    /// Prompt template, length rule, end tokens, answer rule and defaults, starting from
     /// [`TokenLookup::base`].
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError>;
 
@@ -54,7 +55,7 @@ pub trait FamilySpec: Send + Sync {
         Ok(LatentHead::Identity)
     }
 
-    /// The gate that decides when thoughts of open length end, if the checkpoint has one.
+    /// The gate that decides when open-ended thoughts stop, if the checkpoint has one.
     fn stop_gate(
         &self,
         _device: &Device,
@@ -63,7 +64,7 @@ pub trait FamilySpec: Send + Sync {
         Ok(None)
     }
 
-    /// Embeddings of marker tokens that the checkpoint keeps beside its embedding table, each
+    /// Embeddings of marker tokens that the checkpoint stores outside its embedding table, each
     /// (width).
     fn marker_embeddings(
         &self,
@@ -74,7 +75,7 @@ pub trait FamilySpec: Send + Sync {
     }
 }
 
-/// Every family, in the order in which they are detected: those with tensors of their own first.
+/// All families in detection order: those with distinctive tensors first.
 pub static FAMILIES: [Family; 9] = [
     Family::ADAPTIVE,
     Family::CODI,
@@ -87,17 +88,17 @@ pub static FAMILIES: [Family; 9] = [
     Family::SOFT_THINKING,
 ];
 
-/// A family of latent reasoners. Two are equal if their names are.
+/// A family of latent reasoners. Two families are equal if their names are.
 #[derive(Clone, Copy)]
 pub struct Family(&'static dyn FamilySpec);
 
 impl Family {
-    /// Adaptive latent reasoning: hidden states are filtered, and two rows of the LM head say when
-    /// to stop.
+    /// Adaptive latent reasoning: hidden states are filtered, and two rows of the LM head decide
+    /// when to stop.
     pub const ADAPTIVE: Self = Self(&adaptive::Adaptive);
-    /// COCONUT: hidden states are fed back as they are; with a stop gate SLPO.
+    /// COCONUT: hidden states are fed back unchanged; with a stop gate, SLPO.
     pub const COCONUT: Self = Self(&coconut::Coconut);
-    /// CODI: hidden states go through a projector.
+    /// CODI: hidden states are fed back through a projector.
     pub const CODI: Self = Self(&codi::Codi);
     /// CoLaR: a Gaussian head predicts the next compressed embedding.
     pub const COLAR: Self = Self(&colar::Colar);
@@ -107,7 +108,7 @@ impl Family {
     pub const LOTUS: Self = Self(&lotus::Lotus);
     /// Render-of-Thought: a head predicts the vision encoder's embedding of a rendered thought.
     pub const ROT: Self = Self(&rot::Rot);
-    /// Explicit chains of thought, or answers without any: the baseline without latent thoughts.
+    /// Explicit chains of thought, or direct answers: the baseline without latent thoughts.
     pub const COT: Self = Self(&cot::Cot);
 
     /// Soft Thinking: a plain language model whose thoughts are mixtures of token embeddings.
@@ -123,7 +124,7 @@ impl Family {
         self.0.name()
     }
 
-    /// The family of that name.
+    /// Looks a family up by name.
     pub fn from_name(name: &str) -> Option<Self> {
         FAMILIES.into_iter().find(|family| family.name() == name)
     }
@@ -133,7 +134,8 @@ impl Family {
         FAMILIES.map(Self::name).join(", ")
     }
 
-    /// What `config.json` says by name, else what tensors, tokens and configuration tell.
+    /// The family named in `config.json`, else the one detected from tensors, tokens and
+    /// configuration.
     pub fn detect(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
         let dir = || checkpoint.dir().to_owned();
         match &checkpoint.config().defaults.family {

@@ -1,8 +1,8 @@
-//! The first step of beam searches, as the wave before them computed it.
+//! The first step of beam searches, taken from the batch that sampled the trajectories.
 //!
-//! Extension j of a question's empty path is trajectory j up to its first thought. Where one wave
-//! held all of them, its caches hold their keys and values, and the search of the question begins
-//! with these ([`crate::beam_search`]): valid until the caches are emptied.
+//! Extension j of a question's empty path equals trajectory j up to its first thought. If one batch
+//! contains all of them, its caches contain their keys and values, and the question's search starts
+//! from these ([`crate::beam_search`]). They are valid until the caches are cleared.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::score::{ScoreOutput, ScoredPath, ScorerState};
 
 /// The first extensions of some questions.
 pub(crate) struct FirstExpansion {
-    /// Each question, as an index of the plan's items, and its extensions.
+    /// Each question, as an index into the plan's items, and the range of its extensions.
     questions: Vec<(usize, Range<usize>)>,
     extensions: Vec<FirstExtension>,
     scorer: ScorerState,
@@ -22,10 +22,10 @@ pub(crate) struct FirstExpansion {
     reward_cache: CacheMark,
 }
 
-/// A trajectory up to its first thought, which has not been fed.
+/// A trajectory up to its first thought, which has not been fed yet.
 pub(crate) struct FirstExtension {
     pub(crate) kv: Sequence,
-    /// Without one it has ended.
+    /// `None` if the trajectory ended without a thought.
     pub(crate) thought: Option<FirstThought>,
     scored: ScoredPath,
 }
@@ -39,23 +39,23 @@ pub(crate) struct FirstThought {
 
 /// The first extensions of the questions of one search.
 pub(crate) struct SearchStart<'a> {
-    /// Question by question.
+    /// Ordered by question.
     pub(crate) extensions: Vec<&'a FirstExtension>,
-    /// What the reward model has read of each.
+    /// The reward model's state for each extension.
     pub(crate) scored: Vec<ScoredPath>,
     pub(crate) scorer: ScorerState,
 }
 
-/// A question whose first extensions are among the sequences of a wave.
+/// A question whose first extensions are among the sequences of a batch.
 pub(crate) struct SearchedQuestion {
-    /// Its index among the plan's items.
+    /// Index into the plan's items.
     pub(crate) question: usize,
     pub(crate) prompt_len: usize,
-    /// Its extensions, as sequences of the wave.
+    /// The range of its extensions among the batch's sequences.
     pub(crate) rows: Range<usize>,
 }
 
-/// A wave that is done.
+/// A finished batch.
 pub(crate) struct FinishedWave<'a> {
     pub(crate) sequences: &'a [SequenceState],
     pub(crate) scores: &'a ScoreOutput,
@@ -64,8 +64,8 @@ pub(crate) struct FinishedWave<'a> {
 }
 
 impl FinishedWave<'_> {
-    /// The first expansions of some questions; `None` where there are none, or where the reward
-    /// model has read nothing.
+    /// The first expansions of some questions; `None` if there are none, or if the reward model has
+    /// scored nothing.
     pub(crate) fn first_expansion(
         &self,
         device: &Device,
@@ -77,7 +77,8 @@ impl FinishedWave<'_> {
         let rows = questions.iter().flat_map(|of| of.rows.clone());
         let at_first: Vec<ScoredPath> = rows.map(|row| self.scores.at_first_thought(row)).collect();
         let (scorer, scored) = self.scores.state.select(device, at_first.iter())?;
-        let (mut extensions, mut ranges) = (Vec::new(), Vec::new());
+        let mut extensions = Vec::new();
+        let mut ranges = Vec::new();
         let mut scored = scored.into_iter();
         for SearchedQuestion { question, prompt_len, rows } in questions {
             let start = extensions.len();
@@ -102,7 +103,7 @@ impl FinishedWave<'_> {
 }
 
 impl FirstExpansion {
-    /// Whether all of these questions are here.
+    /// Whether it contains all of these questions.
     pub(crate) fn holds(&self, questions: &[usize]) -> bool {
         questions.iter().all(|&question| self.extensions_of(question).is_some())
     }
@@ -112,7 +113,7 @@ impl FirstExpansion {
         Some(&self.extensions[range.clone()])
     }
 
-    /// The start of a search for these questions. The slots of an earlier one are freed.
+    /// Prepares a search of these questions. The slots of an earlier search are freed.
     pub(crate) fn start(
         &self,
         device: &Device,

@@ -12,14 +12,14 @@ use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::reasoner::Reasoner;
 
-/// A trajectory to be read: its thoughts and tokens are given, nothing is generated.
+/// A given trajectory: its thoughts and tokens are inputs, nothing is generated.
 #[derive(Clone, Debug, Default)]
 pub struct GivenTrajectory {
     /// The question's text, without the family's prompt template.
     pub question: String,
     /// The thoughts that are fed after the prompt, (thoughts, width), on the host; may be empty.
     pub thoughts: Tensor,
-    /// The tokens of the answer. They are fed after the family's end tokens, which come where there
+    /// The tokens of the answer. They are fed after the family's end tokens, which are fed if there
     /// are thoughts or answer tokens.
     pub answer: Vec<u32>,
 }
@@ -43,13 +43,13 @@ pub struct HiddenStates {
 }
 
 impl Reasoner {
-    /// Hidden states of some layers at every position of a trajectory, and with `logits` what the
-    /// LM head reads there. Layer 0 is the input of the first block, layer l the output of block l,
-    /// the last one after the final norm. No dropout and no noise are applied.
+    /// Hidden states of the requested layers at every position of a trajectory and, with `logits`,
+    /// the logits at these positions. Layer 0 is the input of the first block, layer l the output
+    /// of block l, the last one after the final norm. No dropout and no noise are applied.
     ///
     /// # Errors
     ///
-    /// When a layer does not exist, thoughts have another width, tokens are unknown, or the
+    /// If a layer does not exist, the thoughts have the wrong width, tokens are unknown, or the
     /// trajectory does not fit the context.
     pub fn hidden_states(
         &self,
@@ -91,7 +91,7 @@ impl Reasoner {
         Ok(states)
     }
 
-    /// The tokens of the prompt, and those after the thoughts.
+    /// The tokens of the prompt, and those that follow the thoughts.
     fn given_tokens(&self, of: &GivenTrajectory) -> Result<(Vec<u32>, Vec<u32>), EngineError> {
         let config = self.decoder.config();
         let prompt = Prompt::new(self, 0, &of.question)?;

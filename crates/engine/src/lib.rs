@@ -1,4 +1,4 @@
-//! Parallel latent reasoning, in the order of the flow:
+//! Parallel latent reasoning. The data flow:
 //!
 //! ```text
 //! request -> prompt -> executor (prompts, thoughts, answers) -> score -> reply (vote)
@@ -6,11 +6,12 @@
 //!                  sampler    beam_search, rollout         reference_trace
 //! ```
 //!
-//! The executor advances sequences by one forward pass at a time. [`Engine`] runs requests that are
-//! known whole, in groups that fit the memory (`batch_plan`, `wave`); [`Scheduler`] runs those that
-//! arrive at any time; [`family`] holds what differs between the families; [`rollout`] labels
-//! thoughts for a reward model; [`mod@reference`] opens the steps for comparison with other
-//! implementations. The engine knows no gold answers and no files of results.
+//! The executor advances sequences by one forward pass at a time. [`Engine`] runs a given list of
+//! requests in batches that fit the memory (`batch_plan`, `wave`); [`Scheduler`] runs requests that
+//! arrive over time; [`family`] contains the differences between the families; [`rollout`] labels
+//! thoughts for reward model training; [`mod@reference`] exposes the individual steps for
+//! comparison with other implementations. The engine does not use gold answers and does not write
+//! result files.
 
 mod answer_text;
 mod batch;

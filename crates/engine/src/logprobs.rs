@@ -1,5 +1,5 @@
-//! Log-probabilities of given tokens under the decoder as a plain language model: no prompt
-//! template, no thoughts.
+//! Log-probabilities of given tokens under the decoder as a plain language model, without prompt
+//! template and thoughts.
 
 use model::{Cache, Pass, Sequence};
 use tensor::ops::{self, Activation, OutputDtype};
@@ -11,35 +11,36 @@ use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
 
-/// Positions whose logits are on the host at once: large vocabularies make them large.
+/// Positions whose logits are on the host at once; bounds memory for large vocabularies.
 const LOGIT_ROWS: usize = 64;
 
-/// How likely a token was after those before it, and the token that was most likely there.
+/// Log-probability of a token given its predecessors, and the most likely token at its position.
 ///
-/// The two log-probabilities are equal exactly where the token is the most likely one.
+/// The two log-probabilities are equal if and only if the token is the most likely one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenScore {
     /// The token.
     pub token: u32,
     /// Its log-probability.
     pub logprob: f32,
-    /// The most likely token; the first of equals.
+    /// The most likely token; the first one of a tie.
     pub top: u32,
-    /// The log-probability of that.
+    /// Log-probability of `top`.
     pub top_logprob: f32,
 }
 
 impl Engine {
-    /// Scores every token after the first, and then the most likely next one: as many scores as
-    /// there are tokens.
+    /// Scores every token after the first, followed by the most likely next token: as many scores
+    /// as tokens.
     ///
     /// # Errors
     ///
-    /// When there are no tokens, more than the context holds, or unknown ones.
+    /// If there are no tokens, more than the context holds, or unknown ones.
     pub fn score_tokens(&self, tokens: &[u32]) -> Result<Vec<TokenScore>, EngineError> {
         let model = &self.reasoner().model;
         check_tokens(model, tokens)?;
-        let (device, config) = (model.decoder.device(), model.decoder.config());
+        let device = model.decoder.device();
+        let config = model.decoder.config();
         let mut cache = Cache::new(device, config, Cache::slots_for(tokens.len()))?;
         let mut sequence = TokenSequence::new(tokens.to_vec());
         device.run(|| score_positions(model, &mut cache, &mut [(&mut sequence, tokens.len())]))?;
@@ -47,19 +48,19 @@ impl Engine {
     }
 }
 
-/// Refuses tokens that cannot be scored.
+/// Rejects tokens that cannot be scored.
 pub(crate) fn check_tokens(model: &LatentModel, tokens: &[u32]) -> Result<(), EngineError> {
     let prompt = Prompt { id: 0, text: String::new(), tokens: tokens.to_vec() };
     if tokens.is_empty() {
         return Err(EngineError::Empty { id: 0 });
     }
     prompt.check_tokens(model.decoder.config().vocab)?;
-    // One position less than a prompt needs: nothing is fed after the last token.
+    // One position fewer than a prompt needs: nothing is fed after the last token.
     let rest = Prompt { tokens: tokens[1..].to_vec(), ..prompt };
     check_context(model.decoder.config(), &rest, 0, 0)
 }
 
-/// Tokens of which the first ones are scored.
+/// Tokens whose first positions are scored.
 pub(crate) struct TokenSequence {
     tokens: Vec<u32>,
     kv: Sequence,
@@ -75,12 +76,12 @@ impl TokenSequence {
         self.tokens.len()
     }
 
-    /// Whether none of its positions is computed.
+    /// Whether no position has been computed yet.
     pub(crate) fn is_new(&self) -> bool {
         self.kv.is_empty()
     }
 
-    /// Positions that are not scored.
+    /// Number of positions that are not scored yet.
     pub(crate) fn left(&self) -> usize {
         self.tokens.len() - self.scores.len()
     }
@@ -91,7 +92,7 @@ impl TokenSequence {
     }
 }
 
-/// Scores so many next positions of each of some sequences, in one pass.
+/// Scores the next positions of each sequence, as many as given beside it, in one forward pass.
 pub(crate) fn score_positions(
     model: &LatentModel,
     cache: &mut Cache,
@@ -129,14 +130,15 @@ pub(crate) fn score_positions(
 }
 
 impl TokenScore {
-    /// Scores a token, or the most likely one, by its logits.
+    /// Scores a token, or the most likely one, from its logits.
     fn new(logits: &[f32], token: Option<u32>) -> Self {
         let largest = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
         let top = (0..logits.len()).fold(0, largest);
         let sum: f64 = logits.iter().map(|&x| f64::from(x - logits[top]).exp()).sum();
         let logprob = |i: usize| (f64::from(logits[i] - logits[top]) - sum.ln()) as f32;
         let token = token.unwrap_or(top as u32);
-        let (top_logprob, logprob) = (logprob(top), logprob(token as usize));
+        let top_logprob = logprob(top);
+        let logprob = logprob(token as usize);
         Self { token, logprob, top: top as u32, top_logprob }
     }
 }

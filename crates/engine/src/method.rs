@@ -1,5 +1,5 @@
-//! What differs between models, resolved for one checkpoint: the family's customs under the
-//! checkpoint's own settings.
+//! The model-specific settings of a checkpoint: its family's defaults, overridden by its
+//! configuration.
 
 use std::num::NonZeroUsize;
 
@@ -13,13 +13,13 @@ use crate::perturb::DropoutSites;
 
 pub use schema::{ColdStop, LatentLength, LengthRange};
 
-/// The text of COCONUT's and CODI's marker tokens.
+/// The text of COCONUT's and CODI's start marker.
 pub(crate) const START_LATENT: &str = "<|start-latent|>";
 const END_LATENT: &str = "<|end-latent|>";
 /// The text of the token at latent positions.
 pub(crate) const LATENT: &str = "<|latent|>";
 
-/// Everything that differs between models, beside weights and latent head.
+/// All model-specific settings apart from weights and latent head.
 #[derive(Clone, Debug)]
 pub struct Method {
     /// The family.
@@ -28,51 +28,53 @@ pub struct Method {
     pub prompt_prefix: String,
     /// Text after the question.
     pub prompt_suffix: String,
-    /// Tokens after that text, which begin the latent thoughts.
+    /// Tokens after that text that start the latent phase.
     pub begin_latent: Vec<u32>,
-    /// Tokens fed after the last thought; perhaps none. The first one ends thoughts of open length.
+    /// Tokens fed after the last thought; may be empty. The first one stops open-ended thoughts.
     pub end_latent: Vec<u32>,
-    /// Tokens of which the most probable one ends thoughts of open length; the first of
-    /// `end_latent` alone where there are none.
+    /// Open-ended thoughts stop when one of these is the most probable token; if empty, only the
+    /// first of `end_latent` stops them.
     pub latent_stops: Vec<u32>,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
-    /// Thoughts of a trajectory by default.
+    /// Default number of thoughts of a trajectory.
     pub length: LatentLength,
-    /// Answer tokens at most, by default.
+    /// Default maximum number of answer tokens.
     pub max_new_tokens: usize,
-    /// Latent positions that are computed together, several times, if the family has such.
+    /// Latent positions that are computed in parallel over several loops, if the family has them.
     pub looped: Option<LatentLoop>,
-    /// Where the answer is in the decoded text.
+    /// How the answer is extracted from the decoded text.
     pub answer_rule: AnswerRule,
-    /// The default dropout rate: the checkpoint's own, else the paper's for this backbone.
+    /// The default dropout rate: the checkpoint's, else the paper's for this backbone.
     pub p: f32,
-    /// The default standard deviation of noise: likewise.
+    /// The default standard deviation of noise: the checkpoint's, else the paper's for this
+    /// backbone.
     pub sigma: f32,
-    /// The block outputs that dropout falls on by default.
+    /// The block outputs to which dropout is applied by default.
     pub sites: DropoutSites,
-    /// When low entropy ends the thoughts by default.
+    /// Whether low entropy stops the thoughts by default.
     pub cold_stop: Option<ColdStop>,
-    /// Whether thoughts are mixtures of a plain language model, which differ by Gumbel noise.
+    /// Whether thoughts are mixtures of a plain language model's token embeddings, which are
+    /// perturbed by Gumbel noise.
     pub soft_thoughts: bool,
 }
 
-/// Latent positions that are computed in parallel and again in each loop (LOTUS): first from the
+/// Latent positions that are computed in parallel, and again in each loop (LOTUS): first from the
 /// embedding of the latent token, then from its sum with the latent head's output at the same
-/// position in the pass before. The answer attends to the keys and values of the last pass.
+/// position in the previous pass. The answer attends to the keys and values of the last pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentLoop {
-    /// The token that the first pass reads at every latent position.
+    /// The token fed at every latent position in the first pass.
     pub token: u32,
-    /// Latent positions that are trained to hold one step of the solution.
+    /// Latent positions per solution step.
     pub block_width: usize,
-    /// Passes whose hidden states are fed back: with the last one there are `loops + 1`.
+    /// Passes whose hidden states are fed back; there are `loops + 1` passes in total.
     pub loops: usize,
 }
 
 impl Method {
-    /// The method of a family for a checkpoint's vocabulary. What config.json's `latent_tts` says
-    /// wins over what is customary in the family.
+    /// Resolves the method of a family for a checkpoint's vocabulary. The fields of config.json's
+    /// `latent_tts` override the family's defaults.
     pub fn resolve(
         family: Family,
         checkpoint: &Checkpoint,
@@ -83,7 +85,7 @@ impl Method {
         Ok(method.with_defaults(&checkpoint.config().defaults))
     }
 
-    /// Whether the most probable token at a thought's position ends the thoughts.
+    /// Whether this most probable token at a thought's position stops the thoughts.
     pub fn ends_thoughts(&self, token: u32) -> bool {
         match self.latent_stops.is_empty() {
             true => self.end_latent.first() == Some(&token),
@@ -105,7 +107,7 @@ impl Method {
     }
 }
 
-/// A constant that is not zero.
+/// A non-zero constant; `n` must not be 0.
 pub(crate) const fn non_zero(n: usize) -> NonZeroUsize {
     match NonZeroUsize::new(n) {
         Some(n) => n,
@@ -113,7 +115,7 @@ pub(crate) const fn non_zero(n: usize) -> NonZeroUsize {
     }
 }
 
-/// Looks a family's tokens up in a checkpoint's vocabulary and reports what is missing.
+/// Looks up a family's tokens in a checkpoint's vocabulary and reports missing ones.
 pub struct TokenLookup<'a> {
     checkpoint: &'a Checkpoint,
     tokenizer: &'a Tokenizer,
@@ -121,8 +123,8 @@ pub struct TokenLookup<'a> {
 }
 
 impl TokenLookup<'_> {
-    /// What a family has unless it says otherwise: a bare question, six thoughts, the answer after
-    /// `#`, and the paper's strengths for the backbone.
+    /// The defaults of a family: no prompt template, six thoughts, the answer after `#`, and the
+    /// paper's perturbation strengths for the backbone.
     pub fn base(&self) -> Result<Method, EngineError> {
         let gpt2 = self.is_gpt2();
         Ok(Method {
@@ -150,12 +152,12 @@ impl TokenLookup<'_> {
         self.checkpoint.config()
     }
 
-    /// The checkpoint, for what depends on its tensors.
+    /// The checkpoint, for decisions that depend on its tensors.
     pub fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
 
-    /// The id of an added token, if the tokenizer has it and the vocabulary does.
+    /// The id of an added token, if both tokenizer and vocabulary have it.
     pub fn optional(&self, token: &str) -> Option<u32> {
         self.named(token).ok()
     }
@@ -175,12 +177,12 @@ impl TokenLookup<'_> {
         self.checkpoint.config().vocab
     }
 
-    /// Tokens that the tokenizer knows.
+    /// Number of tokens in the tokenizer.
     pub fn tokenizer_vocab(&self) -> usize {
         self.tokenizer.vocab_size()
     }
 
-    /// The error for a token that the vocabulary lacks; `how` says in which form.
+    /// The error for a token that the vocabulary lacks; `how` is the required form.
     pub fn absent(&self, token: &str, how: &'static str) -> EngineError {
         EngineError::AbsentToken {
             dir: self.checkpoint.dir().to_owned(),
@@ -201,7 +203,7 @@ impl TokenLookup<'_> {
         self.checked(token, id.ok_or_else(|| self.absent(token, "as an added token"))?)
     }
 
-    /// An id that config.json gives, if the vocabulary has it.
+    /// An id from config.json, if it is within the vocabulary.
     pub fn in_vocabulary(&self, token: &str, id: u32) -> Result<u32, EngineError> {
         self.checked(token, id)
     }
@@ -218,7 +220,7 @@ impl TokenLookup<'_> {
         self.checked(LATENT, id.ok_or_else(|| self.absent(LATENT, "as an added token"))?)
     }
 
-    /// The tokens that begin and end latent thoughts: from the tokenizer, else from config.json,
+    /// The tokens that start and end the latent phase: from the tokenizer, else from config.json,
     /// else `unnamed`.
     pub fn latent_markers(&self, unnamed: Option<[u32; 2]>) -> Result<[u32; 2], EngineError> {
         let latent = &self.checkpoint.config().latent;
@@ -234,11 +236,12 @@ impl TokenLookup<'_> {
         if (id as usize) < vocab {
             return Ok(id);
         }
-        let (dir, token) = (self.checkpoint.dir().to_owned(), token.to_owned());
+        let dir = self.checkpoint.dir().to_owned();
+        let token = token.to_owned();
         Err(EngineError::TokenBeyondVocabulary { dir, token, id, vocab })
     }
 
-    /// What ends an answer: what the checkpoint's files say, and the backbone's customary token.
+    /// The tokens that end an answer: those in the checkpoint's files, and the backbone's default.
     fn eos(&self) -> Result<Vec<u32>, EngineError> {
         let config = self.checkpoint.config();
         let mut ids = config.eos.clone();

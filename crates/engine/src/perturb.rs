@@ -1,19 +1,20 @@
-//! Perturbations in the engine's terms: sites as sets, mask lifetimes as keys. The settings
-//! themselves are the schema's; [`crate::sampler`] turns them into random numbers for rows.
+//! Conversions of perturbation settings: sites to bit sets, mask lifetimes to random number keys.
+//! The settings are defined in the schema; [`crate::sampler`] draws the random numbers of the
+//! sequences.
 
 pub use schema::{DropoutSites, MaskLifetime, Perturbation, PromptSharing};
 use tensor::ops::SiteSet;
 use tensor::rng::RngKey;
 
-/// The sites as the set that kernels read.
+/// Converts dropout sites to the bit set that the kernels take.
 pub(crate) fn site_set(sites: DropoutSites) -> SiteSet {
     let attn_out = if sites.attn_out { SiteSet::ATTN_OUT } else { SiteSet::EMPTY };
     let mlp_out = if sites.mlp_out { SiteSet::MLP_OUT } else { SiteSet::EMPTY };
     attn_out.union(mlp_out)
 }
 
-/// Tokens of a prompt of so many that every trajectory passes by itself, because dropout makes them
-/// differ.
+/// Number of tokens of a prompt of length `prompt` that every trajectory computes separately,
+/// because dropout makes them differ.
 pub(crate) fn private_tokens(perturbation: &Perturbation, prompt: usize) -> usize {
     match perturbation.prompt_sharing() {
         PromptSharing::Whole => 0,
@@ -22,7 +23,7 @@ pub(crate) fn private_tokens(perturbation: &Perturbation, prompt: usize) -> usiz
     }
 }
 
-/// The key of the masks at a position, of which `key` names the random numbers.
+/// The key of the masks at the position that `key` belongs to.
 pub(crate) fn mask_key(mask: MaskLifetime, key: RngKey) -> RngKey {
     match mask {
         MaskLifetime::Step => key,
@@ -36,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    /// Which of 64 elements are kept.
+    /// Which of 64 elements the mask keeps.
     fn mask(lifetime: MaskLifetime, trajectory: u32, position: u32) -> Vec<bool> {
         let key = mask_key(lifetime, RngKey { seed: 1, question: 2, trajectory, position });
         (0..64).map(|element| key.keeps(3, Site::MlpOut, element, 0.5)).collect()

@@ -1,7 +1,7 @@
-//! The random numbers of sampled trajectories as functions of their names, so that a training pass
-//! can repeat what the executor did: the same masks and the same noise at every position.
+//! The random numbers of sampled trajectories as functions of their keys, so that a training pass
+//! can reproduce the executor's masks and noise at every position.
 //!
-//! [`crate::sampler`] draws by these functions, so sampling and training cannot drift apart.
+//! [`crate::sampler`] uses the same functions, so sampling and training cannot diverge.
 
 use std::num::NonZeroU32;
 
@@ -12,31 +12,31 @@ use crate::request::AnswerSampling;
 use crate::sampler::RowId;
 use crate::sampling_params::SamplingParams;
 
-/// The stage that a pass belongs to, which decides whether dropout falls on it.
+/// The stage of a forward pass, which decides whether dropout is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassStage {
     /// Prompt tokens before the last one.
     Prompt,
-    /// The pass whose output becomes thought `t`, counted from 0: over the last prompt token
-    /// (t = 0) or over thought t - 1.
+    /// The forward pass whose output becomes thought `t`, counted from 0: over the last prompt
+    /// token (t = 0) or over thought t - 1.
     Thought(usize),
-    /// The pass over the last thought and the end tokens, and all answer tokens.
+    /// The forward pass over the last thought and the end tokens, and all answer tokens.
     Answer,
 }
 
-/// The random numbers of one request's trajectories.
+/// The random number keys of one request's trajectories.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerturbationKeys {
-    /// What perturbs the thoughts.
+    /// The perturbation of the thoughts.
     pub perturbation: Perturbation,
     /// The seed of the request.
     pub seed: u64,
-    /// Trajectories in a row with the same random numbers in their thoughts.
+    /// Number of consecutive trajectories that share the random numbers of their thoughts.
     pub per_thoughts: NonZeroU32,
 }
 
 impl PerturbationKeys {
-    /// Of a request with these parameters.
+    /// The keys of a request with these parameters.
     pub fn new(params: &SamplingParams, answers: Option<AnswerSampling>) -> Self {
         Self {
             perturbation: params.perturbation,
@@ -45,13 +45,14 @@ impl PerturbationKeys {
         }
     }
 
-    /// The name of the thoughts of a trajectory: trajectories that share them have the same.
+    /// The id under which the thoughts of a trajectory are sampled: trajectories that share
+    /// thoughts share it.
     pub fn thoughts_of(&self, id: RowId) -> RowId {
         RowId { trajectory: id.trajectory / self.per_thoughts, ..id }
     }
 
     /// The dropout of a perturbed trajectory at a position, counted from the first prompt token, if
-    /// there is dropout at this stage. Prompt tokens that trajectories share have none.
+    /// this stage has dropout. Shared prompt tokens have none.
     pub fn dropout(&self, id: RowId, position: usize, stage: PassStage) -> Option<RowPerturbation> {
         let Perturbation::Dropout { p, sites, mask, .. } = self.perturbation else { return None };
         if stage == PassStage::Answer && !self.perturbation.affects_answer() {
@@ -68,7 +69,7 @@ impl PerturbationKeys {
         Some(RowPerturbation { key, strength: std, sites: SiteSet::NOISE })
     }
 
-    /// Tokens at the end of a prompt that every trajectory passes by itself.
+    /// Number of tokens at the end of a prompt that every trajectory computes separately.
     pub fn private_tokens(&self, prompt: usize) -> usize {
         private_tokens(&self.perturbation, prompt)
     }

@@ -1,4 +1,4 @@
-//! The hidden states of finished sequences: what a probe makes of them, and their copies.
+//! Probe scores and host copies of the hidden states of finished sequences.
 
 use model::StateCounts;
 use tensor::{DeviceError, Tensor};
@@ -6,17 +6,18 @@ use tensor::{DeviceError, Tensor};
 use crate::batch::BatchContext;
 use crate::executor::{Gather, HiddenRef};
 
-/// What is known of a sequence by its hidden states.
+/// Results from the hidden states of a sequence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Probed {
-    /// The probe's score, where there is a probe.
+    /// The probe's score, if there is a probe.
     pub(crate) score: Option<f32>,
-    /// The states themselves on the host, (positions, width), where they are returned.
+    /// The states on the host, (positions, width), if they are returned.
     pub(crate) states: Option<Tensor>,
 }
 
 impl BatchContext<'_> {
-    /// Reads the states of sequences that had so many thoughts. Empty where nothing reads them.
+    /// Scores and copies the states of sequences with the given numbers of thoughts. Empty if
+    /// neither is requested.
     pub(crate) fn read_states(
         &self,
         states: &[&[HiddenRef]],

@@ -1,4 +1,4 @@
-//! A question becomes the tokens that the family was trained to see.
+//! Converts a question to the tokens of the family's prompt format.
 
 use model::Tokenizer;
 
@@ -10,14 +10,14 @@ use crate::reasoner::Reasoner;
 pub struct Prompt {
     /// The request's id.
     pub id: u32,
-    /// The text; marker tokens without text are not in it.
+    /// The text, without marker tokens that have no text.
     pub text: String,
-    /// All tokens, those that begin the latent thoughts included.
+    /// All tokens, including those that start the latent phase.
     pub tokens: Vec<u32>,
 }
 
 impl Prompt {
-    /// Bytes of a text at most: far more than fills a model's positions, and read in a moment.
+    /// Maximum length of a text in bytes: longer than any model's context, and fast to tokenize.
     pub const MAX_BYTES: usize = 1 << 20;
 
     /// Puts a question into the reasoner's prompt template.
@@ -28,9 +28,8 @@ impl Prompt {
         Self::verbatim(reasoner, id, text)
     }
 
-    /// A text that is the prompt already: only the tokens that begin latent thoughts are added.
-    /// Markers in it are control tokens, but for those in text that was
-    /// [guarded](model::Tokenizer::guard).
+    /// Uses a text as the prompt: only the tokens that start the latent phase are appended. Markers
+    /// in it are control tokens, except in text that was [guarded](model::Tokenizer::guard).
     pub fn verbatim(reasoner: &Reasoner, id: u32, text: String) -> Result<Self, EngineError> {
         if text.len() > Self::MAX_BYTES {
             return Err(EngineError::LongText { id, bytes: text.len(), limit: Self::MAX_BYTES });
@@ -39,10 +38,11 @@ impl Prompt {
         Self::from_tokens(reasoner, id, text.replace(Tokenizer::CUT, ""), tokens)
     }
 
-    /// Puts the tokens of a question into the reasoner's prompt template: as their text where that
-    /// has these tokens, else between the tokens of the template.
+    /// Puts the tokens of a question into the reasoner's prompt template: as text if the text has
+    /// these tokens, else between the tokens of the template.
     pub fn of_tokens(reasoner: &Reasoner, id: u32, question: &[u32]) -> Result<Self, EngineError> {
-        let (tokenizer, method) = (&reasoner.tokenizer, &reasoner.method);
+        let tokenizer = &reasoner.tokenizer;
+        let method = &reasoner.method;
         let text = tokenizer.decode(question)?;
         if tokenizer.encode(&tokenizer.guard(&text))? == question {
             return Self::new(reasoner, id, &text);
@@ -68,7 +68,7 @@ impl Prompt {
         Ok(prompt)
     }
 
-    /// Refuses tokens that a model with `vocab` embeddings does not have.
+    /// Rejects tokens out of range of a model with `vocab` embeddings.
     pub(crate) fn check_tokens(&self, vocab: usize) -> Result<(), EngineError> {
         match self.tokens.iter().find(|&&token| token as usize >= vocab) {
             Some(&token) => Err(EngineError::UnknownToken { id: self.id, token, vocab }),

@@ -1,7 +1,7 @@
-//! A question whose rows are coming in: from finished rows to its reply.
+//! The state of a question from its first finished sequence to its output.
 //!
-//! Waves ([`crate::engine`]) and the continuous batch ([`crate::scheduler`]) both end here, so that
-//! a reply does not depend on which of them ran its rows.
+//! Closed batches ([`crate::engine`]) and the continuous batch ([`crate::scheduler`]) share this
+//! code, so an output does not depend on which of them ran its sequences.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use crate::sampler::RowId;
 use crate::sampling_params::{AdaptiveSampling, SamplingParams};
 use crate::score::Rewards;
 
-/// A sequence with its answer.
+/// A finished sequence with its answer.
 #[derive(Clone)]
 pub(crate) struct FinishedSequence {
     pub(crate) id: RowId,
@@ -39,12 +39,12 @@ pub(crate) struct FinishedSequence {
     pub(crate) logprob: f32,
     pub(crate) rewards: Option<Rewards>,
     pub(crate) probed: Probed,
-    /// The answer's text and what is found in it, once it is decoded.
+    /// The answer's text and the extracted answer, once decoded.
     parsed: Option<(String, Option<Answer>)>,
 }
 
 impl FinishedSequence {
-    /// A sequence that is done, without latents, lens, rewards and what its states say.
+    /// Extracts a finished sequence, without latents, lens, rewards and probe results.
     pub(crate) fn new(sequence: &SequenceState) -> Self {
         Self {
             id: sequence.spec.id,
@@ -61,7 +61,7 @@ impl FinishedSequence {
     }
 }
 
-/// What a question's rows are read with.
+/// The context for decoding a question's sequences.
 #[derive(Clone, Copy)]
 pub(crate) struct QuestionContext<'a> {
     pub(crate) engine: &'a Engine,
@@ -99,7 +99,7 @@ impl<'a> QuestionContext<'a> {
         if self.item.params.check_steps {
             let answer = answer.as_ref().map(Answer::as_str);
             add_step_signals(&self.item.prompt.text, (&lens, &text), answer, &mut signals);
-            // The lens may have been there for the steps alone.
+            // The lens may have been computed for the steps only.
             let requested = self.item.lens.is_some_and(|lens| lens.sampled || !row.perturbed);
             lens.truncate(if requested { lens.len() } else { 0 });
         }
@@ -119,8 +119,7 @@ impl<'a> QuestionContext<'a> {
         })
     }
 
-    /// Tokens that a lens found, with their texts. Where a logit was NaN there is no probability
-    /// and no token.
+    /// The tokens of a lens, with their texts. A NaN logit yields no probability and no token.
     fn lens(&self, found: Vec<Vec<TokenLogprob>>) -> Result<Vec<Vec<LensToken>>, EngineError> {
         let tokenizer = &self.engine.reasoner().tokenizer;
         let lens_token = |&TokenLogprob { token, logprob }: &TokenLogprob| {
@@ -134,8 +133,8 @@ impl<'a> QuestionContext<'a> {
     }
 }
 
-/// Adds what the equations of a trajectory say: those in its text, and before them those of its
-/// thoughts, each read as its most probable token.
+/// Adds the signals from the equations of a trajectory: those of its thoughts, each read as its
+/// most probable token, and those in its text.
 fn add_step_signals(
     question: &str,
     (lens, text): (&[Vec<LensToken>], &str),
@@ -157,14 +156,14 @@ fn add_step_signals(
     }
 }
 
-/// A question whose rows are coming in.
+/// A question whose sequences are being collected.
 pub(crate) struct QuestionState {
     answer_kind: AnswerKind,
     reply: Reply,
     diversity: StepDiversity,
     /// See [`Reply::fed_diversity`].
     fed_diversity: StepDiversity,
-    /// The rows of the round in progress.
+    /// The sequences of the current round.
     pub(crate) round: Range<usize>,
     pub(crate) cancelled: bool,
     pub(crate) done: bool,
@@ -184,16 +183,18 @@ impl QuestionState {
         }
     }
 
-    /// The rows after those of the last round: all, or twice as many samples as there are if the
-    /// vote is looked at between rounds.
+    /// The sequences of the next round: all of them, or, if the vote is checked between rounds,
+    /// enough to double the number of samples.
     pub(crate) fn next_rows(&self, params: &SamplingParams) -> Range<usize> {
-        let (start, greedy) = (self.round.end, usize::from(params.greedy));
+        let start = self.round.end;
+        let greedy = usize::from(params.greedy);
         let samples = (2 * start.saturating_sub(greedy)).max(AdaptiveSampling::FIRST_ROUND);
         let end = if params.adaptive.is_some() { greedy + samples } else { params.rows() };
         start..end.min(params.rows())
     }
 
-    /// Adds the rows of a range of the round; fewer than the range has if the request is cancelled.
+    /// Adds the sequences of a range of the round; there are fewer than in the range if the request
+    /// is cancelled.
     pub(crate) fn add_rows(
         &mut self,
         of: QuestionContext<'_>,
@@ -231,9 +232,9 @@ impl QuestionState {
         Ok(())
     }
 
-    /// Adds a row's thoughts to the diversity: as the paper's algorithm stores them, before noise
-    /// is added, and as they are fed. The noise is a function of its key, so it is subtracted again
-    /// rather than kept.
+    /// Adds a sequence's thoughts to the diversity: before noise is added, as the paper's algorithm
+    /// stores them, and as they are fed. The noise is a function of its key, so it is subtracted
+    /// again instead of being stored.
     fn add_thoughts(&mut self, of: QuestionContext<'_>, id: RowId, latents: &Tensor) {
         let BatchItem { prompt, params, forced_thoughts, .. } = of.item;
         let loops = of.engine.reasoner().method.looped.map_or(0, |looped| looped.loops);
@@ -254,7 +255,7 @@ impl QuestionState {
         }
     }
 
-    /// Ends the question when all samples are there or the vote is decided.
+    /// Finishes the question when all samples are drawn or the vote is decided.
     fn decide(&mut self, params: &SamplingParams) {
         let requested = params.samples.get();
         let left = requested - self.reply.trajectories.len();
@@ -280,7 +281,8 @@ impl QuestionState {
         let rule = of.engine.rule_of(params);
         let chosen = rule.choose(&self.reply.trajectories, &params.vote);
         let confidence = params.vote.confidence(&self.reply.trajectories, chosen);
-        let (diversity, fed_diversity) = (self.diversity.values(), self.fed_diversity.values());
+        let diversity = self.diversity.values();
+        let fed_diversity = self.fed_diversity.values();
         Ok(Reply {
             beam,
             diversity,

@@ -1,4 +1,4 @@
-//! A checkpoint becomes a reasoner or a reward model.
+//! Loads a checkpoint as a reasoner or a reward model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -27,9 +27,9 @@ pub struct LatentModel {
     pub method: Method,
     /// Turns a hidden state into the next thought.
     pub head: Arc<LatentHead>,
-    /// Embeddings that the checkpoint keeps beside its table, by token, each (width).
+    /// Embeddings that the checkpoint stores outside its embedding table, by token, each (width).
     pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
-    /// Decides when thoughts of open length end, in models that have such a gate.
+    /// Decides when open-ended thoughts stop, in models with such a gate.
     pub gate: Option<Arc<StopGate>>,
 }
 
@@ -39,8 +39,8 @@ impl LatentModel {
         if !tokens.iter().any(|token| self.marker_embeddings.contains_key(token)) {
             return self.decoder.embed(tokens);
         }
-        // Marker embeddings are inserted on the host: each distinct token travels once, however
-        // many rows have it.
+        // Marker embeddings are inserted on the host: each distinct token is transferred once,
+        // however many sequences have it.
         let distinct: Vec<u32> = BTreeSet::from_iter(tokens).into_iter().copied().collect();
         let mut vectors = self.decoder.embed(&distinct)?.to_host()?;
         for (r, token) in distinct.iter().enumerate() {
@@ -54,13 +54,13 @@ impl LatentModel {
         ops::select(device, [&vectors.to_device(device)?], &places)
     }
 
-    /// The input vectors of some tokens; `None` without any.
+    /// The input vectors of some tokens; `None` if there are no tokens.
     pub(crate) fn embed_some(&self, tokens: &[u32]) -> Result<Option<Tensor>, DeviceError> {
         if tokens.is_empty() { Ok(None) } else { self.embed(tokens).map(Some) }
     }
 
-    /// The input vectors of tokens that are still on the device; `None` where some tokens'
-    /// embeddings are not in the table.
+    /// The input vectors of tokens that are still on the device; `None` if some tokens' embeddings
+    /// are outside the table.
     pub(crate) fn embed_pending(
         &self,
         tokens: &PendingTokens,
@@ -74,13 +74,13 @@ impl LatentModel {
 
 /// A latent reasoner with its tokenizer.
 pub struct Reasoner {
-    /// Text to tokens and back.
+    /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The model.
     pub model: LatentModel,
     /// The files that it was loaded from.
     pub files: ModelFiles,
-    /// What is wrong with the checkpoint that does not keep it from being used.
+    /// Problems of the checkpoint that do not prevent its use.
     pub warnings: Vec<ModelWarning>,
 }
 
@@ -111,10 +111,12 @@ impl Reasoner {
             device.run(|| Decoder::load(device, checkpoint.config(), &checkpoint, LmHead::With))?;
         let unused = checkpoint.unused_tensors();
         if !unused.is_empty() {
-            let (dir, family) = (dir(), method.family);
+            let dir = dir();
+            let family = method.family;
             return Err(EngineError::UnusedTensors { dir, family, unused });
         }
-        let (decoder, head) = (Arc::new(decoder), Arc::new(head));
+        let decoder = Arc::new(decoder);
+        let head = Arc::new(head);
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
             model: LatentModel {
@@ -134,7 +136,7 @@ impl Reasoner {
         Checkpoint::open(&self.files)?.digest()
     }
 
-    /// The text of an answer's tokens, and the answer that the family's rule finds in it.
+    /// Decodes an answer's tokens, and extracts the answer by the family's rule.
     pub fn parse_answer(
         &self,
         kind: AnswerKind,
@@ -146,15 +148,15 @@ impl Reasoner {
     }
 }
 
-/// What a family adds to a decoder.
+/// The family-specific parts of a model.
 pub struct FamilyParts {
     /// Prompt template, lengths, end tokens, answer rule and defaults.
     pub method: Method,
     /// Turns a hidden state into the next thought.
     pub head: LatentHead,
-    /// Embeddings beside the table, by token, each (width).
+    /// Embeddings outside the table, by token, each (width).
     pub marker_embeddings: BTreeMap<u32, Vec<f32>>,
-    /// Decides when thoughts of open length end.
+    /// Decides when open-ended thoughts stop.
     pub gate: Option<StopGate>,
 }
 
@@ -175,33 +177,33 @@ impl FamilyParts {
     }
 }
 
-/// A Latent Reward Model: a decoder that reads prompt and thoughts, and a scalar head.
+/// A Latent Reward Model: a decoder over prompt and thoughts, with a scalar head.
 pub struct RewardModel {
     /// The transformer.
     pub decoder: Decoder,
-    /// Gives a process reward at each thought's position.
+    /// Computes a process reward at each thought's position.
     pub head: RewardHead,
-    /// Gives an outcome reward at the answer's end, in a reward model that reads answers.
+    /// Computes an outcome reward at the end of the answer, in a reward model that scores answers.
     pub outcome_head: Option<RewardHead>,
-    /// The reference reasoner, whose thoughts about the question are read before the candidate's.
+    /// The reference reasoner, whose thoughts about the question precede the candidate's.
     pub reference: Option<LatentModel>,
-    /// What is wrong with the checkpoint that does not keep it from being used.
+    /// Problems of the checkpoint that do not prevent its use.
     pub warnings: Vec<ModelWarning>,
 }
 
-/// The directory of a reward model's own reference reasoner.
+/// The subdirectory of a reward model that contains its reference reasoner.
 pub const REFERENCE_DIR: &str = "mind";
 
 impl RewardModel {
-    /// Finished paths of a beam search that are decoded: B if an outcome reward chooses among their
-    /// answers, else the best one.
+    /// Number of finished paths of a beam search that are decoded: B if outcome rewards rank their
+    /// answers, else 1.
     pub(crate) fn num_finalists(&self, size: BeamSize) -> usize {
         if self.outcome_head.is_some() { size.width.get() } else { 1 }
     }
 
-    /// Loads a LatentRM for the thoughts of a reasoner. On a device of precision fp8 it is bf16:
-    /// trajectories are many and their votes forgive rounding, a ranking of them does not
-    /// (docs/numerics.md).
+    /// Loads a LatentRM for the thoughts of a reasoner. On a device of precision fp8 it is loaded
+    /// in bf16: votes over many trajectories tolerate rounding, a ranking of them does not
+    /// (docs/explanation/numerics.md).
     pub fn load(
         device: &Device,
         from: impl Into<ModelFiles>,
@@ -212,13 +214,15 @@ impl RewardModel {
         if RewardHead::detect(&checkpoint).is_none() {
             return Err(EngineError::NotARewardModel { dir: checkpoint.dir().to_owned() });
         }
-        let (config, width) = (checkpoint.config(), reasoner.decoder.config().width);
+        let config = checkpoint.config();
+        let width = reasoner.decoder.config().width;
         if config.width != width {
             return Err(EngineError::WidthDiffers { reward: config.width, reasoner: width });
         }
         let head = RewardHead::load(device, config, &checkpoint)?;
         let outcome_head = RewardHead::outcome(device, config, &checkpoint)?;
-        let (reads, says) = (config.vocab, reasoner.decoder.config().vocab);
+        let reads = config.vocab;
+        let says = reasoner.decoder.config().vocab;
         if outcome_head.is_some() && reads < says {
             return Err(EngineError::UnreadableAnswers { reads, says });
         }
@@ -228,14 +232,15 @@ impl RewardModel {
         Ok(Self { decoder, head, outcome_head, reference, warnings })
     }
 
-    /// The reference reasoner of a checkpoint: a copy in its directory, or the recorded one. If
-    /// that is the reasoner itself, both share the weights.
+    /// The reference reasoner of a checkpoint: a copy in its directory, or the one at the recorded
+    /// path. If it is the reasoner itself, both share the weights.
     fn find_reference(
         device: &Device,
         checkpoint: &Checkpoint,
         reasoner: &Reasoner,
     ) -> Result<Option<LatentModel>, EngineError> {
-        let (files, width) = (checkpoint.model_files(), checkpoint.config().width);
+        let files = checkpoint.model_files();
+        let width = checkpoint.config().width;
         if let Some(copy) = files.subdir(REFERENCE_DIR) {
             return Self::load_reference(device, copy, width).map(Some);
         }
@@ -251,7 +256,7 @@ impl RewardModel {
         Self::load_reference(device, &path, width).map(Some)
     }
 
-    /// Loads a reference reasoner for a reward model of a width.
+    /// Loads a reference reasoner for a reward model of the given width.
     pub fn load_reference(
         device: &Device,
         from: impl Into<ModelFiles>,
@@ -262,23 +267,25 @@ impl RewardModel {
         fitting(model, files.path(), width)
     }
 
-    /// Thoughts of a reference trace at most; 0 without a reference reasoner.
+    /// Maximum thoughts of a reference trace; 0 without a reference reasoner.
     pub(crate) fn reference_thoughts(&self) -> usize {
         self.reference.as_ref().map_or(0, |model| model.method.length.limit())
     }
 
-    /// Positions of a row that it reads: thoughts, and with an outcome head the end tokens and the
-    /// answer.
+    /// Positions of a sequence that it reads: thoughts, and with an outcome head also the end
+    /// tokens and the answer.
     pub(crate) fn positions_read(&self, thoughts: usize, answer: usize) -> usize {
         thoughts + if self.outcome_head.is_some() { answer } else { 0 }
     }
 }
 
-/// A model as the reference reasoner of a reward model of a width, if it can be.
+/// Checks that a model can be the reference reasoner of a reward model of the given width.
 fn fitting(model: LatentModel, dir: &Path, width: usize) -> Result<LatentModel, EngineError> {
     let unfit = |why: String| Err(EngineError::UnfitReference { dir: dir.to_owned(), why });
     match (model.decoder.config().width, model.method.length.limit()) {
-        (own, _) if own != width => unfit(format!("it is {own} wide and the reward model {width}")),
+        (own, _) if own != width => {
+            unfit(format!("its width is {own} and the reward model's is {width}"))
+        }
         (_, 0) => unfit(format!("a {} model has no thoughts", model.method.family)),
         _ => Ok(model),
     }

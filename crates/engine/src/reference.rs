@@ -1,5 +1,5 @@
-//! The stages one by one, for comparison with another implementation: its prompt, its masks, its
-//! noise, its thoughts.
+//! Single stages for comparison with another implementation, with its prompt, masks, noise and
+//! thoughts.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -22,43 +22,42 @@ use crate::sampler::{RecordedNoise, RowId, Sampler};
 use crate::sampling_params::SamplingParams;
 use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScoredSequence, score};
 
-/// Where a comparison's random numbers come from.
+/// The source of a comparison's random numbers.
 #[derive(Clone, Copy, Debug)]
 pub enum RandomSource<'a> {
-    /// The random function under a seed.
+    /// The engine's random number generator with a seed.
     Seeded(u64),
-    /// Another implementation's masks and noise, for one question's rows.
+    /// Another implementation's masks and noise, for the sequences of one question.
     Recorded(&'a RecordedNoise),
 }
 
-/// How rows are run for a comparison.
+/// How sequences are run for a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct ReferenceRun<'a> {
-    /// Number of rows.
+    /// Number of sequences.
     pub rows: usize,
-    /// Thoughts of each row.
+    /// Number of thoughts of each sequence.
     pub length: LatentLength,
-    /// What makes the rows differ.
+    /// The perturbation of the sequences.
     pub perturbation: Perturbation,
-    /// Where its random numbers come from.
+    /// The source of the random numbers.
     pub source: RandomSource<'a>,
-    /// Answer tokens of each row, at most.
+    /// Maximum answer tokens of each sequence.
     pub max_new_tokens: NonZeroUsize,
-    /// Thoughts to feed instead of the computed ones, row by row: (thoughts, width). Thought t is
-    /// then computed from the given ones before it, so that differences do not grow from thought
-    /// to thought.
+    /// Thoughts to feed instead of the computed ones, per sequence: (thoughts, width). Thought t is
+    /// then computed from the given thoughts before it, so that differences do not accumulate.
     pub forced_thoughts: Option<&'a [Tensor]>,
 }
 
-/// The results of a row.
+/// The results of a sequence.
 #[derive(Clone, Debug)]
 pub struct ReferenceRow {
-    /// The thoughts that were computed, perturbation included: (thoughts, width), those of each
-    /// loop in turn. They were fed, unless others were forced.
+    /// The computed thoughts, including the perturbation: (thoughts, width), those of each loop in
+    /// turn. They are fed unless others are forced.
     pub thoughts: Tensor,
     /// The answer's tokens.
     pub tokens: AnswerTokens,
-    /// The sum of their log-probabilities.
+    /// Sum of their log-probabilities.
     pub logprob: f32,
     /// Logits at the last position before the answer: (vocabulary).
     pub first_logits: Vec<f32>,
@@ -71,13 +70,14 @@ pub fn prompt_hidden(model: &LatentModel, tokens: &[u32]) -> Result<Tensor, Devi
     let decoder = &model.decoder;
     let slots = Cache::slots_for(tokens.len());
     let mut cache = Cache::new(decoder.device(), decoder.config(), slots)?;
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     let forward = || decoder.forward(&mut cache, &pass, model.embed(tokens)?, None)?.to_host();
     decoder.device().run(forward)
 }
 
-/// Runs the rows of one prompt through prefill, thoughts and answer.
+/// Runs the sequences of one prompt through prefill, thoughts and answer.
 pub fn run_rows(
     model: &LatentModel,
     prompt: &Prompt,
@@ -123,9 +123,9 @@ pub fn run_rows(
     Ok(sequences.into_iter().zip(observed.computed).enumerate().map(row).collect())
 }
 
-/// What a comparison reads between the steps.
+/// Values that a comparison records between the steps.
 struct Observed<'a> {
-    /// The thoughts of each row as they were computed.
+    /// The computed thoughts of each sequence.
     computed: Vec<Tensor>,
     forced: Option<&'a [Tensor]>,
     first_hidden: Tensor,
@@ -147,7 +147,7 @@ impl StepObserver for Observed<'_> {
     }
 }
 
-/// Process rewards of given thoughts, row by row.
+/// Process rewards of given thoughts, per sequence.
 pub fn rewards(
     reward_model: &RewardModel,
     prompt: &Prompt,
@@ -157,7 +157,7 @@ pub fn rewards(
     Ok(rewards.into_iter().map(|rewards| rewards.process).collect())
 }
 
-/// Rewards of given thoughts and answers, row by row.
+/// Rewards of given thoughts and answers, per sequence.
 pub fn rewards_with_answers(
     reward_model: &RewardModel,
     prompt: &Prompt,

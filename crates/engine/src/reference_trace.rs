@@ -1,7 +1,7 @@
-//! The reference trace: what a reward model's own reasoner thinks about a question.
+//! The reference trace: the thoughts of a reward model's reference reasoner about a question.
 //!
-//! It is unperturbed, computed once a question by the reward model's reference reasoner
-//! ([`RewardModel::reference`](crate::RewardModel)), and stands between the prompt and the
+//! It is unperturbed, computed once per question by the reference reasoner
+//! ([`RewardModel::reference`](crate::RewardModel)), and inserted between the prompt and the
 //! candidate's thoughts.
 
 use model::Cache;
@@ -22,12 +22,12 @@ use crate::wave::ensure_slots;
 pub struct ReferenceTrace {
     /// All thoughts, prompt after prompt: (thoughts, width), on the device.
     pub thoughts: Tensor,
-    /// How many each prompt has.
+    /// Number of thoughts of each prompt.
     pub lengths: Vec<usize>,
 }
 
 impl ReferenceTrace {
-    /// The thoughts about some of the prompts, in that order.
+    /// Selects the thoughts about some of the prompts, in the given order.
     pub(crate) fn select(&self, device: &Device, prompts: &[usize]) -> Result<Self, DeviceError> {
         let ends: Vec<usize> = self.lengths.iter().scan(0, running_sum).collect();
         let rows = |&prompt: &usize| ends[prompt] - self.lengths[prompt]..ends[prompt];
@@ -42,7 +42,7 @@ fn running_sum(sum: &mut usize, length: &usize) -> Option<usize> {
     Some(*sum)
 }
 
-/// Makes reference traces; keeps its KV cache between calls.
+/// Computes reference traces; reuses its KV cache between calls.
 #[derive(Default)]
 pub struct ReferenceTracer {
     cache: Option<Cache>,
@@ -59,7 +59,8 @@ impl ReferenceTracer {
         let slots = |prompt: &&Prompt| Cache::slots_for(prompt.tokens.len()) + thoughts;
         ensure_slots(&mut self.cache, prompts.iter().map(slots).sum(), &model.decoder)?;
         let Some(cache) = &mut self.cache else { return Ok(ReferenceTrace::default()) };
-        let (params, cancel) = (Self::params(model), CancelToken::default());
+        let params = Self::params(model);
+        let cancel = CancelToken::default();
         let items: Vec<BatchItem<'_>> =
             prompts.iter().map(|&prompt| BatchItem::new(prompt, &params, &cancel)).collect();
         let spec = |(item, of): (usize, &&Prompt)| {

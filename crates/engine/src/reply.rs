@@ -1,4 +1,4 @@
-//! What a request gets: its trajectories, the answer that the voting rule chose, and the cost.
+//! The output of a request: its trajectories, the answer chosen by the voting rule, and the cost.
 
 use std::collections::BTreeMap;
 
@@ -10,44 +10,44 @@ use tensor::Tensor;
 
 use crate::executor::AnswerTokens;
 
-/// One sampled path of thoughts and the answer it led to.
+/// One sampled sequence of thoughts and its answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trajectory {
-    /// Its number among the trajectories of the request, from 0.
+    /// Index among the trajectories of the request, from 0.
     pub number: u32,
-    /// How many thoughts it has.
+    /// Number of thoughts.
     pub thoughts: usize,
     /// The thoughts as they were fed: (thoughts, width), on the host; empty for a beam search.
     pub latents: Tensor,
     /// The tokens that each thought's hidden state predicts, the most probable first; empty unless
     /// the request has a [`Lens`](crate::Lens) for it.
     pub lens: Vec<Vec<LensToken>>,
-    /// The answer's tokens, the EOS token included.
+    /// The answer's tokens, including EOS.
     pub tokens: AnswerTokens,
     /// The decoded answer text.
     pub text: String,
-    /// What the family's rule finds in the text. A trajectory without an answer never votes.
+    /// The answer extracted by the family's rule. A trajectory without an answer never votes.
     pub answer: Option<Answer>,
-    /// One reward per thought, where a reward model scored it.
+    /// One reward per thought, if a reward model scored the trajectory.
     pub process_rewards: Option<Vec<f32>>,
-    /// The reward of the whole answer, where the reward model reads answers.
+    /// The reward of the whole answer, if the reward model scores answers.
     pub outcome_reward: Option<f32>,
     /// The log-probability of the answer's tokens; `None` where it is not finite.
     pub logprob: Option<f32>,
-    /// Signals beside rewards and likelihood, by name; see [`aggregate::signals`].
+    /// Signals other than rewards and log-probability, by name; see [`aggregate::signals`].
     pub signals: BTreeMap<String, f32>,
-    /// The hidden states, after the final norm, from which its thoughts were made and then its
-    /// answer's tokens read: (thoughts + tokens, width), on the host. Empty unless the engine
+    /// The hidden states, after the final norm, from which first its thoughts and then its answer's
+    /// tokens were computed: (thoughts + tokens, width), on the host. Empty unless the engine
     /// returns them.
     pub states: Tensor,
 }
 
-/// A token of the vocabulary at a thought's hidden state.
+/// A token predicted at a thought's hidden state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LensToken {
-    /// Its index in the vocabulary.
+    /// Token id.
     pub token: u32,
-    /// Its text; special tokens have none.
+    /// The token's text; empty for special tokens.
     pub text: String,
     /// softmax(logits)\[token\], over the whole vocabulary.
     pub probability: f32,
@@ -79,7 +79,7 @@ impl Candidate for Trajectory {
     }
 }
 
-/// Without its thoughts, and not graded.
+/// Omits the thoughts; the record is not graded.
 impl From<&Trajectory> for TrajectoryRecord {
     fn from(trajectory: &Trajectory) -> Self {
         let token = |token: &LensToken| (token.text.clone(), token.probability);
@@ -102,9 +102,9 @@ impl From<&Trajectory> for TrajectoryRecord {
 /// The result of a beam search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamReply {
-    /// The best path and its answer; its number is 0.
+    /// The best path and its answer, with number 0.
     pub best: Trajectory,
-    /// What the search cost, beside the samples.
+    /// The cost of the search, excluding the samples.
     pub cost: ComputeCost,
 }
 
@@ -114,7 +114,7 @@ pub struct BeamReply {
 /// use aggregate::{Rule, VoteParams};
 /// use latent_tts_engine::Reply;
 ///
-/// /// What every rule answers.
+/// /// The answer chosen by each rule.
 /// fn answers(reply: &Reply) -> Vec<(&'static str, Option<&str>)> {
 ///     let by = |&rule: &Rule| {
 ///         let chosen = reply.choose(rule, &VoteParams::default());
@@ -130,42 +130,42 @@ pub struct Reply {
     pub id: u32,
     /// The sampled trajectories, by number.
     pub trajectories: Vec<Trajectory>,
-    /// The unperturbed trajectory, if it was asked for.
+    /// The unperturbed trajectory, if requested.
     pub greedy: Option<Trajectory>,
-    /// The beam search, if one was asked for.
+    /// The beam search, if requested.
     pub beam: Option<BeamReply>,
-    /// d_t of each thought step: the mean pairwise cosine dissimilarity of the trajectories, of
+    /// d_t of each thought step: the mean pairwise cosine dissimilarity of the trajectories'
     /// thoughts before Gaussian noise is added, as the paper's algorithm stores them.
     pub diversity: Vec<f64>,
-    /// The same of the thoughts with their noise, as they are fed; empty without Gaussian noise,
-    /// where the two are one.
+    /// The same for the thoughts with noise, as they are fed; empty without Gaussian noise, where
+    /// both are equal.
     pub fed_diversity: Vec<f64>,
-    /// Why there are fewer trajectories than requested, where there are.
+    /// The reason that there are fewer trajectories than requested, if so.
     pub stopped: Option<EarlyStop>,
     /// The rule that chose the answer.
     pub rule: Rule,
-    /// The chosen trajectory's index; `None` where no trajectory has an answer.
+    /// The chosen trajectory's index; `None` if no trajectory has an answer.
     pub chosen: Option<usize>,
-    /// The probability that the chosen answer is right, where the request has a calibration.
+    /// The probability that the chosen answer is correct, if the request has a calibration.
     pub confidence: Option<f64>,
-    /// What the samples cost, the beam search aside.
+    /// The cost of the samples, excluding the beam search.
     pub cost: ComputeCost,
-    /// Time by stage since the reply before it: requests of one batch are timed together.
+    /// Seconds per stage since the previous output: requests of one batch are timed together.
     pub seconds: StageSeconds,
 }
 
 impl Reply {
-    /// The answer that the rule chose.
+    /// The answer chosen by the rule.
     pub fn answer(&self) -> Option<&str> {
         self.trajectories[self.chosen?].answer()
     }
 
-    /// The different answers with their votes and rewards, in the order of their first votes.
+    /// The distinct answers with their votes and rewards, ordered by first vote.
     pub fn votes(&self) -> Vec<AnswerVotes<'_>> {
         aggregate::votes(&self.trajectories)
     }
 
-    /// The trajectory that another rule chooses.
+    /// The trajectory chosen by another rule.
     pub fn choose(&self, rule: Rule, params: &VoteParams) -> Option<&Trajectory> {
         rule.choose(&self.trajectories, params).map(|index| &self.trajectories[index])
     }

@@ -1,4 +1,4 @@
-//! What a caller asks for: one question with its own sampling parameters, and a way to stop it.
+//! A request: one question with its sampling parameters, and a way to cancel it.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
@@ -16,9 +16,10 @@ use crate::batch::BatchItem;
 use crate::prompt::Prompt;
 use crate::sampling_params::SamplingParams;
 
-/// One question and everything that decides its trajectories.
+/// One question and everything that determines its trajectories.
 ///
-/// Requests with unlike parameters share passes; what a request gets does not depend on the others.
+/// Requests with different parameters share forward passes; a request's output does not depend on
+/// the other requests.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -37,31 +38,32 @@ use crate::sampling_params::SamplingParams;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Names the request's random numbers together with the seed: the question's index in its
-    /// data set. Two requests with the same id, seed and parameters get the same trajectories.
+    /// The question's index in its data set; together with the seed it is the key of the request's
+    /// random numbers. Two requests with the same id, seed and parameters get the same
+    /// trajectories.
     pub id: u32,
     /// The question's text, without the family's prompt template.
     pub question: String,
-    /// What kind of answer is looked for in the decoded text.
+    /// The kind of answer to extract from the decoded text.
     pub answer_kind: AnswerKind,
-    /// How many trajectories, how they are perturbed, how long they are.
+    /// Number, perturbation and length of the trajectories.
     pub params: SamplingParams,
     /// Thoughts to feed instead of the computed ones: trajectory k is fed the rows of element k,
-    /// each (thoughts, width) and on the host, and has as many thoughts as that. Trajectories
-    /// beyond the list and the greedy one think by themselves.
+    /// each (thoughts, width) and on the host, and has that number of thoughts. Trajectories beyond
+    /// the list and the greedy one compute their thoughts.
     pub forced_thoughts: Arc<[Tensor]>,
-    /// Reads thoughts through the LM head, into [`Trajectory::lens`](crate::Trajectory::lens). It
-    /// changes nothing else.
+    /// Reads thoughts through the LM head, into [`Trajectory::lens`](crate::Trajectory::lens),
+    /// without changing any other result.
     pub lens: Option<Lens>,
-    /// Samples the answer's tokens of the perturbed trajectories, whatever perturbs their thoughts.
-    /// Reinforcement learning explores with both.
+    /// Samples the answer tokens of the perturbed trajectories, in addition to any perturbation of
+    /// their thoughts. Reinforcement learning explores with both.
     pub answer_sampling: Option<AnswerSampling>,
-    /// Looked at between passes; a cancelled request gives its rows' places to the others.
+    /// Checked between forward passes; the sequences of a cancelled request leave the batch.
     pub cancel: CancelToken,
 }
 
 impl Request {
-    /// A request for a number, under id 0.
+    /// A request for a numeric answer, with id 0.
     pub fn new(question: impl Into<String>, params: SamplingParams) -> Self {
         Self {
             id: 0,
@@ -75,37 +77,39 @@ impl Request {
         }
     }
 
-    /// It with its prompt, as batches take it.
+    /// The request with its prompt, as a batch item.
     pub(crate) fn item<'a>(&'a self, prompt: &'a Prompt) -> BatchItem<'a> {
         let Self { params, forced_thoughts, cancel, .. } = self;
-        let (lens, answer_sampling) = (self.lens, self.answer_sampling);
+        let lens = self.lens;
+        let answer_sampling = self.answer_sampling;
         BatchItem { prompt, params, forced_thoughts, lens, answer_sampling, cancel }
     }
 }
 
-/// How the answers of perturbed thoughts are sampled.
+/// How the answers of perturbed trajectories are sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AnswerSampling {
-    /// The distribution of each token.
+    /// Temperature and top-p of each token.
     pub tokens: TokenSampling,
-    /// Trajectories in a row that have the same random numbers in their thoughts, and differ in
-    /// their answers alone.
+    /// Number of consecutive trajectories that share the random numbers of their thoughts and
+    /// differ only in their answers.
     pub per_thoughts: NonZeroU32,
 }
 
-/// The logit lens: the tokens that the LM head gives the largest logits at the hidden state from
-/// which a thought is made.
+/// The logit lens: the tokens with the largest logits at the hidden state from which a thought is
+/// computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lens {
-    /// Tokens of each thought.
+    /// Number of tokens per thought.
     pub tokens: NonZeroUsize,
-    /// Reads all trajectories, and not the greedy one alone.
+    /// Applies to all trajectories instead of only the greedy one.
     pub sampled: bool,
 }
 
-/// Stops requests. Clones share one state: cancelling any of them cancels all.
+/// Cancels requests. Clones share one state: cancelling any of them cancels all.
 ///
-/// The engine looks at it between passes, so that a request ends within one pass over its rows.
+/// The engine checks it between forward passes, so a cancelled request stops after at most one pass
+/// over its sequences.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<CancelState>);
 
@@ -128,18 +132,18 @@ struct CheckCounter {
 }
 
 impl CancelToken {
-    /// A token that also cancels itself when `limit` has passed from now on.
+    /// A token that also cancels itself after `limit` from now.
     pub fn with_timeout(limit: Duration) -> Self {
         let deadline = Instant::now().checked_add(limit);
         Self(Arc::new(CancelState { deadline, ..CancelState::default() }))
     }
 
-    /// A token that is cancelled with this one, and can be cancelled without it.
+    /// A child token: cancelled with this one, and cancellable independently.
     pub fn child(&self) -> Self {
         Self(Arc::new(CancelState { parents: vec![self.clone()], ..CancelState::default() }))
     }
 
-    /// A token that is cancelled with either of two.
+    /// A token that is cancelled when either of the two is.
     pub(crate) fn joined(&self, other: &Self) -> Self {
         let parents = vec![self.clone(), other.clone()];
         Self(Arc::new(CancelState { parents, ..CancelState::default() }))
@@ -169,7 +173,7 @@ impl CancelToken {
         Self(Arc::new(CancelState { checks, ..CancelState::default() }))
     }
 
-    /// How often it was checked.
+    /// Number of checks so far.
     pub(crate) fn checks(&self) -> usize {
         self.0.checks.count.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Labels for a reward model: how often does a thought lead to the right answer?
+//! Labels for a reward model: how often does a thought lead to the correct answer?
 //!
 //! ```text
 //! question -> N trajectories -> mixed? -> M rollouts from every thought -> share of right answers
@@ -6,23 +6,24 @@
 //! ```
 //!
 //! The label of thought t (the paper's Monte Carlo estimate) is the share of M continuations, with
-//! thoughts 1 to t fixed and fresh masks or noise after them, that answer right. A rollout is a
-//! fork of its trajectory: nothing before thought t is computed again. Questions whose N
-//! trajectories are all right or all wrong give a reward model nothing to compare and are left out
-//! before any rollout.
+//! thoughts 1 to t fixed and fresh masks or noise after them, whose answer is correct. A rollout is
+//! a fork of its trajectory: nothing before thought t is recomputed. Questions whose N trajectories
+//! are all correct or all incorrect give a reward model nothing to compare and are skipped before
+//! any rollout.
 //!
-//! Where nothing random is left to happen after a thought, all rollouts would be the trajectory
-//! itself, and the label is the trajectory's own outcome: after the last thought, unless dropout
-//! reaches the answer or, with an open length, the next pass may decide to think on.
+//! If nothing random remains after a thought, all rollouts would equal the trajectory itself, and
+//! the label is the trajectory's own outcome. This is the case after the last thought, unless
+//! dropout also applies to the answer or, with open-ended thoughts, the next pass may decide to
+//! continue.
 //!
 //! # Random numbers of a rollout
 //!
-//! A rollout is a row of its own in the random function: its trajectory number has the highest bit
-//! set, then 10 bits of the trajectory it left, 9 of the thought (less one), 12 of its own number;
-//! see [`rollout_row`]. So no rollout shares numbers with another or with a trajectory, and the
-//! first four of 128 rollouts are the four of a run with four.
+//! A rollout has its own random number key: its trajectory number has the highest bit set, followed
+//! by 10 bits for the trajectory it forks, 9 for the thought (minus one), and 12 for its index; see
+//! [`rollout_row`]. So no rollout shares random numbers with another or with a trajectory, and the
+//! first four of 128 rollouts equal those of a run with four.
 //!
-//! `plan` sizes waves to the memory, `run` runs them.
+//! `plan` sizes batches to fit the memory, `run` runs them.
 
 mod plan;
 mod run;
@@ -48,15 +49,14 @@ use plan::RolloutPlan;
 
 const THOUGHT_BITS: u32 = 9;
 const ROLLOUT_BITS: u32 = 12;
-/// Trajectories of a question whose rollouts can be named, at most.
+/// Maximum trajectories of a question, limited by the bits of a rollout's key.
 pub const MAX_TRAJECTORIES: usize = 1 << (31 - THOUGHT_BITS - ROLLOUT_BITS);
-/// Thoughts of a trajectory whose rollouts can be named, at most.
+/// Maximum thoughts of a trajectory, limited by the bits of a rollout's key.
 pub const MAX_THOUGHTS: usize = 1 << THOUGHT_BITS;
-/// Rollouts of a thought that can be named, at most.
+/// Maximum rollouts of a thought, limited by the bits of a rollout's key.
 pub const MAX_ROLLOUTS: usize = 1 << ROLLOUT_BITS;
 
-/// The name, in the random function, of a rollout from a thought (counted from 1) of a question's
-/// trajectory.
+/// The random number key of a rollout from a thought (counted from 1) of a question's trajectory.
 pub fn rollout_row(trajectory: RowId, thought: usize, rollout: usize) -> RowId {
     debug_assert!((trajectory.trajectory as usize) < MAX_TRAJECTORIES && rollout < MAX_ROLLOUTS);
     debug_assert!((1..=MAX_THOUGHTS).contains(&thought));
@@ -66,17 +66,17 @@ pub fn rollout_row(trajectory: RowId, thought: usize, rollout: usize) -> RowId {
     RowId { trajectory: 1 << 31 | place, ..trajectory }
 }
 
-/// What a thought is labelled with.
+/// The label of a thought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThoughtLabels {
-    /// Whether its trajectory's own answer is right.
+    /// Whether its trajectory's own answer is correct.
     Final,
-    /// The share of so many rollouts from it that answer right.
+    /// The share of this number of rollouts whose answer is correct.
     Rollouts(NonZeroUsize),
 }
 
 impl ThoughtLabels {
-    /// Rollouts from each thought.
+    /// Number of rollouts from each thought.
     pub fn rollouts(self) -> usize {
         match self {
             Self::Final => 0,
@@ -85,18 +85,19 @@ impl ThoughtLabels {
     }
 }
 
-/// A question with its labelled trajectories.
+/// A question with its labeled trajectories.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnnotatedQuestion {
     /// The prompt's id.
     pub id: u32,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// Some trajectories are right and some wrong. If not, thoughts and labels are left out.
+    /// Whether some trajectories are correct and some incorrect. If not, thoughts and labels are
+    /// omitted.
     pub kept: bool,
     /// The trajectories, by number.
     pub trajectories: Vec<LabelledTrajectory>,
-    /// Rollouts that were computed.
+    /// Number of rollouts that were computed.
     pub rollouts: usize,
 }
 
@@ -105,26 +106,27 @@ pub struct AnnotatedQuestion {
 pub struct LabelledTrajectory {
     /// (thoughts, width)
     pub thoughts: Tensor,
-    /// One for each thought.
+    /// One label per thought.
     pub labels: Vec<f32>,
-    /// The answer's tokens, the EOS token included.
+    /// The answer's tokens, including EOS.
     pub tokens: AnswerTokens,
-    /// The answer that was found in them.
+    /// The answer extracted from them.
     pub answer: Option<String>,
     /// Whether it is right.
     pub correct: bool,
 }
 
-/// What an answer is worth.
+/// The grade of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grade {
-    /// The answer, if there is one.
+    /// The extracted answer, if any.
     pub answer: Option<String>,
     /// Whether it is right.
     pub correct: bool,
 }
 
-/// Grades an answer's tokens, for a prompt by its index. Must be deterministic: grades are cached.
+/// Grades an answer's tokens for the prompt of the given index. Must be deterministic: grades are
+/// cached.
 pub type Grader<'a> = dyn Fn(usize, &[u32]) -> Result<Grade, EngineError> + Sync + 'a;
 
 /// Labels the thoughts of a model's trajectories.
@@ -132,44 +134,44 @@ pub type Grader<'a> = dyn Fn(usize, &[u32]) -> Result<Grade, EngineError> + Sync
 pub struct RolloutRunner<'a> {
     /// The model.
     pub model: &'a LatentModel,
-    /// How trajectories and rollouts are sampled; `samples` is the number of trajectories of a
-    /// question, and there is no greedy one.
+    /// How trajectories and rollouts are sampled; `samples` is the number of trajectories per
+    /// question, without a greedy one.
     pub params: SamplingParams,
-    /// Bytes of keys and values that may be used.
+    /// KV memory budget in bytes.
     pub memory: usize,
-    /// What thoughts are labelled with.
+    /// The kind of labels.
     pub labels: ThoughtLabels,
-    /// Label questions that are all right or all wrong, too.
+    /// Also label questions whose trajectories are all correct or all incorrect.
     pub keep_all: bool,
-    /// Tells right answers from wrong ones.
+    /// Decides whether answers are correct.
     pub grader: &'a Grader<'a>,
-    /// Looked at between passes; cancelling ends the run with [`EngineError::Cancelled`].
+    /// Checked between forward passes; cancelling ends the run with [`EngineError::Cancelled`].
     pub cancel: Option<&'a CancelToken>,
 }
 
-/// What a stream keeps from wave to wave.
+/// A stream's state between batches.
 #[derive(Default)]
 pub(crate) struct RolloutState {
     cache: Option<Cache>,
     pub(crate) cost: RolloutCost,
 }
 
-/// Time and operations since they were last reset.
+/// Time and operations since the last reset.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RolloutCost {
-    /// The stages of the trajectories.
+    /// Seconds per stage of the trajectories.
     pub(crate) seconds: StageSeconds,
     pub(crate) rollout_seconds: f64,
     pub(crate) cost: ComputeCost,
 }
 
 impl RolloutRunner<'_> {
-    /// Labels the thoughts of all prompts and hands each one over as soon as it is complete, in the
-    /// order of the prompts.
+    /// Labels the thoughts of all prompts and passes each question to `take` as soon as it is
+    /// complete, in prompt order.
     ///
     /// # Errors
     ///
-    /// The first error of `take`, which ends the run, or what is wrong with a prompt or the device.
+    /// The first error of `take`, which ends the run, or an error of a prompt or the device.
     pub fn run<E: From<EngineError>>(
         &self,
         prompts: &[Prompt],
@@ -178,12 +180,13 @@ impl RolloutRunner<'_> {
         self.run_with_states(prompts, &mut Vec::new(), take)
     }
 
-    /// Refuses prompts that do not fit the model or the memory, and rollouts that have no name.
+    /// Rejects prompts that do not fit the model or the memory, and rollouts beyond the limits of
+    /// their keys.
     pub fn check(&self, prompts: &[Prompt]) -> Result<(), EngineError> {
         RolloutPlan::new(self, prompts).map(drop)
     }
 
-    /// [`Self::run`] with streams that are there already.
+    /// [`Self::run`] with existing stream states.
     pub(crate) fn run_with_states<E: From<EngineError>>(
         &self,
         prompts: &[Prompt],
@@ -197,7 +200,8 @@ impl RolloutRunner<'_> {
         let each = |wave: &Range<usize>, state: &mut RolloutState| {
             self.run_wave(&plan, wave.clone(), usize::MAX, state)
         };
-        let (device, streams) = (self.model.decoder.device(), states.as_slice());
+        let device = self.model.decoder.device();
+        let streams = states.as_slice();
         let jobs = StreamJobs { device, streams, jobs: &plan.waves(), each };
         jobs.run(|_, annotated: Vec<_>| annotated.into_iter().try_for_each(&mut take))
     }
@@ -212,8 +216,8 @@ impl RolloutRunner<'_> {
         }
     }
 
-    /// Annotates the prompts of a wave: in halves if the device has not the memory for them at
-    /// once, and a single one with fewer rollouts at a time, `max_rollouts` at most.
+    /// Annotates the prompts of a batch: in two halves if the device lacks the memory for all at
+    /// once, and a single prompt with at most `max_rollouts` rollouts at a time.
     fn run_wave(
         &self,
         plan: &RolloutPlan<'_>,
@@ -236,7 +240,7 @@ impl RolloutRunner<'_> {
         let count = wave.len();
         match annotated {
             Err(EngineError::Device(e)) if e.is_out_of_memory() && (count > 1 || at_once > 1) => {
-                tracing::warn!(questions = count, "the device lacks memory; annotating in halves");
+                tracing::warn!(questions = count, "out of device memory; annotating in two halves");
                 state.cache = None;
                 if count == 1 {
                     return self.run_wave(plan, wave, at_once / 2, state);

@@ -1,9 +1,9 @@
-//! The random numbers of a batch's rows: drawn from Philox under each request's seed, or recorded
+//! The random numbers of a batch's sequences: Philox numbers under each request's seed, or recorded
 //! by another implementation.
 //!
-//! A number is named by seed, question, trajectory, position, layer, site and element, so that it
-//! does not depend on which rows share a pass. Masks that a trajectory keeps have position 0. Each
-//! row carries the strength of its own request.
+//! A random number is keyed by seed, question, trajectory, position, layer, site and element, so it
+//! does not depend on which sequences share a forward pass. Masks that are fixed per trajectory
+//! have position 0. Each sequence has the perturbation strength of its own request.
 
 use model::{Decoder, Dropout, LatentHead};
 use schema::{ColdStop, CustomSampler, OneSidedNoise, ThoughtKey};
@@ -22,17 +22,17 @@ pub(crate) use crate::perturbation_keys::PassStage;
 use crate::perturbation_keys::PerturbationKeys;
 use crate::sampling_params::SamplingParams;
 
-/// A trajectory's name in the random function.
+/// The part of a random number key that identifies a trajectory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowId {
     /// The request's id: the question's index in its data set.
     pub question: u32,
-    /// The trajectory's number within the question.
+    /// The trajectory's index within the question.
     pub trajectory: u32,
 }
 
 impl RowId {
-    /// The key of this row's random numbers at a position, counted from the first prompt token.
+    /// The random number key of this trajectory at a position, counted from the first prompt token.
     pub fn rng_key(self, seed: u64, position: usize) -> RngKey {
         RngKey {
             seed,
@@ -42,27 +42,27 @@ impl RowId {
         }
     }
 
-    /// The number of thoughts that a row of variable length draws.
+    /// The sampled number of thoughts of a trajectory of variable length.
     pub(crate) fn length(self, seed: u64, range: LengthRange) -> usize {
         self.rng_key(seed, 0).uniform_int(Site::Length, range.low().get(), range.high().get())
     }
 }
 
-/// Dropout masks and noise that another implementation used, for the rows of one question.
+/// Dropout masks and noise of another implementation, for the sequences of one question.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedNoise {
-    /// Thoughts or loops, layers, rows, positions and width of what follows. Each thought has one
-    /// position, each loop those of all thoughts.
+    /// Thoughts or loops, layers, sequences, positions and width of the arrays. Each thought has
+    /// one position, each loop those of all thoughts.
     pub shape: [usize; 5],
-    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, rows, positions, width).
+    /// 1 keeps, 0 drops: (thoughts, layers, 2 sites, sequences, positions, width).
     pub keep_masks: Vec<u8>,
-    /// (thoughts, rows, positions, width)
+    /// Noise: (thoughts, sequences, positions, width).
     pub noise: Vec<f32>,
 }
 
 impl RecordedNoise {
-    /// The masks of pass `t` for some rows: attention and MLP site of each layer in turn, each
-    /// (rows, width). A row is there once for each of its positions.
+    /// The masks of pass `t` for some sequences: attention and MLP site of each layer in turn, each
+    /// (rows, width). A sequence is listed once for each of its positions.
     fn masks(&self, t: usize, rows: &[u32]) -> Vec<Vec<u8>> {
         let [_, layers, n, positions, width] = self.shape;
         let site = |s: usize| {
@@ -83,7 +83,7 @@ impl RecordedNoise {
     }
 }
 
-/// Masks of one pass that another implementation used.
+/// Masks of one forward pass of another implementation.
 pub(crate) struct RecordedMasks {
     p: f32,
     sites: SiteSet,
@@ -96,16 +96,16 @@ impl RecordedMasks {
     }
 }
 
-/// Gives the rows of a batch their random numbers.
+/// Provides the sequences of a batch with their random numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Sampler<'a> {
     pub(crate) items: &'a [BatchItem<'a>],
-    /// Replaces the random function; for the rows of one question.
+    /// Replaces the generated numbers; for the sequences of one question.
     pub(crate) recorded: Option<&'a RecordedNoise>,
 }
 
 impl<'a> Sampler<'a> {
-    /// Draws from the random function under each item's seed.
+    /// Generates numbers under each item's seed.
     pub(crate) fn new(items: &'a [BatchItem<'a>]) -> Self {
         Self { items, recorded: None }
     }
@@ -114,40 +114,40 @@ impl<'a> Sampler<'a> {
         self.items[row.spec.item].params
     }
 
-    /// How much of an item's prompt its sequences share.
+    /// The part of an item's prompt that its sequences share.
     pub(crate) fn prompt_sharing(&self, item: usize) -> PromptSharing {
         self.items[item].params.perturbation.prompt_sharing()
     }
 
-    /// Which items are cancelled: one look at each token, however many rows it has.
+    /// Which items are cancelled. Each token is checked once, however many sequences it has.
     pub(crate) fn cancelled_items(&self) -> Vec<bool> {
         self.items.iter().map(|item| item.cancel.is_cancelled()).collect()
     }
 
-    /// Whether any request has a perturbation like this. Batches have thousands of rows and few
-    /// requests, so asking these first spares most work on rows.
+    /// Whether any request has such a perturbation. Batches have thousands of sequences and few
+    /// requests, so this check avoids most work per sequence.
     fn any_perturbation(&self, is_such: impl Fn(&Perturbation) -> bool) -> bool {
         self.items.iter().any(|item| is_such(&item.params.perturbation))
     }
 
-    /// The random numbers of a row; none for a clean row.
+    /// The random number keys of a sequence; `None` for an unperturbed one.
     fn keys(&self, row: &SequenceState) -> Option<PerturbationKeys> {
         let is_sampled = row.spec.perturbed && self.recorded.is_none();
         is_sampled.then(|| self.items[row.spec.item].keys())
     }
 
-    /// The key of a row's random numbers at a position, in its thoughts; none for a clean row.
+    /// The key of a sequence's thoughts at a position; `None` for an unperturbed one.
     fn key(&self, row: &SequenceState, position: usize) -> Option<RngKey> {
         let keys = self.keys(row)?;
         Some(keys.thoughts_of(row.spec.id).rng_key(keys.seed, position))
     }
 
-    /// The key of the random number of a row's next answer token.
+    /// The random number key of a sequence's next answer token.
     fn token_key(&self, row: &SequenceState) -> Option<RngKey> {
         Some(row.spec.id.rng_key(self.keys(row)?.seed, row.random_position()))
     }
 
-    /// The distribution that a row's answer tokens are sampled from; `None` for the argmax.
+    /// The distribution from which a sequence's answer tokens are sampled; `None` for argmax.
     fn token_sampling(&self, row: &SequenceState) -> Option<TokenSampling> {
         match self.params(row).perturbation {
             Perturbation::Tokens { temperature, top_p } => {
@@ -171,27 +171,26 @@ impl<'a> Sampler<'a> {
         self.items.iter().any(|item| item.lens.is_some() || item.params.check_steps)
     }
 
-    /// How many tokens of each thought of a row are asked for; `None` without a lens on it.
+    /// Number of lens tokens per thought of a sequence; `None` without a lens.
     pub(crate) fn lens_tokens(&self, row: &SequenceState) -> Option<usize> {
         let BatchItem { lens, params, .. } = &self.items[row.spec.item];
         let requested = lens.filter(|lens| lens.sampled || !row.spec.perturbed);
-        // Steps are read as the most probable tokens.
+        // The arithmetic signals read each step as its most probable token.
         requested.map(|lens| lens.tokens.get()).or(params.check_steps.then_some(1))
     }
 
-    /// Whether any request is fed thoughts of another origin.
+    /// Whether any request has forced thoughts.
     pub(crate) fn forces_thoughts(&self) -> bool {
         self.items.iter().any(|item| !item.forced_thoughts.is_empty())
     }
 
-    /// The thoughts that a row is fed instead of its own, (thoughts, width), if its request has
-    /// some for it.
+    /// The forced thoughts of a sequence, (thoughts, width), if its request has some for it.
     pub(crate) fn forced_thoughts(&self, row: &SequenceState) -> Option<&'a Tensor> {
         let forced = self.items[row.spec.item].forced_thoughts;
         forced.get(row.spec.id.trajectory as usize).filter(|_| row.spec.perturbed)
     }
 
-    /// The most thoughts that a row may have.
+    /// Maximum thoughts of a sequence.
     pub(crate) fn max_thoughts(&self, row: &SequenceState) -> usize {
         let params = self.params(row);
         let draws_length =
@@ -205,7 +204,7 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// A row's dropout at its next position, if its request has dropout at this stage.
+    /// A sequence's dropout at its next position, if its request has dropout at this stage.
     pub(crate) fn dropout_row(
         &self,
         row: &SequenceState,
@@ -214,7 +213,7 @@ impl<'a> Sampler<'a> {
         self.dropout_at(row, row.random_position(), stage)
     }
 
-    /// The same at a position in the random function.
+    /// The same at a given position of the random number key.
     pub(crate) fn dropout_at(
         &self,
         row: &SequenceState,
@@ -224,7 +223,7 @@ impl<'a> Sampler<'a> {
         self.keys(row)?.dropout(row.spec.id, position, stage)
     }
 
-    /// The masks that another implementation used for some sequences at a stage.
+    /// The recorded masks of some sequences at a stage.
     pub(crate) fn recorded_masks<'r>(
         &self,
         sequences: impl Iterator<Item = &'r SequenceState>,
@@ -239,8 +238,8 @@ impl<'a> Sampler<'a> {
         Some(RecordedMasks { p: p.get(), sites: site_set(sites), masks })
     }
 
-    /// Adds noise to thoughts (thoughts, width) of the rows whose requests have noise. `t` counts
-    /// the thoughts or loops of a row from 0.
+    /// Adds noise to the thoughts, (thoughts, width), of sequences whose requests have noise. `t`
+    /// counts the thoughts or loops of a sequence from 0.
     pub(crate) fn add_noise<'r>(
         &self,
         device: &Device,
@@ -263,7 +262,7 @@ impl<'a> Sampler<'a> {
         ops::add_noise(device, x, &PerturbedRows::new(device, thoughts.map(perturbed).collect())?)
     }
 
-    /// Hands thoughts (thoughts, width) of requests with a sampler of the calling program to it.
+    /// Passes the thoughts, (thoughts, width), of requests with a custom sampler to that sampler.
     pub(crate) fn perturb_thoughts<'r>(
         &self,
         device: &Device,
@@ -306,8 +305,8 @@ impl<'a> Sampler<'a> {
         thoughts.to_device(device)
     }
 
-    /// The Gumbel noise on the mixtures that become the next thoughts of some rows, each at the
-    /// position where its thought is fed; `None` where no request has any.
+    /// The Gumbel noise on the mixtures that become the next thoughts of some sequences, each at
+    /// the position where its thought is fed; `None` if no request has any.
     pub(crate) fn mixture_noise<'r>(
         &self,
         device: &Device,
@@ -327,8 +326,8 @@ impl<'a> Sampler<'a> {
         PerturbedRows::new(device, rows.map(perturbed).collect()).map(Some)
     }
 
-    /// Whether a row's mixtures need a rule of their own: those of a sharpened distribution, of
-    /// sampled tokens and of one-sided noise, and where entropy ends the thoughts.
+    /// Whether a sequence's mixtures need a special rule: those of a sharpened distribution, of
+    /// sampled tokens and of one-sided noise, and where entropy stops the thoughts.
     pub(crate) fn needs_rule(&self, head: &LatentHead, row: &SequenceState) -> bool {
         let SamplingParams { perturbation, cold_stop, .. } = self.params(row);
         let is_drawn = matches!(
@@ -339,7 +338,7 @@ impl<'a> Sampler<'a> {
         head.is_mixture() && (!is_plain || is_drawn || cold_stop.is_some_and(ColdStop::is_on))
     }
 
-    /// The rule of a row's mixture at the position where its thought is fed.
+    /// The rule of a sequence's mixture at the position where its thought is fed.
     pub(crate) fn mixture_rule(&self, rule: MixtureRule, row: &SequenceState) -> MixtureRule {
         let Some(key) = self.key(row, row.random_position()) else { return rule };
         let draw = match self.params(row).perturbation {
@@ -347,7 +346,9 @@ impl<'a> Sampler<'a> {
                 MixtureDraw::Gumbel { key, tau: tau.get() }
             }
             Perturbation::Gumbel { tau, one_sided: Some(OneSidedNoise { scale, top_p }) } => {
-                let (tau, scale, top_p) = (tau.get(), scale.get(), top_p.get());
+                let tau = tau.get();
+                let scale = scale.get();
+                let top_p = top_p.get();
                 MixtureDraw::OneSidedGumbel { key, tau, scale, top_p }
             }
             Perturbation::Multiplex { width, temperature, top_p } => {
@@ -360,16 +361,16 @@ impl<'a> Sampler<'a> {
         MixtureRule { draw, ..rule }
     }
 
-    /// When low entropy ends the thoughts of a row.
+    /// The Cold Stop parameters of a sequence.
     pub(crate) fn cold_stop(&self, row: &SequenceState) -> Option<ColdStop> {
         self.params(row).cold_stop.filter(|stop| stop.is_on())
     }
 
-    /// The next token of each of some rows, from their hidden states (rows, width): the argmax, or
+    /// The next token of each sequence, from their hidden states (sequences, width): the argmax, or
     /// sampled for requests that sample tokens.
     ///
-    /// Rows of unlike requests go through the operation that they would go through alone, so that
-    /// their log-probabilities are the same to the bit.
+    /// Sequences of different requests use the same operation as when run alone, so their
+    /// log-probabilities are equal to the bit.
     pub(crate) fn next_tokens<'r>(
         &self,
         decoder: &Decoder,

@@ -1,4 +1,4 @@
-//! Sampling parameters in the engine: the defaults of a method, and what a family cannot do.
+//! Default sampling parameters of a method, and validation against a family's capabilities.
 
 use std::num::NonZeroUsize;
 
@@ -22,7 +22,7 @@ impl From<&Method> for ModelDefaults {
     }
 }
 
-/// Refuses parameters that have no meaning for a family.
+/// Rejects parameters that do not apply to a family.
 pub(crate) fn check(params: &SamplingParams, method: &Method) -> Result<(), EngineError> {
     match params.length {
         LatentLength::AtMost(_) if method.end_latent.is_empty() => {

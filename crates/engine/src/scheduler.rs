@@ -1,18 +1,19 @@
-//! Continuous batching: requests arrive at any time, and their rows join the next pass.
+//! Continuous batching: requests arrive at any time, and their sequences join the next forward
+//! step.
 //!
 //! ```text
-//! submit -> queue (bounded in rows) -> SequenceBatch: admit, step, leave -> events
+//! submit -> queue (bounded in sequences) -> SequenceBatch: admit, step, leave -> events
 //! ```
 //!
-//! One thread owns the models' caches and steps while there are sequences: `batch` admits and
-//! advances them, `source` is what it knows of a request, `requests` scores and votes, and
-//! `token_scores` computes log-likelihoods beside the steps. Admission is first come, first served,
-//! and waits for KV memory; a cancelled or timed-out request leaves at the next step. What a
-//! request gets does not depend on the others: its reply is that of [`Engine::solve`], to the bit
-//! on a CPU.
+//! One thread owns the models' caches and runs steps while there are sequences: `batch` admits and
+//! advances them, `source` defines its interface to a request, `requests` scores and votes, and
+//! `token_scores` computes log-likelihoods between the steps. Admission is first come, first
+//! served, and waits for KV memory; a cancelled or timed-out request leaves at the next step. A
+//! request's output does not depend on the other requests: it equals that of [`Engine::solve`], to
+//! the bit on a CPU.
 //!
-//! A request with a beam search runs by itself, as a closed batch, when the batch has drained: a
-//! search uses the caches in an order of its own.
+//! A request with a beam search runs alone, as a closed batch, once the batch has drained, because
+//! a search uses the caches in a different order.
 
 mod batch;
 mod job;
@@ -43,27 +44,27 @@ use rate::RowRate;
 use requests::RunningRequests;
 use token_scores::{SCORED_POSITIONS, TokenJob};
 
-/// What a request is told, in this order.
+/// The events of a request, in this order.
 #[derive(Debug)]
 pub enum Event {
-    /// Its rows join the batch.
+    /// Its sequences join the batch.
     Started,
-    /// An answer token of a sampled trajectory, where the request asked for them. The tokens of a
-    /// trajectory come in their order.
+    /// An answer token of a sampled trajectory, if requested. The tokens of a trajectory arrive in
+    /// order.
     Token {
-        /// The trajectory's number.
+        /// Index of the trajectory within the request.
         number: u32,
-        /// The token's place in the answer, from 0.
+        /// The token's index in the answer, from 0.
         position: usize,
-        /// The token; the last one may be an EOS token.
+        /// The token id; the last one may be an EOS token.
         token: u32,
     },
-    /// A sampled trajectory has its answer; rewards are told later. Only requests of more than one
-    /// sample get these.
+    /// A sampled trajectory is complete; its rewards follow in a separate event. Only sent for
+    /// requests of more than one sample.
     Trajectory(Box<Trajectory>),
     /// A trajectory was scored.
     Rewards {
-        /// The trajectory's number.
+        /// Index of the trajectory within the request.
         number: u32,
         /// Its rewards.
         rewards: Rewards,
@@ -72,15 +73,16 @@ pub enum Event {
     Done(Result<Box<Reply>, EngineError>),
 }
 
-/// What a request is told beside its reply, and what its reply holds.
+/// The events that a request receives, and the contents of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventOptions {
-    /// Trajectories and rewards are told as they come; without, only the start and the end are.
+    /// Send [`Event::Trajectory`] and [`Event::Rewards`]; otherwise only the start and the end are
+    /// sent.
     pub progress: bool,
-    /// Thoughts are copied from the device; without, `latents` of trajectories and the diversity of
-    /// the reply are empty.
+    /// Copy thoughts from the device; otherwise `latents` of trajectories and the diversity of the
+    /// output are empty.
     pub latents: bool,
-    /// Answer tokens are told one by one; see [`Event::Token`].
+    /// Send answer tokens one by one; see [`Event::Token`].
     pub tokens: bool,
 }
 
@@ -90,61 +92,61 @@ impl Default for EventOptions {
     }
 }
 
-/// Why a request was not taken.
+/// The reason that a request was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// It cannot be run at all.
+    /// The request cannot be run.
     #[error(transparent)]
     Refused(#[from] EngineError),
-    /// It has more rows than may ever wait.
-    #[error("{rows} trajectories are more than the {limit} that may wait; ask for fewer")]
+    /// It has more sequences than the queue holds.
+    #[error("{rows} trajectories exceed the queue limit of {limit}; request fewer")]
     TooManyRows {
-        /// The request's rows.
+        /// The request's sequences.
         rows: usize,
-        /// The most that may wait.
+        /// The queue limit, in sequences.
         limit: usize,
     },
-    /// Too many rows wait already.
-    #[error("{waiting} trajectories wait, and {limit} may; send the request again later")]
+    /// The queue is full.
+    #[error("queue full ({waiting} of {limit} trajectories); retry later")]
     QueueFull {
-        /// Rows that wait.
+        /// Sequences in the queue.
         waiting: usize,
-        /// The most that may wait.
+        /// The queue limit, in sequences.
         limit: usize,
-        /// When there should be room; `None` before any request was finished.
+        /// Estimated time until there is room; `None` before any request has finished.
         retry_after: Option<Duration>,
     },
-    /// No further requests are taken.
+    /// The scheduler accepts no further requests.
     #[error("the engine is shutting down")]
     Closed,
 }
 
-/// What runs and what waits.
+/// Load statistics of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStats {
-    /// Requests with rows in the batch.
+    /// Requests with sequences in the batch.
     pub running_requests: usize,
     /// Requests in the queue.
     pub waiting_requests: usize,
-    /// Rows in the batch.
+    /// Sequences in the batch.
     pub running_rows: usize,
-    /// Rows of the requests in the queue.
+    /// Sequences of the requests in the queue.
     pub waiting_rows: usize,
-    /// Slots of keys and values that are reserved.
+    /// Reserved KV slots.
     pub used_slots: usize,
-    /// All slots of keys and values.
+    /// Total KV slots.
     pub slots: usize,
-    /// Slots of prompt prefixes that are kept for requests that begin with the same tokens.
+    /// Slots of cached prompt prefixes, retained for requests that begin with the same tokens.
     pub prefix_slots: usize,
-    /// Prompt tokens so far that the rows of a request share.
+    /// Total prompt tokens that the sequences of a request share.
     pub prompt_tokens: u64,
-    /// Those of them that were in the cache already.
+    /// The part of `prompt_tokens` that was found in the prefix cache.
     pub cached_prompt_tokens: u64,
-    /// Passes so far.
+    /// Number of forward steps so far.
     pub passes: u64,
 }
 
-/// Runs requests on a thread of its own. Dropping it cancels what is left.
+/// Runs requests on its own thread. Dropping it cancels the remaining requests.
 pub struct Scheduler {
     shared: Arc<Shared>,
     worker: Option<JoinHandle<()>>,
@@ -152,7 +154,7 @@ pub struct Scheduler {
 
 struct Shared {
     engine: Engine,
-    /// The most rows that may wait.
+    /// Queue limit, in sequences.
     max_waiting_rows: usize,
     state: Mutex<QueueState>,
     arrived: Condvar,
@@ -162,19 +164,19 @@ struct Shared {
 #[derive(Default)]
 struct QueueState {
     requests: VecDeque<Box<Job>>,
-    /// The tokens that are to be scored, by submission: these take turns.
+    /// Queued scoring jobs by submission; submissions take turns.
     tokens: VecDeque<VecDeque<TokenJob>>,
     stats: SchedulerStats,
     rate: RowRate,
     closed: bool,
 }
 
-/// Something to be run, not taken yet.
+/// A request or scoring job that has not been submitted yet.
 pub struct Submission(Work);
 
 impl Submission {
-    /// A request with a prompt of its own, whose events are given to `events` on the engine's
-    /// thread: it must not block. The request's question is not read.
+    /// A request with an explicit prompt; its `question` is ignored. `events` is called on the
+    /// engine's thread and must not block.
     pub fn generate(
         prompt: Prompt,
         request: Request,
@@ -183,7 +185,7 @@ impl Submission {
         Self(Work::Generate(Box::new(Job::new(request, prompt, Box::new(events)))))
     }
 
-    /// The same with other events; what is not asked for is not computed.
+    /// Sets the event options; data that is not requested is not computed.
     #[must_use]
     pub fn with_options(mut self, options: EventOptions) -> Self {
         if let Work::Generate(job) = &mut self.0 {
@@ -192,8 +194,8 @@ impl Submission {
         self
     }
 
-    /// Tokens to be scored as [`Engine::score_tokens`] does, in bounded parts beside the steps of
-    /// the batch. Submissions that are scored together take turns with those of others.
+    /// Scores tokens as [`Engine::score_tokens`] does, in bounded parts between the steps of the
+    /// batch. Submissions take turns.
     pub fn score(
         tokens: Vec<u32>,
         cancel: CancelToken,
@@ -203,7 +205,7 @@ impl Submission {
     }
 }
 
-/// What waits in the queue.
+/// An entry of the queue.
 enum Work {
     Generate(Box<Job>),
     Score(TokenJob),
@@ -234,13 +236,14 @@ impl Work {
 }
 
 impl Scheduler {
-    /// Starts the engine's thread. At most `max_waiting_rows` rows wait beside those that run.
+    /// Starts the engine's thread. At most `max_waiting_rows` sequences wait in addition to those
+    /// that run.
     pub fn start(engine: Engine, max_waiting_rows: usize) -> Self {
         Self::start_with(engine, max_waiting_rows, Lookahead::WhileComputed)
     }
 
-    /// The same, but on a processor, too, passes are queued before the tokens of the last one are
-    /// read, which otherwise only a GPU gains by. What requests get is the same.
+    /// The same, but also schedules one step ahead on a CPU, where this brings no speedup. Results
+    /// are identical; for tests.
     pub fn start_looking_ahead(engine: Engine, max_waiting_rows: usize) -> Self {
         Self::start_with(engine, max_waiting_rows, Lookahead::Always)
     }
@@ -265,8 +268,8 @@ impl Scheduler {
         &self.shared.engine
     }
 
-    /// Takes a request, whose events are given to `events` on the engine's thread: it must not
-    /// block. The last event is [`Event::Done`].
+    /// Submits a request. `events` is called on the engine's thread and must not block. The last
+    /// event is [`Event::Done`].
     pub fn submit(
         &self,
         request: Request,
@@ -276,11 +279,12 @@ impl Scheduler {
         self.submit_all(vec![Submission::generate(prompt, request, events)])
     }
 
-    /// Takes all submissions, or none of them.
+    /// Accepts all submissions, or none of them.
     pub fn submit_all(&self, submissions: Vec<Submission>) -> Result<(), SubmitError> {
         let admitted = submissions.into_iter().map(|submission| self.admit(submission.0));
         let work: Vec<Work> = admitted.collect::<Result<_, _>>()?;
-        let (rows, limit) = (work.iter().map(Work::rows).sum(), self.shared.max_waiting_rows);
+        let rows = work.iter().map(Work::rows).sum();
+        let limit = self.shared.max_waiting_rows;
         if rows > limit {
             return Err(SubmitError::TooManyRows { rows, limit });
         }
@@ -299,9 +303,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Refuses work that cannot be run. What is taken ends with the scheduler.
+    /// Rejects work that cannot be run. Accepted work is cancelled with the scheduler.
     fn admit(&self, mut work: Work) -> Result<Work, EngineError> {
-        let (engine, stop) = (self.engine(), &self.shared.stop);
+        let engine = self.engine();
+        let stop = &self.shared.stop;
         match &mut work {
             Work::Generate(job) => {
                 engine.check_item(&job.item(), RunningRequests::memory(engine))?;
@@ -315,17 +320,18 @@ impl Scheduler {
         Ok(work)
     }
 
-    /// What runs and waits now.
+    /// Current load statistics.
     pub fn stats(&self) -> SchedulerStats {
         self.shared.lock().stats
     }
 
-    /// Whether the engine's thread runs: it ends only after [`close`](Self::close), or by a defect.
+    /// Whether the engine's thread is running: it ends only after [`close`](Self::close), or by a
+    /// panic.
     pub fn is_alive(&self) -> bool {
         self.worker.as_ref().is_some_and(|worker| !worker.is_finished())
     }
 
-    /// Takes no further requests. Those that were taken are run to their ends.
+    /// Accepts no further requests. Accepted ones are completed.
     pub fn close(&self) {
         self.shared.lock().closed = true;
         self.shared.arrived.notify_one();
@@ -343,7 +349,7 @@ impl Drop for Scheduler {
         self.close();
         self.cancel_all();
         if let Some(worker) = self.worker.take() {
-            // A panic was printed by the thread itself; there is no one to hand it to here.
+            // The thread has already printed its panic; it cannot be propagated from here.
             let _ = worker.join();
         }
     }
@@ -373,7 +379,7 @@ impl QueueState {
             self.requests.iter().map(|job| job.rows()).sum::<usize>() + tokens;
     }
 
-    /// Takes out what was cancelled while it waited.
+    /// Removes work that was cancelled while it waited.
     fn remove_cancelled(&mut self) -> Vec<Work> {
         let (gone, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.requests).into_iter().partition(|job| job.is_cancelled());
@@ -389,17 +395,17 @@ impl QueueState {
         gone
     }
 
-    /// The first request, if there is room for it, or if there never will be more.
+    /// The first request, if there is room for it, or if there never will be.
     fn next_request(&mut self, running: &RunningRequests<'_>) -> Option<Box<Job>> {
         let job = self.requests.front()?;
         let fits = !job.runs_alone() && running.has_room(job);
         if fits || running.is_empty() { self.requests.pop_front() } else { None }
     }
 
-    /// The next tokens to be scored: as many as one part has, one from each submission in turn.
+    /// The next scoring jobs: up to the size of one part, one from each submission in turn.
     fn next_tokens(&mut self, running: &RunningRequests<'_>) -> Vec<TokenJob> {
         let mut next = Vec::new();
-        // A request that runs alone waits for what runs, and not for what comes after it.
+        // A request that runs alone waits only for running requests, not for later ones.
         let drains = self.requests.front().is_some_and(|job| job.runs_alone());
         if drains || !running.wants_tokens() {
             return next;
@@ -417,8 +423,8 @@ impl QueueState {
     }
 }
 
-/// Closes the queue when the engine's thread ends, by a panic, too: what waits is dropped, and
-/// with it the closures that take its events.
+/// Closes the queue when the engine's thread ends, including by a panic: waiting work is dropped,
+/// together with its event closures.
 struct CloseOnExit<'a>(&'a Shared);
 
 impl Drop for CloseOnExit<'_> {
@@ -438,8 +444,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The engine's thread: passes while there are rows, else it waits for requests. Replies are
-    /// made beside it: decoding answers takes a core as long as it takes a GPU to compute them.
+    /// The engine's thread: runs steps while there are sequences, else waits for requests. Outputs
+    /// are assembled on another thread: on one core, decoding answers takes as long as computing
+    /// them on a GPU.
     fn run(&self, lookahead: Lookahead) {
         let _close = CloseOnExit(self);
         let (sender, receiver) = channel::<CompletedRequest>();
@@ -458,8 +465,8 @@ impl Shared {
         });
     }
 
-    /// Lets requests join the batch as far as there is room. Waits while there is nothing to do;
-    /// false when nothing will come.
+    /// Admits requests as far as there is room. Waits while there is nothing to do; returns false
+    /// when no work will follow.
     fn take_work(&self, running: &mut RunningRequests<'_>, passes: u64) -> bool {
         loop {
             let mut state = self.lock();
@@ -494,8 +501,8 @@ impl Shared {
         } else if running.has_room(&job) {
             running.join(job);
         } else {
-            // Only after the device had less memory than was promised.
-            let why = "the device has not the memory for this request".to_owned();
+            // Only after the device turned out to have less memory than budgeted.
+            let why = "not enough device memory for this request".to_owned();
             job.fail(EngineError::PassFailed { why });
         }
     }

@@ -1,10 +1,10 @@
-//! Rewards: r_t at thought t's own position (process rewards), and, for a reward model that reads
-//! answers, one at the answer's end (the outcome reward).
+//! Rewards: process rewards r_t at thought t's position and, for a reward model that scores
+//! answers, the outcome reward at the end of the answer.
 //!
-//! [`score`] reads finished rows in one pass; [`ScorerState`] reads paths thought by thought, as a
-//! beam search makes them. Both pass a prompt once a question and fork it for its paths, and both
-//! give the same rewards. The reference trace, where the reward model has a reference reasoner,
-//! stands between the prompt and the thoughts.
+//! [`score`] scores finished sequences in one forward pass; [`ScorerState`] scores paths thought by
+//! thought, as a beam search extends them. Both compute a prompt once per question and fork it for
+//! its paths, and both yield the same rewards. If the reward model has a reference reasoner, the
+//! reference trace is inserted between the prompt and the thoughts.
 
 use model::{Cache, Pass, RewardHead, RewardInputs, Sequence};
 use tensor::{Device, DeviceError, Tensor, ops};
@@ -14,36 +14,36 @@ use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
 
-/// The rewards of one row.
+/// The rewards of one sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rewards {
-    /// One per thought.
+    /// Process rewards, one per thought.
     pub process: Vec<f32>,
-    /// Of the whole answer, where the reward model reads answers.
+    /// Outcome reward, if the reward model scores answers.
     pub outcome: Option<f32>,
 }
 
-/// The answers of a batch, as a reward model reads them.
+/// The answers of a batch, as input of a reward model.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerBatch<'a> {
-    /// The tokens that end the thoughts.
+    /// The tokens between thoughts and answer.
     pub end_latent: &'a [u32],
-    /// Each row's answer.
+    /// The answer of each sequence.
     pub answers: &'a [AnswerTokens],
 }
 
-/// Finished rows to be scored.
+/// Finished sequences to be scored.
 #[derive(Clone, Copy)]
 pub(crate) struct ScoreBatch<'a> {
     /// The prompts of the batch's items.
     pub(crate) prompts: &'a [&'a Prompt],
     pub(crate) trace: Option<&'a ReferenceTrace>,
     pub(crate) sequences: &'a [ScoredSequence<'a>],
-    /// Read only by a reward model with an outcome head.
+    /// Used only by a reward model with an outcome head.
     pub(crate) answers: Option<AnswerBatch<'a>>,
 }
 
-/// A sequence whose thoughts are read.
+/// A sequence whose thoughts are scored.
 #[derive(Clone, Copy)]
 pub(crate) struct ScoredSequence<'a> {
     /// Index of its prompt.
@@ -51,19 +51,19 @@ pub(crate) struct ScoredSequence<'a> {
     pub(crate) thoughts: &'a [ThoughtRef],
 }
 
-/// The rewards of a batch, and the reward model's state after its rows.
+/// The rewards of a batch, and the reward model's state after scoring it.
 pub(crate) struct ScoreOutput {
-    /// By row.
+    /// Per sequence.
     pub(crate) rewards: Vec<Rewards>,
-    /// Without outputs where nothing was to be read.
+    /// Without outputs if there was nothing to score.
     pub(crate) state: ScorerState,
     rows: Vec<ScoredPath>,
-    /// Positions of each row's prefix.
+    /// Length of each sequence's prefix in positions.
     prefixes: Vec<usize>,
 }
 
 impl ScoreOutput {
-    /// A row as it was after its first thought, or after its prefix if it has none.
+    /// The path of a sequence up to its first thought, or up to its prefix if it has none.
     pub(crate) fn at_first_thought(&self, row: usize) -> ScoredPath {
         let ScoredPath { sequence, last_thought } = &self.rows[row];
         let thoughts = self.rewards[row].process.len();
@@ -72,7 +72,7 @@ impl ScoreOutput {
     }
 }
 
-/// Scores every row in one pass, in which each prompt is computed once.
+/// Scores every sequence in one forward pass, which computes each prompt once.
 pub(crate) fn score(
     reward_model: &RewardModel,
     cache: &mut Cache,
@@ -84,11 +84,12 @@ pub(crate) fn score(
     let ScorerPrefix { mut pass, x, sequences } =
         ScorerPrefix::new(reward_model, cache, prompts, trace)?;
     let thoughts = || scored.iter().flat_map(|row| row.thoughts);
-    let (mut before, mut rows) = (Vec::new(), Vec::new());
+    let mut before = Vec::new();
+    let mut rows = Vec::new();
     let prefixes = scored.iter().map(|row| sequences[row.item].len()).collect();
     for row in scored {
         let mut sequence = sequences[row.item].fork();
-        // Outputs come in the order of positions: the prefixes' last ones, then all thoughts.
+        // Outputs are ordered by position: the prefixes' last positions, then all thoughts.
         let mut last = row.item;
         for _ in row.thoughts {
             let output = prompts.len() + before.len();
@@ -123,7 +124,8 @@ pub(crate) fn score(
         None => Vec::new(),
         Some(latents) => {
             let positions: Vec<usize> = (prompts.len()..outputs).collect();
-            let (before, at) = (at(&before)?, at(&positions)?);
+            let before = at(&before)?;
+            let at = at(&positions)?;
             let inputs = RewardInputs { before: &before, at: &at, thoughts: latents };
             reward_model.head.rewards(device, inputs)?
         }
@@ -134,7 +136,8 @@ pub(crate) fn score(
         }
         _ => Vec::new(),
     };
-    let (mut process, mut outcome) = (process.into_iter(), outcome.into_iter());
+    let mut process = process.into_iter();
+    let mut outcome = outcome.into_iter();
     let rewards = |thoughts: usize| Rewards {
         process: process.by_ref().take(thoughts).collect(),
         outcome: outcome.next(),
@@ -143,11 +146,11 @@ pub(crate) fn score(
     Ok(ScoreOutput { rewards, state: ScorerState::new(hidden), rows, prefixes })
 }
 
-/// A prompt and thoughts that the reward model has read, or reads in the pass that is made.
+/// A prompt and thoughts that the reward model has scored, or scores in the current pass.
 #[derive(Clone)]
 pub(crate) struct ScoredPath {
     pub(crate) sequence: Sequence,
-    /// The output at its last thought, or at its prefix without any.
+    /// Index of the output at its last thought, or at its prefix if it has none.
     last_thought: usize,
 }
 
@@ -158,19 +161,19 @@ impl ScoredPath {
     }
 }
 
-/// Answers at the end of a pass.
+/// The answers at the end of a forward pass.
 #[derive(Default)]
 struct AnswerLayout {
     tokens: Vec<u32>,
-    /// Per row: the output before its answer, and the one at its end.
+    /// Per sequence: index of the output before its answer, and of the one at its end.
     before: Vec<usize>,
     at: Vec<usize>,
-    /// Outputs of the pass so far.
+    /// Number of outputs of the pass so far.
     outputs: usize,
 }
 
 impl AnswerLayout {
-    /// Appends end tokens and answers to the rows, as far as the reward model's context goes.
+    /// Appends end tokens and answers to the sequences, up to the reward model's context length.
     fn extend(
         mut self,
         context: usize,
@@ -199,8 +202,7 @@ impl AnswerLayout {
         self
     }
 
-    /// The rows' outcome rewards from the outputs of all passes: (outputs, width) when
-    /// concatenated.
+    /// The outcome rewards from the outputs of all passes: (outputs, width) when concatenated.
     fn rewards(
         &self,
         device: &Device,
@@ -210,12 +212,14 @@ impl AnswerLayout {
     ) -> Result<Vec<f32>, DeviceError> {
         let last: Vec<usize> = rows.iter().map(|row| row.last_thought).collect();
         let at = |outputs: &[usize]| ops::select(device, hidden, outputs);
-        let (before, end, last) = (at(&self.before)?, at(&self.at)?, at(&last)?);
+        let before = at(&self.before)?;
+        let end = at(&self.at)?;
+        let last = at(&last)?;
         head.rewards(device, RewardInputs { before: &before, at: &end, thoughts: &last })
     }
 }
 
-/// The beginning of a pass: prompts with their reference traces. The hidden state at the last
+/// The start of a forward pass: prompts with their reference traces. The hidden state at the last
 /// position of each is an output.
 struct ScorerPrefix {
     pass: Pass,
@@ -230,12 +234,15 @@ impl ScorerPrefix {
         prompts: &[&Prompt],
         trace: Option<&ReferenceTrace>,
     ) -> Result<Self, DeviceError> {
-        let (mut pass, mut vectors) = (Pass::default(), Vec::new());
+        let mut pass = Pass::default();
+        let mut vectors = Vec::new();
         let tokens: Vec<u32> = prompts.iter().flat_map(|prompt| &prompt.tokens).copied().collect();
         let mut sequences = vec![Sequence::default(); prompts.len()];
-        let (mut token, mut thought) = (0, tokens.len());
+        let mut token = 0;
+        let mut thought = tokens.len();
         for (i, (prompt, sequence)) in prompts.iter().zip(&mut sequences).enumerate() {
-            let (length, traced) = (prompt.tokens.len(), trace.map_or(0, |t| t.lengths[i]));
+            let length = prompt.tokens.len();
+            let traced = trace.map_or(0, |t| t.lengths[i]);
             vectors.extend(token..token + length);
             vectors.extend(thought..thought + traced);
             (token, thought) = (token + length, thought + traced);
@@ -255,8 +262,8 @@ impl ScorerPrefix {
 /// The reward model's state after some paths.
 #[derive(Default)]
 pub(crate) struct ScorerState {
-    /// At the last position of every path that was read, pass after pass: (paths, width) when
-    /// concatenated.
+    /// Hidden states at the last position of every scored path, pass after pass: (paths, width)
+    /// when concatenated.
     hidden: Vec<Tensor>,
     outputs: usize,
 }
@@ -266,18 +273,19 @@ impl ScorerState {
         Self { outputs: hidden.rows(), hidden: vec![hidden] }
     }
 
-    /// Whether no path was read.
+    /// Whether no path was scored.
     pub(crate) fn is_empty(&self) -> bool {
         self.outputs == 0
     }
 
-    /// The state after some paths only, and forks of these that belong to it.
+    /// The state restricted to some paths, with their forks.
     pub(crate) fn select<'p>(
         &self,
         device: &Device,
         paths: impl Iterator<Item = &'p ScoredPath>,
     ) -> Result<(Self, Vec<ScoredPath>), DeviceError> {
-        let (mut forks, mut outputs) = (Vec::new(), Vec::new());
+        let mut forks = Vec::new();
+        let mut outputs = Vec::new();
         for (i, path) in paths.enumerate() {
             forks.push(ScoredPath { sequence: path.sequence.fork(), last_thought: i });
             outputs.push(path.last_thought);
@@ -285,7 +293,7 @@ impl ScorerState {
         Ok((Self::new(ops::select(device, &self.hidden, &outputs)?), forks))
     }
 
-    /// Passes the prompts with their reference traces, one path each.
+    /// Runs the prompts with their reference traces, one path each.
     pub(crate) fn prefill(
         reward_model: &RewardModel,
         cache: &mut Cache,
@@ -300,7 +308,7 @@ impl ScorerState {
         Ok((Self::new(hidden), paths))
     }
 
-    /// Reads one more thought of each path, thoughts (paths, width), and returns their process
+    /// Scores one more thought of each path, thoughts (paths, width), and returns their process
     /// rewards.
     pub(crate) fn score_thoughts<'p>(
         &mut self,
@@ -310,7 +318,8 @@ impl ScorerState {
         thoughts: &Tensor,
     ) -> Result<Vec<f32>, DeviceError> {
         let device = reward_model.decoder.device();
-        let (mut pass, mut before) = (Pass::default(), Vec::new());
+        let mut pass = Pass::default();
+        let mut before = Vec::new();
         for (path, output) in paths.zip(self.outputs..) {
             pass.push(cache, &mut path.sequence, true);
             before.push(std::mem::replace(&mut path.last_thought, output));
@@ -324,8 +333,8 @@ impl ScorerState {
         Ok(rewards)
     }
 
-    /// Reads the answers of some paths in one pass and returns their outcome rewards; none where
-    /// the reward model does not read answers.
+    /// Scores the answers of some paths in one forward pass and returns their outcome rewards;
+    /// empty if the reward model does not score answers.
     pub(crate) fn score_answers(
         mut self,
         reward_model: &RewardModel,
@@ -334,7 +343,8 @@ impl ScorerState {
         answers: AnswerBatch<'_>,
     ) -> Result<Vec<f32>, DeviceError> {
         let Some(head) = &reward_model.outcome_head else { return Ok(Vec::new()) };
-        let (decoder, mut pass) = (&reward_model.decoder, Pass::default());
+        let decoder = &reward_model.decoder;
+        let mut pass = Pass::default();
         let answers = AnswerLayout { outputs: self.outputs, ..AnswerLayout::default() }.extend(
             decoder.config().context,
             cache,

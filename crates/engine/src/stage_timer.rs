@@ -1,4 +1,5 @@
-//! The time of each stage of a batch, by events on its stream: no stage waits for the host.
+//! The time of each stage of a batch, measured by events on its stream so that no stage waits for
+//! the host.
 
 use tensor::{Device, DeviceError, DeviceEvent};
 
@@ -14,7 +15,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Its part of the seconds of all stages.
+    /// Its field among the seconds of all stages.
     pub(crate) fn of(self, seconds: &mut StageSeconds) -> &mut f64 {
         match self {
             Self::Prefill => &mut seconds.prefill,
@@ -30,7 +31,7 @@ impl Stage {
 pub(crate) struct StageTimer(Vec<(Stage, DeviceEvent)>);
 
 impl StageTimer {
-    /// What is queued from here on belongs to a stage.
+    /// Attributes all work queued from here on to a stage.
     pub(crate) fn enter(&mut self, device: &Device, stage: Stage) -> Result<(), DeviceError> {
         if self.0.last().is_none_or(|(last, _)| *last != stage) {
             self.0.push((stage, device.record_event()?));
@@ -38,7 +39,7 @@ impl StageTimer {
         Ok(())
     }
 
-    /// The seconds of each stage up to here.
+    /// The seconds of each stage so far.
     pub(crate) fn finish(self, device: &Device) -> Result<StageSeconds, DeviceError> {
         let end = device.record_event()?;
         let mut seconds = StageSeconds::default();

@@ -1,9 +1,9 @@
-//! Jobs of a run on the streams of a device: while the host prepares or reads the results of one
+//! Runs jobs on several streams of a device: while the host prepares or reads the results of one
 //! stream, the GPU runs another's kernels.
 //!
-//! A job is a wave, or a group of questions whose rollouts are made together. Jobs do not depend on
-//! each other, so streams change speed and nothing else. Each stream has a thread and a state of
-//! its own, the caches; results are taken by the calling thread, in the order of the jobs.
+//! A job is a batch, or a group of questions whose rollouts run together. Jobs are independent, so
+//! streams affect only speed. Each stream has its own thread and state (the caches); results are
+//! consumed by the calling thread, in job order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,26 +17,27 @@ use tensor::{Device, DeviceError};
 
 use crate::reply::StageSeconds;
 
-/// Floating-point operations of a pass over all rows from which on two streams are faster than one:
-/// smaller passes beside each other each fill the GPU less well.
+/// Floating-point operations of a forward pass over all sequences above which two streams are
+/// faster than one: smaller concurrent passes utilize the GPU less well.
 const MIN_FLOPS: f64 = 2e12;
-/// Two streams never pay below the first number of rows, and always above the second.
+/// Bounds on the number of sequences: below the first two streams are never faster, above the
+/// second always.
 const ROW_BOUNDS: [usize; 2] = [2048, 12288];
 
-/// Rows from which on several streams pay with a decoder.
+/// Number of sequences from which on several streams are faster.
 pub(crate) fn min_rows_for_streams(decoder: &Decoder) -> usize {
     ((MIN_FLOPS / decoder.flops_per_position()) as usize).clamp(ROW_BOUNDS[0], ROW_BOUNDS[1])
 }
 
-/// What a stream keeps from job to job.
+/// A stream's state between jobs.
 pub(crate) type StreamState<S> = Mutex<S>;
 
-/// States of `count` streams, at least one.
+/// Creates the states of `count` streams, at least one.
 pub(crate) fn open<S: Default>(count: usize) -> Vec<StreamState<S>> {
     (0..count.max(1)).map(|_| Mutex::default()).collect()
 }
 
-/// Locks a stream's state. A panic while it was held has left nothing that is read again.
+/// Locks a stream's state. After a panic of its holder, nothing in it is read again.
 pub(crate) fn lock<S>(state: &StreamState<S>) -> MutexGuard<'_, S> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -46,15 +47,16 @@ pub(crate) struct StreamJobs<'a, J, S, F> {
     pub(crate) device: &'a Device,
     pub(crate) streams: &'a [StreamState<S>],
     pub(crate) jobs: &'a [J],
-    /// Runs a job with a stream's state. Deterministic: a job gives the same whatever ran before.
+    /// Runs a job with a stream's state. Deterministic: the result does not depend on previous
+    /// jobs.
     pub(crate) each: F,
 }
 
 impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
-    /// Runs all jobs and hands their results to `take`, in their order, until it fails.
+    /// Runs all jobs and passes their results to `take`, in order, until it fails.
     ///
-    /// A job that fails is tried again when no other runs: memory that others held may be what it
-    /// lacked.
+    /// A failed job is retried once no other job runs, because it may have lacked memory that
+    /// others held.
     pub(crate) fn run<T, E, X>(&self, mut take: impl FnMut(&J, T) -> Result<(), X>) -> Result<(), X>
     where
         T: Send,
@@ -70,14 +72,14 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
             }
         }
         for job in &self.jobs[taken..] {
-            // The lock is released before `take`, which may use the stream itself.
+            // Release the lock before `take`, which may use the stream itself.
             let done = (self.each)(job, &mut lock(&self.streams[0]))?;
             take(job, done)?;
         }
         Ok(())
     }
 
-    /// Runs jobs on all streams until one fails; counts those whose results were taken.
+    /// Runs jobs on all streams until one fails; returns the number of consumed results.
     fn run_on_streams<T, E, X>(
         &self,
         taken: &mut usize,
@@ -89,19 +91,20 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
         X: From<E>,
         F: Fn(&J, &mut S) -> Result<T, E> + Sync,
     {
-        // Other streams read what this one wrote, the weights first of all.
+        // Other streams read data written by this one, first of all the weights.
         self.device.synchronize().map_err(E::from)?;
         let next = AtomicUsize::new(0);
         thread::scope(|scope| {
             let (sender, receiver) = sync_channel(self.streams.len());
             for stream in 0..self.streams.len() {
-                let (sender, next) = (sender.clone(), &next);
+                let sender = sender.clone();
+                let next = &next;
                 scope.spawn(move || self.stream_worker(stream, next, &sender));
             }
             drop(sender);
             let mut early = BTreeMap::new();
             for (i, job) in self.jobs.iter().enumerate() {
-                // Nothing comes from a worker that failed, or panicked, which the scope passes on.
+                // A worker that failed or panicked sends no result; the scope propagates panics.
                 let Some(Ok(done)) = receive_in_order(i, &mut early, &receiver) else { break };
                 *taken = i + 1;
                 take(job, done)?;
@@ -110,8 +113,8 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
         })
     }
 
-    /// One stream: takes the next job that has not begun, until there is none, one fails, or the
-    /// receiver is gone.
+    /// The worker of one stream: runs the next unstarted job until there are none, one fails, or
+    /// the receiver is gone.
     fn stream_worker<T, E>(
         &self,
         stream: usize,
@@ -134,7 +137,7 @@ impl<J: Sync, S: Default + Send, F> StreamJobs<'_, J, S, F> {
     }
 }
 
-/// The result of job `i`; keeps those that arrive before it.
+/// The result of job `i`; buffers later ones that arrive first.
 fn receive_in_order<T>(
     i: usize,
     early: &mut BTreeMap<usize, T>,
@@ -149,18 +152,18 @@ fn receive_in_order<T>(
     }
 }
 
-/// Turns the times of jobs into times of the whole run. A single stream has all of the time; where
-/// streams run concurrently, a job has the wall clock since the one before it was taken, and its
-/// stages have their shares of that.
+/// Converts the times of jobs into times of the whole run. A single stream has all of the time;
+/// with concurrent streams, a job is attributed the wall-clock time since the previous job was
+/// consumed, divided in proportion to its stages.
 pub(crate) struct StageClock(Option<Instant>);
 
 impl StageClock {
-    /// Starts the clock of a run on so many streams.
+    /// Starts the clock of a run on `streams` streams.
     pub(crate) fn start(streams: usize) -> Self {
         Self((streams > 1).then(Instant::now))
     }
 
-    /// Seconds of a job that was just taken.
+    /// The seconds attributed to a job that was just consumed.
     pub(crate) fn lap(&mut self, job: StageSeconds) -> StageSeconds {
         let Some(since) = &mut self.0 else { return job };
         let passed = std::mem::replace(since, Instant::now()).elapsed().as_secs_f64();
@@ -174,7 +177,7 @@ mod tests {
 
     const LAST: usize = 40;
 
-    /// Why a test's run ended.
+    /// The reason that a test's run ended.
     #[derive(Debug, PartialEq)]
     enum RunEnd {
         Enough,
@@ -187,13 +190,15 @@ mod tests {
         }
     }
 
-    /// Runs 50 jobs until number 40 is taken; returns those that were taken and how it ended.
+    /// Runs 50 jobs until number 40 is consumed; returns the consumed ones and how the run ended.
     fn run<F>(streams: usize, each: F) -> (Vec<usize>, Result<(), RunEnd>)
     where
         F: Fn(&usize, &mut usize) -> Result<usize, DeviceError> + Sync,
     {
-        let (device, jobs) = (Device::cpu(None).unwrap(), Vec::from_iter(0..50));
-        let (streams, mut taken) = (open(streams), Vec::new());
+        let device = Device::cpu(None).unwrap();
+        let jobs = Vec::from_iter(0..50);
+        let streams = open(streams);
+        let mut taken = Vec::new();
         let jobs = StreamJobs { device: &device, streams: &streams, jobs: &jobs, each };
         let end = jobs.run(|job, done| {
             assert_eq!(done, job * job);
@@ -203,7 +208,7 @@ mod tests {
         (taken, end)
     }
 
-    /// Stands for an allocation that failed.
+    /// Simulates a failed allocation.
     fn failure() -> DeviceError {
         DeviceError::UnsupportedIsa(tensor::Isa::Portable)
     }
@@ -216,10 +221,11 @@ mod tests {
         }
     }
 
-    /// A beam search runs on the stream of the wave before it.
+    /// A beam search runs on the stream of the batch before it.
     #[test]
     fn a_result_can_be_taken_with_its_streams_state() {
-        let (device, jobs) = (Device::cpu(None).unwrap(), Vec::from_iter(0..3));
+        let device = Device::cpu(None).unwrap();
+        let jobs = Vec::from_iter(0..3);
         let streams = open::<usize>(1);
         let each = |job: &usize, state: &mut usize| {
             *state += job;

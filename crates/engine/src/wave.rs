@@ -1,4 +1,4 @@
-//! One wave of rows through the stages, with the time of each.
+//! Runs one batch of sequences through the stages and measures the time of each.
 
 use std::time::Instant;
 
@@ -21,12 +21,12 @@ use crate::score::{AnswerBatch, ScoreBatch, ScoreOutput, ScoredSequence, score};
 use crate::stage_timer::{Stage, StageTimer};
 use crate::streams::{StageClock, StreamJobs, StreamState};
 
-/// The sequences of a wave's ranges, in their order. A range whose request was cancelled lacks
+/// The sequences of a batch's ranges, in order. A range whose request was cancelled lacks
 /// sequences.
 pub(crate) type FinishedRanges = Vec<Vec<FinishedSequence>>;
 
 impl BatchContext<'_> {
-    /// Runs waves on the plan's streams and hands over the rows of each one, in their order.
+    /// Runs batches on the plan's streams and passes the sequences of each to `take`, in order.
     pub(crate) fn run_waves<X: From<EngineError>>(
         &self,
         plan: &BatchPlan<'_>,
@@ -44,7 +44,7 @@ impl BatchContext<'_> {
         jobs.run(|wave, (done, seconds)| take(wave, done, clock.lap(seconds)))
     }
 
-    /// Runs a wave through the stages, in halves if the device has not the memory for it at once.
+    /// Runs a batch through the stages, in two halves if the device lacks the memory for it.
     fn run_wave(
         &self,
         plan: &BatchPlan<'_>,
@@ -59,12 +59,15 @@ impl BatchContext<'_> {
         let rows: usize = wave.iter().map(|range| range.rows.len()).sum();
         match done {
             Err(e) if e.is_out_of_memory() && rows > 1 => {
-                tracing::warn!(sequences = rows, "the device lacks memory; running in halves");
+                tracing::warn!(
+                    sequences = rows,
+                    "out of device memory; splitting the batch in two"
+                );
                 *caches = WaveCaches::default();
                 let (first, second) = split_wave(wave);
                 let mut done = self.run_wave(plan, &first, caches, seconds)?;
                 let mut rest = self.run_wave(plan, &second, caches, seconds)?.into_iter();
-                // A range that was split is in both halves: its rows belong together again.
+                // A range that was split is in both halves: merge its sequences.
                 if first.last().map(|r| r.question) == second.first().map(|r| r.question) {
                     let last = done.pop().unwrap_or_default();
                     done.push(last.into_iter().chain(rest.next().unwrap_or_default()).collect());
@@ -133,7 +136,8 @@ impl BatchContext<'_> {
         Ok(done)
     }
 
-    /// Scores the sequences of a wave, and keeps what the searches that follow it begin with.
+    /// Scores the sequences of a batch, and stores the state from which the following searches
+    /// start.
     fn score_wave(
         &self,
         plan: &BatchPlan<'_>,
@@ -152,7 +156,7 @@ impl BatchContext<'_> {
             return Ok(None);
         };
         let Some(reward_model) = self.reward_model else { return Ok(None) };
-        // Items whose requests were cancelled have no sequences, and are not read.
+        // Items of cancelled requests have no sequences and are not scored.
         let mut active: Vec<usize> = sequences.iter().map(|sequence| sequence.spec.item).collect();
         active.dedup();
         let item = |sequence: &SequenceState| active.partition_point(|&i| i < sequence.spec.item);
@@ -186,8 +190,8 @@ impl BatchContext<'_> {
         Ok(Some(scores))
     }
 
-    /// Searches for the best paths of some questions of equal parameters, in halves if the device
-    /// has not the memory for them at once. `None` for a question whose request was cancelled.
+    /// Searches for the best paths of some questions of equal parameters, in two halves if the
+    /// device lacks the memory for all. `None` for a question whose request was cancelled.
     pub(crate) fn search(
         &self,
         plan: &BatchPlan<'_>,
@@ -195,7 +199,8 @@ impl BatchContext<'_> {
         caches: &mut WaveCaches,
         seconds: &mut StageSeconds,
     ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
-        let (device, start) = (self.model.decoder.device(), Instant::now());
+        let device = self.model.decoder.device();
+        let start = Instant::now();
         let ready = match caches.hold_searches(questions) {
             true => Ok(&mut *caches),
             false => caches.ensure(self, plan, plan.search_slots(questions)),
@@ -207,7 +212,7 @@ impl BatchContext<'_> {
         match found {
             Err(e) if e.is_out_of_memory() && questions.len() > 1 => {
                 let searches = questions.len();
-                tracing::warn!(searches, "the device lacks memory; searching in halves");
+                tracing::warn!(searches, "out of device memory; splitting the search in two");
                 *caches = WaveCaches::default();
                 let (first, second) = questions.split_at(questions.len() / 2);
                 let mut found = self.search(plan, first, caches, seconds)?;
@@ -247,13 +252,15 @@ impl BatchContext<'_> {
     }
 }
 
-/// The greedy sequence, if there is one, comes first, so that later rounds of samples follow on.
+/// The greedy sequence, if any, comes first, so that later rounds of samples continue the
+/// numbering.
 fn specs(
     index: usize,
     item: &BatchItem<'_>,
     range: &RowRange,
 ) -> impl Iterator<Item = SequenceSpec> + use<> {
-    let (question, greedy) = (item.prompt.id, usize::from(item.params.greedy));
+    let question = item.prompt.id;
+    let greedy = usize::from(item.params.greedy);
     let spec = move |row: usize| {
         let trajectory = row.saturating_sub(greedy) as u32;
         SequenceSpec { item: index, id: RowId { question, trajectory }, perturbed: row >= greedy }
@@ -261,13 +268,14 @@ fn specs(
     range.rows.clone().map(spec)
 }
 
-/// The questions of a wave whose searches can begin with its sequences.
+/// The questions of a batch whose searches can start from its sequences.
 fn searched_questions(
     plan: &BatchPlan<'_>,
     wave: &[RowRange],
     sequences: &[SequenceState],
 ) -> Vec<SearchedQuestion> {
-    let (mut searched, mut start) = (Vec::new(), 0);
+    let mut searched = Vec::new();
+    let mut start = 0;
     for rows in sequences.chunk_by(|a, b| a.spec.item == b.spec.item) {
         let range = &wave[rows[0].spec.item];
         if let Some(first) = plan.first_extensions(range) {
@@ -280,7 +288,7 @@ fn searched_questions(
     searched
 }
 
-/// The reference reasoner's thoughts about the prompts, where the reward model has one.
+/// The reference reasoner's thoughts about the prompts, if the reward model has one.
 pub(crate) fn reference_trace(
     reward_model: &RewardModel,
     tracer: &mut ReferenceTracer,
@@ -289,10 +297,11 @@ pub(crate) fn reference_trace(
     reward_model.reference.as_ref().map(|model| tracer.trace(model, prompts)).transpose()
 }
 
-/// A wave as two of about as many rows, in order.
+/// Splits a batch into two of about equal size, preserving order.
 fn split_wave(wave: &[RowRange]) -> (Vec<RowRange>, Vec<RowRange>) {
     let mut left = wave.iter().map(|range| range.rows.len()).sum::<usize>() / 2;
-    let (mut first, mut second) = (Vec::new(), Vec::new());
+    let mut first = Vec::new();
+    let mut second = Vec::new();
     for RowRange { question, rows } in wave {
         let cut = rows.start + left.min(rows.len());
         left -= cut - rows.start;
@@ -305,19 +314,19 @@ fn split_wave(wave: &[RowRange]) -> (Vec<RowRange>, Vec<RowRange>) {
     (first, second)
 }
 
-/// KV caches that are kept from wave to wave.
+/// KV caches that are reused from batch to batch.
 #[derive(Default)]
 pub(crate) struct WaveCaches {
     model: Option<Cache>,
     reward_model: Option<Cache>,
     tracer: ReferenceTracer,
-    /// What the searches that follow a wave would trace again.
+    /// The reference traces that the following searches would otherwise recompute.
     traced: Option<TracedQuestions>,
-    /// What they begin with, as long as the caches hold the wave.
+    /// The first extensions of the following searches, valid while the caches hold the batch.
     first: Option<FirstExpansion>,
 }
 
-/// The reference traces of a wave's questions.
+/// The reference traces of a batch's questions.
 struct TracedQuestions {
     /// Indices of the plan's items.
     questions: Vec<usize>,
@@ -325,7 +334,7 @@ struct TracedQuestions {
 }
 
 impl TracedQuestions {
-    /// The places of some questions; `None` unless all are there.
+    /// Positions of some questions; `None` unless all are present.
     fn places(&self, questions: &[usize]) -> Option<Vec<usize>> {
         let place = |question| self.questions.iter().position(|traced| traced == question);
         questions.iter().map(place).collect()
@@ -333,7 +342,7 @@ impl TracedQuestions {
 }
 
 impl WaveCaches {
-    /// The memory alone, for the waves of another run.
+    /// Keeps only the memory, for the batches of another run.
     pub(crate) fn without_contents(self) -> Self {
         Self { model: self.model, reward_model: self.reward_model, ..Self::default() }
     }
@@ -343,7 +352,7 @@ impl WaveCaches {
         self.first.as_ref().is_some_and(|first| first.holds(questions))
     }
 
-    /// Empties the caches and makes them at least as large as `slots`.
+    /// Clears the caches and grows them to at least `slots`.
     fn ensure(
         &mut self,
         context: &BatchContext<'_>,
@@ -351,8 +360,8 @@ impl WaveCaches {
         slots: CacheSlots,
     ) -> Result<&mut Self, DeviceError> {
         self.first = None;
-        // Each keeps the most it ever needed; where that is more than both may have, both begin
-        // anew.
+        // Each cache keeps its maximum size so far; if the two exceed the budget, both are
+        // recreated.
         let kept = |cache: &Option<Cache>, need: usize, decoder: &Decoder| {
             let slots = cache.as_ref().map_or(need, |cache| cache.slots().max(need));
             slots * Cache::bytes_per_position(decoder.device(), decoder.config())
@@ -371,7 +380,7 @@ impl WaveCaches {
     }
 }
 
-/// Empties a cache, or replaces it by one of at least `slots` slots.
+/// Clears a cache, or replaces it by one of at least `slots` slots.
 pub(crate) fn ensure_slots(
     cache: &mut Option<Cache>,
     slots: usize,
@@ -380,7 +389,7 @@ pub(crate) fn ensure_slots(
     match cache {
         Some(cache) if cache.slots() >= slots => cache.clear(),
         _ => {
-            *cache = None; // before the new one is made: both at once would break the budget
+            *cache = None; // before allocating the new one: both at once would exceed the budget
             *cache = Some(Cache::new(decoder.device(), decoder.config(), slots)?);
         }
     }

@@ -1,5 +1,5 @@
-//! A family that the engine does not know, defined in this file alone: what a user of the library
-//! writes to run a model of their own.
+//! A custom family, defined in this file only: the code that a user of the library writes to run a
+//! new model.
 
 #![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
 
@@ -73,7 +73,7 @@ fn nonzero(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
-/// Writes a checkpoint, has it changed, and loads it as a toy family.
+/// Writes a checkpoint, applies changes, and loads it as a toy family.
 fn load(
     family: Family,
     checkpoint: CheckpointFamily,
@@ -103,7 +103,7 @@ fn run(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
     replies
 }
 
-/// Everything of a reply but the time it took.
+/// An output without its timings.
 fn without_seconds(reply: &Reply) -> Reply {
     Reply { seconds: Default::default(), ..reply.clone() }
 }
@@ -166,7 +166,8 @@ fn a_toy_family_does_not_depend_on_its_batch() {
     let engine = Engine::new(load(SOFT_TOKENS, CheckpointFamily::Coconut, |_| ()).unwrap());
     let defaults = SamplingParams { samples: nonzero(5), greedy: true, ..engine.default_params() };
     let p = Probability::new(0.3).unwrap();
-    let (sites, scope) = (DropoutSites::MLP, DropoutScope::All);
+    let sites = DropoutSites::MLP;
+    let scope = DropoutScope::All;
     let perturbations = [
         defaults.perturbation,
         Perturbation::Gaussian { std: 0.4 },
@@ -201,7 +202,7 @@ fn the_checkpoint_overrides_a_toy_family() {
     assert_eq!(reasoner.method.max_new_tokens, 7);
 }
 
-/// A checkpoint with tensors that the family did not ask for belongs to another one.
+/// A checkpoint with tensors that the family does not use belongs to another family.
 #[test]
 fn tensors_that_a_toy_family_does_not_use_are_reported() {
     let error = load(SOFT_TOKENS, CheckpointFamily::CodiGpt2, |_| ()).err().unwrap();

@@ -44,7 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Hidden states of all tokens: (tokens, width).
 fn hidden(decoder: &Decoder, tokens: &[u32]) -> Result<Tensor, Box<dyn Error>> {
     let mut cache = Cache::new(decoder.device(), decoder.config(), Cache::slots_for(tokens.len()))?;
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     Ok(decoder.forward(&mut cache, &pass, decoder.embed(tokens)?, None)?)
 }

@@ -1,8 +1,8 @@
-//! Adapters: directories with low-rank factors in place of weights, and the models below them.
+//! Adapters: directories with low-rank factors instead of weights, and their base models.
 //!
-//! An adapter names its base in adapter_config.json, as peft's do; `base.json` beside it says more:
-//! where the base is, its id on the Hub, how to get it, and by what to recognise it. A base may be
-//! an adapter itself. [`ModelFiles::chain`] lists an adapter and all models below it.
+//! An adapter names its base in adapter_config.json, as in peft; `base.json` adds the path of the
+//! base, its id on the Hub, how to download it, and how to recognize it. A base may be an adapter
+//! itself. [`ModelFiles::chain`] lists an adapter and all of its base models.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,21 +20,21 @@ use crate::model_files::{AdapterFiles, ModelFiles};
 pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// The factors of an adapter.
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
-/// What an adapter records of its base.
+/// The file in which an adapter records its base.
 pub const BASE_RECORD: &str = "base.json";
-/// The most adapters over one another.
+/// Maximum length of a chain of adapters.
 const MAX_ADAPTERS: usize = 16;
 
-/// What an adapter records of its base: `base.json`.
+/// The record of an adapter's base: `base.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BaseRecord {
-    /// The base, by its path from the adapter's directory.
+    /// Path of the base, relative to the adapter's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Its id on the Hugging Face Hub.
+    /// Id of the base on the Hugging Face Hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// How to get it, in one line.
+    /// How to download the base, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// [`Checkpoint::digest`] of the base.
@@ -43,20 +43,20 @@ pub struct BaseRecord {
     /// Whether the base is an adapter itself.
     #[serde(default)]
     pub adapter: bool,
-    /// The shapes of its tensors by canonical name; `*` stands for the number of every block.
+    /// Shapes of the base's tensors by canonical name; `*` replaces the block number.
     #[serde(default)]
     pub shapes: BTreeMap<String, Vec<usize>>,
 }
 
-/// What is wrong with a model that can be used nevertheless.
+/// Problems of a model that do not prevent its use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ModelWarning {
-    /// The base of an adapter has the shapes, but not the weights that it was trained on.
+    /// The base of an adapter has the right shapes, but not the weights that it was trained on.
     OtherBase {
         /// The adapter's directory.
         dir: PathBuf,
-        /// The model below it.
+        /// The base model.
         base: PathBuf,
     },
 }
@@ -64,15 +64,17 @@ pub enum ModelWarning {
 impl fmt::Display for ModelWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::OtherBase { dir, base } = self;
-        let (dir, base) = (dir.display(), base.display());
+        let dir = dir.display();
+        let base = base.display();
         write!(f, "{dir}: the adapter was trained on other weights than those of {base}")
     }
 }
 
 impl BaseRecord {
-    /// A record of a base: its digest and shapes.
+    /// Records a base: its digest and shapes.
     pub fn of(base: &Checkpoint) -> Result<Self, ModelError> {
-        let (mut shapes, mut single) = (BTreeMap::<String, Vec<usize>>::new(), BTreeMap::new());
+        let mut shapes = BTreeMap::<String, Vec<usize>>::new();
+        let mut single = BTreeMap::new();
         for (name, shape) in base.shapes() {
             match shapes.get(&block_pattern(name)) {
                 Some(known) if known != shape => {
@@ -84,11 +86,12 @@ impl BaseRecord {
             }
         }
         shapes.extend(single);
-        let (digest, adapter) = (Some(base.digest()?), base.base().is_some());
+        let digest = Some(base.digest()?);
+        let adapter = base.base().is_some();
         Ok(Self { digest, adapter, shapes, ..Self::default() })
     }
 
-    /// The record beside an adapter, if there is one.
+    /// Reads the record of an adapter, if there is one.
     pub fn read(files: &ModelFiles) -> Result<Option<Self>, ModelError> {
         let file = files.file_path(BASE_RECORD);
         match files.contains(&file) {
@@ -97,26 +100,29 @@ impl BaseRecord {
         }
     }
 
-    /// Compares the model below an adapter with the one that it was trained on: other shapes are an
-    /// error, other weights a warning.
+    /// Compares an adapter's base with the one that it was trained on: different shapes are an
+    /// error, different weights a warning.
     pub(crate) fn check(
         &self,
         adapter: &ModelFiles,
         base: &Checkpoint,
         base_path: &Path,
     ) -> Result<Option<ModelWarning>, ModelError> {
-        let (dir, base_path) = (adapter.path().to_owned(), base_path.to_owned());
+        let dir = adapter.path().to_owned();
+        let base_path = base_path.to_owned();
         let described = |name: &str, shape: &[usize]| format!("`{name}` of shape {shape:?}");
         for (name, found) in base.shapes() {
             let expected = self.shapes.get(name).or_else(|| self.shapes.get(&block_pattern(name)));
             if let Some(expected) = expected.filter(|expected| *expected != found) {
-                let (expected, found) = (described(name, expected), described(name, found));
+                let expected = described(name, expected);
+                let found = described(name, found);
                 return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
             }
         }
         for (name, expected) in &self.shapes {
             if !base.has(&name.replacen('*', "0", 1)) {
-                let (expected, found) = (described(name, expected), format!("no `{name}`"));
+                let expected = described(name, expected);
+                let found = format!("no `{name}`");
                 return Err(ModelError::OtherBase { dir, base: base_path, expected, found });
             }
         }
@@ -129,7 +135,7 @@ impl BaseRecord {
     }
 }
 
-/// A tensor's name with `*` in place of the number of its block.
+/// A tensor's name with `*` replacing its block number.
 fn block_pattern(name: &str) -> String {
     let is_number = |part: &&str| part.bytes().all(|b| b.is_ascii_digit());
     match name.split('.').find(is_number) {
@@ -141,7 +147,7 @@ fn block_pattern(name: &str) -> String {
 }
 
 impl ModelFiles {
-    /// Whether these are the files of an adapter: adapter_config.json, and no weights of a whole
+    /// Whether these are the files of an adapter: adapter_config.json, and no weights of a full
     /// model.
     pub fn is_adapter(&self) -> Result<bool, ModelError> {
         match self {
@@ -152,8 +158,8 @@ impl ModelFiles {
         }
     }
 
-    /// The model that an adapter belongs to: the one that was given with it, else the one that it
-    /// records. `None` for a whole model.
+    /// The base of an adapter: the one that was passed with it, else the recorded one. `None` for a
+    /// full model.
     pub fn base(&self) -> Result<Option<Self>, ModelError> {
         match self {
             Self::Adapter(adapter) => Ok(Some(adapter.base.clone())),
@@ -162,7 +168,7 @@ impl ModelFiles {
         }
     }
 
-    /// These files, and every model below them: adapters, then a whole model.
+    /// These files and those of all base models: adapters, then a full model.
     pub fn chain(&self) -> Result<Vec<Self>, ModelError> {
         let mut chain = vec![self.clone()];
         while let Some(base) = chain[chain.len() - 1].base()? {
@@ -175,11 +181,11 @@ impl ModelFiles {
         Ok(chain)
     }
 
-    /// An adapter over this base. A whole model is left as it is, unless it has no configuration:
-    /// then it has the base's, and its tokenizer.
+    /// Attaches a base to an adapter. A full model is returned unchanged, unless it has no
+    /// configuration: then it uses that of the base, and the base's tokenizer.
     ///
-    /// A whole base stands for the one at the bottom of the chain: where the adapter's recorded
-    /// base is an adapter, it goes below that. A base that is an adapter itself is the next one.
+    /// A full model replaces the one at the end of the chain: if the adapter's recorded base is an
+    /// adapter, it is attached to that one. A base that is an adapter itself is attached directly.
     pub fn with_base(self, base: Self) -> Result<Self, ModelError> {
         base.check_exists()?;
         if !self.is_adapter()? {
@@ -201,11 +207,11 @@ impl ModelFiles {
         Ok(Self::Adapter(Box::new(AdapterFiles { files: self, base })))
     }
 
-    /// The first of the chain that has one of some files; for what an adapter may leave to its
-    /// base.
+    /// The first model of the chain that has one of the given files; for files that an adapter may
+    /// inherit from its base.
     pub fn first_with(&self, names: &[&str]) -> Result<Option<Self>, ModelError> {
         let has = |files: &Self| names.iter().any(|name| files.contains(&files.file_path(name)));
-        // An adapter with files of its own needs no base here.
+        // An adapter with its own files needs no base here.
         if has(self) {
             return Ok(Some(self.clone()));
         }
@@ -215,7 +221,7 @@ impl ModelFiles {
         Ok(self.chain()?.into_iter().find(has))
     }
 
-    /// The content of a file, an adapter without it its base's.
+    /// Reads a file; an adapter without it inherits its base's.
     pub fn read_inherited(&self, name: &str) -> Result<Option<Vec<u8>>, ModelError> {
         match self.first_with(&[name])? {
             Some(files) => files.read_optional(name),
@@ -224,8 +230,8 @@ impl ModelFiles {
     }
 }
 
-/// The absolute path of a model. A link that is the model itself is kept: the Hub's cache names
-/// files by links.
+/// The absolute path of a model. A symbolic link to the model itself is not resolved: the Hub's
+/// cache names files by links.
 pub fn absolute_path(model: &Path) -> std::io::Result<PathBuf> {
     let model = std::path::absolute(model)?;
     match (model.parent(), model.file_name()) {
@@ -236,7 +242,8 @@ pub fn absolute_path(model: &Path) -> std::io::Result<PathBuf> {
 
 /// The path of a model as seen from an existing directory, with `..` where needed.
 pub fn path_from(dir: &Path, model: &Path) -> std::io::Result<PathBuf> {
-    let (dir, model) = (dir.canonicalize()?, absolute_path(model)?);
+    let dir = dir.canonicalize()?;
+    let model = absolute_path(model)?;
     let shared = dir.components().zip(model.components()).take_while(|(a, b)| a == b).count();
     let up = dir.components().skip(shared).map(|_| Component::ParentDir);
     Ok(up.chain(model.components().skip(shared)).collect())
@@ -247,7 +254,7 @@ fn same_place(a: &Path, b: &Path) -> bool {
     place(a) == place(b)
 }
 
-/// The base that an adapter records: by a path, else by an id in the Hugging Face cache.
+/// The recorded base of an adapter: by path, else by id in the Hugging Face cache.
 fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
     let file = files.file_path(ADAPTER_CONFIG);
     let config: Value = error::parse_json(&file, &files.read_text(&file)?)?;
@@ -266,8 +273,8 @@ fn recorded_base(files: &ModelFiles) -> Result<ModelFiles, ModelError> {
     }
     let how = match (source, &id) {
         (Some(source), _) => source,
-        (None, Some(id)) => format!("get it with `{}`", id.download_command()),
-        (None, None) => "put its directory or GGUF file there, or change \
+        (None, Some(id)) => format!("download it with `{}`", id.download_command()),
+        (None, None) => "put its directory or GGUF file at that path, or change \
                          `base_model_name_or_path`"
             .to_owned(),
     };

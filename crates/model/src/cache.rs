@@ -1,11 +1,11 @@
 //! The KV cache: sequences of slots in one store of keys and values.
 //!
-//! A [`Sequence`] is a list of spans of slots. A fork copies the list, not the slots, so N rows
-//! share their question's prefix and beams share their thoughts. A [`Cache`] allocates slots in
-//! ascending order and frees them together. Three cases free slots earlier: a continuous batch
-//! releases the chunks of each sequence that leaves it; beam search, whose forks mostly live for
-//! one position, allocates single slots and releases them one by one; and a pass that is called off
-//! rolls back its allocations.
+//! A [`Sequence`] is a list of spans of slots. A fork copies the list, not the slots, so N
+//! sequences share their question's prefix and beams share their thoughts. A [`Cache`] allocates
+//! slots in ascending order and frees them together. Slots are freed earlier in three cases: a
+//! continuous batch releases the chunks of each sequence that leaves it; beam search, whose forks
+//! mostly exist for one position, allocates single slots and releases them one by one; and an
+//! aborted pass rolls back its allocations.
 
 use smallvec::SmallVec;
 use tensor::ops::{AttentionSpans, KvGrads, KvStore, Span};
@@ -22,8 +22,8 @@ pub struct Cache {
     pub(crate) kv: KvStore,
     used: u32,
     granularity: u32,
-    free_slots: Vec<u32>,  // single slots that were given back
-    free_chunks: Vec<u32>, // first slots of chunks that were given back
+    free_slots: Vec<u32>,  // freed single slots
+    free_chunks: Vec<u32>, // first slots of freed chunks
 }
 
 /// The slots of a sequence, in the order of positions. The last span may be followed by reserved
@@ -34,9 +34,9 @@ pub struct Sequence {
                                  * made and dropped */
     reserved: u32,
     len: u32,
-    /// Leading positions in whole chunks, up to the first fork: what other sequences may share.
-    /// Attention takes them apart from the rest, so that this must not depend on where slots
-    /// happened to be free, nor on what else is in the cache.
+    /// Leading positions in whole chunks, up to the first fork: the part that other sequences may
+    /// share. Attention reads them separately from the rest, so this must not depend on which slots
+    /// happened to be free, nor on the other contents of the cache.
     prefix: u32,
     /// Whether the sequence is a fork, or has single slots: its prefix no longer grows.
     prefix_ended: bool,
@@ -56,13 +56,14 @@ impl Sequence {
     /// A sequence that shares all positions so far. No keys or values are copied.
     #[inline]
     pub fn fork(&self) -> Self {
-        let (len, prefix) = (self.len, self.prefix);
+        let len = self.len;
+        let prefix = self.prefix;
         let spans = SmallVec::from_slice(&self.spans);
         Self { spans, reserved: 0, len, prefix, prefix_ended: len > 0 }
     }
 
-    /// A fork of whole chunks that goes on as the sequence itself would: its positions and those
-    /// that follow are one prefix, whichever sequence computed them.
+    /// A fork of whole chunks that continues like the sequence itself: its positions and the
+    /// following ones form one prefix, whichever sequence computed them.
     ///
     /// # Panics
     /// If the positions do not fill their chunks, or are not all part of the prefix.
@@ -82,7 +83,8 @@ impl Sequence {
             "a sequence of {} positions cannot be forked at {len}",
             self.len()
         );
-        let (mut spans, mut left) = (SmallVec::with_capacity(self.spans.len() + 1), len as u32);
+        let mut spans = SmallVec::with_capacity(self.spans.len() + 1);
+        let mut left = len as u32;
         for span in &self.spans {
             let len = span.len.min(left);
             if len == 0 {
@@ -92,12 +94,13 @@ impl Sequence {
             left -= len;
         }
         let len = len as u32;
-        let (prefix, prefix_ended) = (self.prefix.min(len), len > 0);
+        let prefix = self.prefix.min(len);
+        let prefix_ended = len > 0;
         Self { spans, reserved: 0, len, prefix, prefix_ended }
     }
 }
 
-/// The allocation state of a cache at one time; see [`Cache::rewind`].
+/// A snapshot of the allocation state of a cache; see [`Cache::rewind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheMark(u32);
 
@@ -123,7 +126,8 @@ impl Cache {
     }
 
     fn with_store(kv: KvStore) -> Self {
-        let (free_slots, free_chunks) = (Vec::new(), Vec::new());
+        let free_slots = Vec::new();
+        let free_chunks = Vec::new();
         Self { kv, used: 0, granularity: CHUNK_SLOTS, free_slots, free_chunks }
     }
 
@@ -132,7 +136,7 @@ impl Cache {
         KvStore::bytes_per_slot(device, config.layers, config.kv_heads, config.head_dim)
     }
 
-    /// Slots that `own` unshared positions of a sequence take: allocation is in chunks.
+    /// Slots used by `own` unshared positions of a sequence: allocation is in chunks.
     pub fn slots_for(own: usize) -> usize {
         own.next_multiple_of(CHUNK_SLOTS as usize)
     }
@@ -181,7 +185,7 @@ impl Cache {
     pub fn release(&mut self, sequence: Sequence, shared: usize) {
         let mut position = 0;
         for span in &sequence.spans {
-            // A fork's own positions begin in a chunk of their own.
+            // A fork's unshared positions start in a separate chunk.
             let skipped = (shared as u32).saturating_sub(position).min(span.len);
             let own = span.start + skipped..span.start + span.len;
             self.free_chunks.extend(own.step_by(CHUNK_SLOTS as usize));
@@ -202,8 +206,9 @@ impl Cache {
         self.free_chunks.retain(|&slot| slot < mark.0);
     }
 
-    /// Undoes one [`Pass::push`] per sequence: removes their last positions, all of them pushed
-    /// since `mark` and in this order. Cache and sequences are then as they were.
+    /// Undoes one [`Pass::push`] per sequence: removes their last positions, which must all have
+    /// been pushed since `mark` and in this order. Cache and sequences are then in their previous
+    /// state.
     pub fn rollback<'a, I>(&mut self, mark: CacheMark, sequences: I)
     where
         I: IntoIterator<Item = &'a mut Sequence>,
@@ -288,7 +293,8 @@ pub struct Pass {
 impl Pass {
     /// An empty pass with capacity for `rows` positions.
     pub fn with_capacity(rows: usize) -> Self {
-        let (slots, positions) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let slots = Vec::with_capacity(rows);
+        let positions = Vec::with_capacity(rows);
         Self {
             attention: AttentionSpans::with_capacity(rows),
             slots,
@@ -309,8 +315,8 @@ impl Pass {
         self.attention.push_with_prefix(sequence.spans.iter().copied(), sequence.prefix);
     }
 
-    /// Computes a position of a sequence again, from another input: its keys and values are
-    /// replaced. It attends to itself and all before it.
+    /// Recomputes a position of a sequence from another input: its keys and values are replaced. It
+    /// attends to itself and all positions before it.
     ///
     /// # Panics
     /// If the sequence is shorter.
@@ -341,10 +347,13 @@ mod tests {
 
     #[test]
     fn forks_share_the_prefix_and_nothing_else() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..20).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         assert_eq!(prefix.spans[..], [Span { start: 0, len: 20 }]);
-        let (mut a, mut b) = (prefix.fork(), prefix.fork());
+        let mut a = prefix.fork();
+        let mut b = prefix.fork();
         for _ in 0..17 {
             pass.push(&mut cache, &mut a, true);
             pass.push(&mut cache, &mut b, true);
@@ -359,7 +368,7 @@ mod tests {
         assert_eq!(pass.positions[20..24], [20, 20, 21, 21]);
     }
 
-    /// Where slots are free, and whether they are adjacent, does not show in it.
+    /// The prefix does not depend on which slots are free and whether they are adjacent.
     #[test]
     fn the_prefix_is_what_was_there_at_the_first_fork() {
         let mut cache = cache();
@@ -367,7 +376,8 @@ mod tests {
             (0..count).for_each(|_| Pass::default().push(cache, sequence, false));
             sequence.prefix
         };
-        let (mut first, mut other) = (Sequence::default(), Sequence::default());
+        let mut first = Sequence::default();
+        let mut other = Sequence::default();
         assert_eq!(grow(&mut cache, &mut first, 16), 16);
         let mut adjacent = first.fork();
         assert_eq!(grow(&mut cache, &mut adjacent, 3), 16);
@@ -382,11 +392,12 @@ mod tests {
         assert_eq!(grow(&mut cache, &mut other, 20), 16, "single slots are no whole chunks");
     }
 
-    /// A prompt that begins with another's chunks has the prefix that it has by itself, and frees
-    /// none of them.
+    /// A prompt that begins with another's chunks has the same prefix as on its own, and frees none
+    /// of them.
     #[test]
     fn a_continued_sequence_is_one_prefix() {
-        let (mut cache, mut first) = (cache(), Sequence::default());
+        let mut cache = cache();
+        let mut first = Sequence::default();
         (0..20).for_each(|_| Pass::default().push(&mut cache, &mut first, false));
         let mut continued = first.fork_at(16).continued();
         (0..20).for_each(|_| Pass::default().push(&mut cache, &mut continued, false));
@@ -400,7 +411,9 @@ mod tests {
 
     #[test]
     fn a_position_is_computed_again_in_its_slot() {
-        let (mut cache, mut first, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut first = Pass::default();
+        let mut prefix = Sequence::default();
         (0..3).for_each(|_| first.push(&mut cache, &mut prefix, false));
         let mut own = prefix.fork();
         (0..20).for_each(|_| first.push(&mut cache, &mut own, true));
@@ -415,7 +428,9 @@ mod tests {
 
     #[test]
     fn nested_forks_share_both_prefixes() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         let mut beam = prefix.fork();
         pass.push(&mut cache, &mut beam, false);
@@ -431,7 +446,9 @@ mod tests {
 
     #[test]
     fn released_slots_are_reused_and_chunks_stay_aligned() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         cache.set_slot_granularity(SlotGranularity::Single);
         let mut forks: Vec<Sequence> = (0..3).map(|_| prefix.fork()).collect();
@@ -458,7 +475,9 @@ mod tests {
     #[test]
     fn released_chunks_are_reused_and_shared_ones_are_kept() {
         for prefix_len in [20, 32] {
-            let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+            let mut cache = cache();
+            let mut pass = Pass::default();
+            let mut prefix = Sequence::default();
             (0..prefix_len).for_each(|_| pass.push(&mut cache, &mut prefix, false));
             let mut row = prefix.fork();
             (0..17).for_each(|_| pass.push(&mut cache, &mut row, true));
@@ -479,7 +498,9 @@ mod tests {
     #[test]
     fn rollback_restores_cache_and_sequences() {
         for granularity in [SlotGranularity::Chunk, SlotGranularity::Single] {
-            let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+            let mut cache = cache();
+            let mut pass = Pass::default();
+            let mut prefix = Sequence::default();
             (0..3).for_each(|_| pass.push(&mut cache, &mut prefix, false));
             let mut rows: Vec<Sequence> = (0..4).map(|_| prefix.fork()).collect();
             cache.set_slot_granularity(granularity);
@@ -508,7 +529,9 @@ mod tests {
 
     #[test]
     fn fork_at_shares_a_prefix_and_rewind_frees_the_rest() {
-        let (mut cache, mut pass, mut prefix) = (cache(), Pass::default(), Sequence::default());
+        let mut cache = cache();
+        let mut pass = Pass::default();
+        let mut prefix = Sequence::default();
         (0..5).for_each(|_| pass.push(&mut cache, &mut prefix, false));
         let mut path = prefix.fork();
         (0..3).for_each(|_| pass.push(&mut cache, &mut path, false));

@@ -1,12 +1,13 @@
 //! A checkpoint as `save_pretrained` writes it, or a GGUF file: tensors by canonical name, as f32.
 //!
-//! `files` finds and memory-maps the files, [`crate::names`] classifies the tensors, `layer` holds
-//! an adapter's factors and `lora` merges them, `convert` decodes dtypes and `gguf` quantised
-//! blocks. Opening reads headers only; [`Checkpoint::tensor`] reads the bytes of one tensor.
+//! `files` finds and memory-maps the files, [`crate::names`] classifies the tensors, `layer`
+//! contains an adapter's factors and `lora` merges them, `convert` decodes dtypes and `gguf`
+//! quantized blocks. Opening reads headers only; [`Checkpoint::tensor`] reads the bytes of one
+//! tensor.
 //!
-//! Adapters may lie over one another: a weight is that of the whole model at the bottom and the sum
-//! of the layers' products, added from the bottom up. Other tensors of a layer (heads, embeddings
-//! of new tokens) take the place of those below.
+//! Adapters can be stacked: a weight is that of the full model at the bottom plus the sum of the
+//! layers' products, added from the bottom up. Other tensors of a layer (heads, embeddings of new
+//! tokens) replace those below.
 //!
 //! Invariants: a canonical name identifies one tensor; a returned tensor has the requested shape
 //! and only finite values.
@@ -48,14 +49,14 @@ pub struct Checkpoint {
     config: Config,
     weight_files: Vec<MappedFile>,
     weights: BTreeMap<String, StoredTensor>,
-    /// From the bottom up: factors in the whole model's own files, then those of each adapter.
+    /// From the bottom up: factors in the full model's own files, then those of each adapter.
     layers: Vec<LoraLayer>,
     ignored: Vec<(StoredTensor, &'static str)>,
     pickles: Vec<PathBuf>,
-    /// The models below, from the next one to the whole one.
+    /// The base models, from the next one to the full model.
     below: Vec<ModelFiles>,
     warnings: Vec<ModelWarning>,
-    /// Names and shapes of the missing tensors that were read, if these are collected.
+    /// Names and shapes of missing tensors that were requested, if these are collected.
     missing: Option<Mutex<MissingTensors>>,
 }
 
@@ -81,7 +82,7 @@ enum TensorEncoding {
 }
 
 impl TensorEncoding {
-    /// The values of a tensor; `None` if this encoding is not read.
+    /// The values of a tensor; `None` if this encoding is not supported.
     fn to_f32(self, shape: &[usize], bytes: &[u8]) -> Option<Vec<f32>> {
         match self {
             Self::Safetensors(dtype) => convert::to_f32(dtype, bytes),
@@ -124,7 +125,7 @@ pub struct TensorInfo<'a> {
     pub original: &'a str,
     /// The file.
     pub file: &'a Path,
-    /// The dtype, as safetensors or ggml spells it.
+    /// The dtype, in the spelling of safetensors or ggml.
     pub dtype: String,
     /// The shape in the file.
     pub shape: &'a [usize],
@@ -132,9 +133,9 @@ pub struct TensorInfo<'a> {
     pub bytes: usize,
     /// Whether it has been read.
     pub used: bool,
-    /// Whether it is a model's below an adapter.
+    /// Whether it belongs to an adapter's base model.
     pub of_base: bool,
-    /// Why it need not be read, if so.
+    /// The reason that it need not be read, if so.
     pub ignored: Option<&'static str>,
 }
 
@@ -171,7 +172,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// A configuration that is another model's does not know of the rows of new tokens.
+    /// A configuration taken from the base model lacks the rows of new tokens.
     fn adopt_vocabulary(&mut self) {
         let name = format!("{}.weight", self.config.embedding_name());
         let rows = self.weights.get(&name).and_then(|stored| stored.shape.first());
@@ -190,17 +191,18 @@ impl Checkpoint {
         &self.model_files
     }
 
-    /// The model that an adapter belongs to; `None` for a whole model.
+    /// The base model of an adapter; `None` for a full model.
     pub fn base(&self) -> Option<&ModelFiles> {
         self.below.first()
     }
 
-    /// What is wrong with it that does not keep it from being used.
+    /// Problems that do not prevent its use.
     pub fn warnings(&self) -> &[ModelWarning] {
         &self.warnings
     }
 
-    /// The weights' shapes by canonical name, in order; those that need not be read are left out.
+    /// The shapes of the weights by canonical name, sorted; those that need not be read are
+    /// omitted.
     pub fn shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
         let needed = self.weights.iter().filter(|(name, _)| self.redundant_reason(name).is_none());
         needed.map(|(name, stored)| (name.as_str(), stored.shape.as_slice()))
@@ -221,14 +223,14 @@ impl Checkpoint {
         self.weights.get(name).map(|stored| stored.shape.as_slice())
     }
 
-    /// Rows at the end of the embedding that an adapter brings with it, in place of its base's or
-    /// beyond them: those of new tokens.
+    /// Number of rows at the end of the embedding that an adapter provides, replacing or extending
+    /// its base's: those of new tokens.
     pub fn added_tokens(&self) -> usize {
         let name = format!("{NEW_ROWS}.{}.weight", self.config.embedding_name());
         self.shape(&name).and_then(|shape| shape.first().copied()).unwrap_or(0)
     }
 
-    /// Whether an adapter brings the last rows of a table with it.
+    /// Whether an adapter provides the last rows of a table.
     pub fn has_new_rows(&self, name: &str) -> bool {
         self.has(&format!("{NEW_ROWS}.{name}"))
     }
@@ -245,7 +247,7 @@ impl Checkpoint {
         self.missing = Some(Mutex::default());
     }
 
-    /// The missing tensors that were read since [`Checkpoint::collect_missing`].
+    /// The missing tensors that were requested since [`Checkpoint::collect_missing`].
     pub fn missing_tensors(&self) -> MissingTensors {
         let collected = self.missing.as_ref();
         collected
@@ -274,8 +276,8 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Reads a weight without adapters. The last rows of a table are those that an adapter brings
-    /// with it.
+    /// Reads a weight without adapters. The last rows of a table are those that an adapter
+    /// provides.
     fn unmerged_tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let stored = self.weights.get(name).ok_or_else(|| self.missing_error(name))?;
         let Some((new, &[rows, columns])) =
@@ -336,7 +338,7 @@ impl Checkpoint {
         self.layers.last().map_or(0, |layer| layer.first_file)
     }
 
-    /// Why a weight need not be read although it has a canonical name.
+    /// The reason that a weight with a canonical name need not be read.
     fn redundant_reason(&self, name: &str) -> Option<&'static str> {
         (name == "lm_head.weight" && self.config.tied).then_some("tied to the token embedding")
     }
@@ -347,7 +349,8 @@ impl Checkpoint {
         let Some(stored) = self.weights.get(&name) else {
             return Ok(());
         };
-        let (vocab, added) = (self.config.vocab, self.added_tokens());
+        let vocab = self.config.vocab;
+        let added = self.added_tokens();
         let fits = |rows: usize| match added {
             0 => rows == vocab,
             _ => added <= vocab && rows >= vocab - added,
@@ -375,14 +378,15 @@ impl Checkpoint {
         let &[rows, columns] = shape else {
             return Err(ModelError::UnsupportedAdapter {
                 file: self.path(a).to_path_buf(),
-                what: format!("`{}` on a weight that is no matrix", a.original),
+                what: format!("`{}` on a weight that is not a matrix", a.original),
             });
         };
         let layout = WeightLayout::of(self.config.architecture, module);
         let (inputs, outputs) = layout.inputs_and_outputs(rows, columns);
-        let (rank, scale) = (a.shape.first().copied().unwrap_or(0), layer.scale(module, a)?);
-        let (a, b) =
-            (self.read_values(a, &[rank, inputs])?, self.read_values(b, &[outputs, rank])?);
+        let rank = a.shape.first().copied().unwrap_or(0);
+        let scale = layer.scale(module, a)?;
+        let a = self.read_values(a, &[rank, inputs])?;
+        let b = self.read_values(b, &[outputs, rank])?;
         Ok(lora::merge(values, rows, layout, LoraFactors { a: &a, b: &b, rank, scale })?)
     }
 

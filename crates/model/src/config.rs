@@ -105,26 +105,26 @@ pub struct LatentConfig {
     pub adaptive: Option<AdaptiveConfig>,
 }
 
-/// What adaptive latent reasoning keeps in config.json: its tokens, and the filter before a hidden
-/// state is fed back.
+/// The config.json fields of adaptive latent reasoning: its tokens, and the filter applied before a
+/// hidden state is fed back.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdaptiveConfig {
-    /// Begins the thoughts.
+    /// The token that starts the thoughts.
     pub start: u32,
-    /// Its row of the LM head says that thinking goes on.
+    /// The token whose row of the LM head votes for continuing.
     pub go_on: u32,
-    /// Its row of the LM head says that thinking stops.
+    /// The token whose row of the LM head votes for stopping.
     pub stop: u32,
-    /// Fed after the last thought.
+    /// The token fed after the last thought.
     pub end: u32,
     /// The filter.
     pub filter: RecurrentFilter,
 }
 
-/// The map of a hidden state before it is fed back.
+/// The transformation of a hidden state before it is fed back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecurrentFilter {
-    /// None.
+    /// No filter.
     None,
     /// Linear, GELU, linear, LayerNorm.
     Mlp,
@@ -133,15 +133,15 @@ pub enum RecurrentFilter {
 }
 
 /// The `latent_tts` object of config.json: the generation defaults chosen when the model was
-/// trained. Each field is optional and overrides what is detected and the family's default.
-/// Serialized as it is read; numbers are f64, JSON's width, so that a round trip preserves them.
+/// trained. Each field is optional and overrides detection and the family's default. Numbers are
+/// f64, the width of JSON numbers, so that a round trip preserves them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GenerationDefaults {
     /// The name of the method family.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
-    /// Thoughts per trajectory: the exact number or the maximum, by the family's length rule; may
-    /// be 0.
+    /// Thoughts per trajectory: the exact number or the maximum, depending on the family's length
+    /// rule; may be 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thoughts: Option<usize>,
     /// Maximum number of answer tokens; at least 1.
@@ -153,10 +153,10 @@ pub struct GenerationDefaults {
     /// The standard deviation of Gaussian noise; finite and not negative.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sigma: Option<f64>,
-    /// Text before the question, in place of the family's.
+    /// Text before the question, replacing the family's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_prefix: Option<String>,
-    /// Text after the question, in place of the family's.
+    /// Text after the question, replacing the family's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_suffix: Option<String>,
     /// Blocks of latent positions, in a looped family; at least 1.
@@ -170,7 +170,7 @@ pub struct GenerationDefaults {
     pub loops: Option<usize>,
 }
 
-/// A decoder's configuration. The module's header lists the invariants.
+/// A decoder's configuration. Its invariants are listed in the module documentation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// The base architecture.
@@ -199,9 +199,9 @@ pub struct Config {
     pub positions: PositionEncoding,
     /// The feed-forward block.
     pub mlp: Mlp,
-    /// QK-norm: each head's query and key are normalised (weights `q_norm`, `k_norm`).
+    /// QK-norm: each head's query and key are normalized (weights `q_norm`, `k_norm`).
     pub qk_norm: bool,
-    /// Biases on queries, keys and values, where the architecture has them on no other projection.
+    /// Biases on queries, keys and values, in architectures without biases on other projections.
     pub qkv_bias: bool,
     /// Weight tying: the token embedding is also the LM head.
     pub tied: bool,
@@ -211,16 +211,17 @@ pub struct Config {
     pub latent: LatentConfig,
     /// Generation defaults stored with the model.
     pub defaults: GenerationDefaults,
-    /// A reward model's reference reasoner, where it has no copy of it.
+    /// The reference reasoner of a reward model that contains no copy of it.
     pub reference: Option<ReferenceRecord>,
 }
 
-/// A reward model's reference reasoner that is kept elsewhere: most often the reasoner itself.
+/// A reference to a reward model's reference reasoner in another directory: usually the reasoner
+/// itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReferenceRecord {
-    /// Its path from the reward model's directory.
+    /// Path relative to the reward model's directory.
     pub path: PathBuf,
-    /// [`Checkpoint::digest`](crate::Checkpoint::digest) of it.
+    /// The digest of its weights, see [`Checkpoint::digest`](crate::Checkpoint::digest).
     pub digest: String,
 }
 
@@ -234,8 +235,8 @@ impl Config {
         }
     }
 
-    /// Elements of the matrices and tables, without biases and norms; a new model's, whose LM head
-    /// is the embedding.
+    /// Number of elements of the matrices and tables, without biases and norms; for a new model
+    /// with tied embeddings.
     pub fn parameters(&self) -> u64 {
         let [width, ffn, heads, kv_heads, head_dim, layers] =
             [self.width, self.ffn, self.heads, self.kv_heads, self.head_dim, self.layers]
@@ -254,8 +255,9 @@ impl Config {
         }
     }
 
-    /// Reads `config.json`, an adapter without one its base's, and `generation_config.json` if
-    /// there is one: its EOS tokens take precedence, as in transformers.
+    /// Reads `config.json` (an adapter without one inherits its base's), and
+    /// `generation_config.json` if there is one: its EOS tokens take precedence, as in
+    /// transformers.
     pub fn read(files: impl Into<ModelFiles>) -> Result<Config, ModelError> {
         let files = files.into();
         files.check_exists()?;

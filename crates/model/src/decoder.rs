@@ -2,8 +2,8 @@
 //!
 //! [`Config`] is the configuration, [`Decoder`] the weights and [`Cache`] the state; only the state
 //! is mutable. A forward pass computes any mix of new positions (whole prompts, single thoughts of
-//! many rows) on top of the cached ones. `chunk` prepares the inputs of a pass, `trainable` has the
-//! forward and backward for training.
+//! many sequences) on top of the cached ones. `chunk` prepares the inputs of a pass, `trainable`
+//! has the forward and backward for training.
 
 mod chunk;
 mod chunk_dropout;
@@ -36,7 +36,7 @@ pub use trainable::{DecoderTuning, Segment, TrainableDecoder};
 pub struct Decoder {
     device: Device,
     config: Config,
-    graphs: GraphCache, // declared, and so dropped, before the weights that they use
+    graphs: GraphCache, // declared first, so that they are dropped before the weights that they use
     embedding: Option<Linear>, // width -> vocab; `None` if tied to `lm_head`
     lm_head: Option<Linear>, // width -> vocab
     position_embedding: Option<Tensor>, // (context, width); `None` with rotary positions
@@ -44,7 +44,7 @@ pub struct Decoder {
     blocks: Vec<Block>,
     final_norm: Normalization,
     flops_per_position: f64,
-    free_activations: Mutex<Vec<ChunkActivations>>, // memory of passes that have ended
+    free_activations: Mutex<Vec<ChunkActivations>>, // memory of finished passes
 }
 
 #[derive(Debug)]
@@ -64,11 +64,11 @@ pub enum Dropout<'a> {
     /// Philox masks, each row of the pass with its own key, probability and sites; `None` leaves a
     /// row unchanged.
     Sampled(&'a [Option<RowPerturbation>]),
-    /// Masks of another implementation, which fall on all rows of the pass.
+    /// Masks of another implementation, applied to all rows of the pass.
     Recorded {
-        /// The probability that elements were dropped with.
+        /// The dropout probability of the masks.
         p: f32,
-        /// The sites that the masks are applied at.
+        /// The sites at which the masks are applied.
         sites: SiteSet,
         /// For layer l, `[2 l]` is the attention site's mask, `[2 l + 1]` the MLP site's; each
         /// (rows, width), 1 keeps.
@@ -96,7 +96,7 @@ pub struct ForwardOptions<'a> {
 pub struct DeferredInputs<X, P> {
     /// Returns the input vectors (rows, width). Called once the pass is prepared.
     pub x: X,
-    /// Called once the first block is launched; an error calls the pass off.
+    /// Called once the first block is launched; an error aborts the pass.
     pub proceed: P,
 }
 
@@ -132,12 +132,12 @@ impl Decoder {
             .transpose()?;
         let load_block = |i| Block::load(device, tensors, source, i);
         let blocks: Vec<Result<Block, ModelError>> = match device.isa() {
-            // Widening, merging and packing a block are many short loops: blocks side by side keep
-            // the threads busier than each loop on its own.
+            // Widening, merging and packing a block consists of many short loops: processing blocks
+            // in parallel utilizes the threads better than parallelizing each loop.
             Some(_) => (0..config.layers).into_par_iter().map(load_block).collect(),
             None => (0..config.layers).map(load_block).collect(),
         };
-        // The first error in the order of the blocks, whichever thread was first.
+        // Report the first error in block order, whichever thread failed first.
         let blocks = blocks.into_iter().collect::<Result<Vec<_>, _>>()?;
         let rope = rope_frequencies(config)
             .map(|frequencies| Rope::new(device, frequencies))
@@ -158,7 +158,8 @@ impl Decoder {
         })
     }
 
-    /// Why passes are launched kernel by kernel although they could be a CUDA graph, if so.
+    /// The reason that passes are launched kernel by kernel although they could be a CUDA graph, if
+    /// so.
     pub fn graph_failure(&self) -> Option<String> {
         self.graphs.failure()
     }
@@ -225,9 +226,9 @@ impl Decoder {
     }
 
     /// [`Decoder::forward`] of a pass whose input vectors may not be known yet, or that may be
-    /// called off: everything but the input vectors is copied to the device first, then `inputs.x`
-    /// is called, and `inputs.proceed` once the first block is launched. If either fails, its error
-    /// is returned; the caller then rolls back the cache, and the pass has had no effect.
+    /// aborted: everything but the input vectors is copied to the device first, then `inputs.x` is
+    /// called, and `inputs.proceed` once the first block is launched. If either fails, its error is
+    /// returned; the caller then rolls back the cache, and the pass has had no effect.
     pub fn forward_deferred<E, X, P>(
         &self,
         cache: &mut Cache,
@@ -258,10 +259,12 @@ impl Decoder {
         X: FnOnce() -> Result<Tensor, E>,
         P: FnOnce() -> Result<(), E>,
     {
-        let (device, width) = (&self.device, self.config.width);
+        let device = &self.device;
+        let width = self.config.width;
         let x = || {
             let x = x()?;
-            let (shape, expected) = ((x.rows(), x.cols()), (pass.rows(), width));
+            let shape = (x.rows(), x.cols());
+            let expected = (pass.rows(), width);
             assert_eq!(shape, expected, "decoder: the inputs do not match the pass");
             Ok::<Tensor, E>(x)
         };
@@ -272,14 +275,14 @@ impl Decoder {
         }
         let rows = ChunkRows::new(pass, 0..pass.rows());
         if let Some(key) = self.graph_key(cache, pass, &rows, options) {
-            // A graph has input buffers of its own, and copies for its few rows take little time.
+            // A graph has separate input buffers, and copies for its few rows take little time.
             let chunk = |x| PassChunk::new(device, pass, &rows, options.dropout)?.staged(device, x);
             let body = |chunk: PassChunk<'_>| {
                 let observe = |_: usize, _: &[PassChunk<'_>]| Ok::<(), DeviceError>(());
                 self.concat(self.forward_chunks(cache, vec![chunk], options.output, observe)?)
             };
             let x = x()?;
-            proceed()?; // a graph cannot be called off midway
+            proceed()?; // a graph cannot be aborted midway
             return Ok(self.graphs.run(device, key, x, chunk, body)?);
         }
         let rows = self.chunk_rows(pass, 0..pass.rows());
@@ -300,8 +303,8 @@ impl Decoder {
         Ok(self.concat(hidden)?)
     }
 
-    /// Runs a pass of more rows than the device takes at once, in turns of about as many: a small
-    /// last one would leave the device idle.
+    /// Runs a pass of more rows than the device takes at once, in parts of about equal size: a
+    /// small last part would underutilize the device.
     fn forward_in_turn(
         &self,
         cache: &mut Cache,
@@ -321,13 +324,13 @@ impl Decoder {
         self.concat(hidden)
     }
 
-    /// A range of a pass's rows in the chunks that the device computes side by side.
+    /// Splits a range of a pass's rows into the chunks that the device computes in parallel.
     fn chunk_rows<'a>(&self, pass: &'a Pass, range: Range<usize>) -> Vec<ChunkRows<'a>> {
         let rows = self.device.part_rows(range.len());
         ranges(range, rows).map(|range| ChunkRows::new(pass, range)).collect()
     }
 
-    /// Chunks without input vectors, in memory of earlier passes.
+    /// Chunks without input vectors, reusing the memory of earlier passes.
     fn chunks<'a>(
         &self,
         pass: &Pass,
@@ -347,7 +350,7 @@ impl Decoder {
         self.free_activations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives each chunk its rows of the pass's input vectors.
+    /// Assigns each chunk its rows of the pass's input vectors.
     fn set_inputs(
         &self,
         chunks: &mut [PassChunk<'_>],
@@ -387,8 +390,8 @@ impl Decoder {
             return None;
         }
         // Checked here: a graph replay does not check its inputs.
-        let (slots, context) =
-            (cache.slots(), self.position_embedding.as_ref().map_or(usize::MAX, Tensor::rows));
+        let slots = cache.slots();
+        let context = self.position_embedding.as_ref().map_or(usize::MAX, Tensor::rows);
         assert!(
             pass.slots.iter().all(|&s| (s as usize) < slots),
             "decoder: slot out of range of {slots}"
@@ -407,12 +410,12 @@ impl Decoder {
         ))
     }
 
-    /// Runs all blocks over chunks of a pass, side by side where the device can, and returns their
-    /// hidden states in the dtype `output`. `observe` is called with the number of blocks that are
-    /// launched, from 0 on, and the chunks, whose `x` is then the residual stream.
+    /// Runs all blocks over chunks of a pass, in parallel where the device can, and returns their
+    /// hidden states in the dtype `output`. `observe` is called with the number of launched blocks,
+    /// starting from 0, and the chunks, whose `x` is then the residual stream.
     ///
-    /// A row attends to rows of any chunk, so that the keys and values of all are stored before
-    /// attention; nothing else of a block needs another chunk.
+    /// A row attends to rows of any chunk, so the keys and values of all chunks are stored before
+    /// attention; otherwise chunks are independent within a block.
     fn forward_chunks<E: From<DeviceError>>(
         &self,
         cache: &mut Cache,
@@ -441,8 +444,8 @@ impl Decoder {
         Ok(hidden)
     }
 
-    /// Attention of a layer and what follows it, up to the norm that the next layer begins with, or
-    /// the final one.
+    /// Attention of a layer and the rest of the layer, up to and including the next layer's first
+    /// norm, or the final norm.
     fn finish_block(
         &self,
         layer: usize,
@@ -450,8 +453,10 @@ impl Decoder {
         output: OutputDtype,
         chunk: &mut PassChunk<'_>,
     ) -> Result<(), DeviceError> {
-        let (device, heads) = (&self.device, self.config.heads);
-        let (block, next) = (&self.blocks[layer], self.blocks.get(layer + 1));
+        let device = &self.device;
+        let heads = self.config.heads;
+        let block = &self.blocks[layer];
+        let next = self.blocks.get(layer + 1);
         chunk.work.normed.release();
         let mut metadata = chunk.take_metadata(device)?;
         if next.is_none() {
@@ -499,7 +504,8 @@ impl Decoder {
         let table = self.position_embedding.as_ref();
         let learned =
             table.map(|table| LearnedPositions { table, positions: &slot_mapping.positions });
-        let (norm, dtype) = (&self.blocks[0].attn_norm, OutputDtype::Operand);
+        let norm = &self.blocks[0].attn_norm;
+        let dtype = OutputDtype::Operand;
         ops::add_positions_norm(&self.device, x, learned, norm, dtype, normed)
     }
 
@@ -513,7 +519,8 @@ impl Decoder {
 
     /// The MLP up to its output projection: from `work.normed`, which is released, to `work.inner`.
     fn mlp(&self, block: &Block, work: &mut ChunkActivations) -> Result<(), DeviceError> {
-        let (device, normed) = (&self.device, &work.normed);
+        let device = &self.device;
+        let normed = &work.normed;
         let mlp_in = |activation, dtype, out: &mut Tensor| {
             ops::linear(device, normed, &block.mlp_in, activation, dtype, out)
         };
@@ -532,7 +539,8 @@ impl Decoder {
     /// Floating-point operations of the blocks for a range of a sequence's positions: matrix
     /// products and causal attention.
     pub fn flops_for(&self, positions: Range<usize>) -> f64 {
-        let (from, to) = (positions.start, positions.end);
+        let from = positions.start;
+        let to = positions.end;
         let attended = (to * (to + 1) - from * (from + 1)) / 2;
         (to - from) as f64 * self.flops_per_position() + attended as f64 * self.flops_per_attended()
     }
@@ -593,7 +601,7 @@ fn mlp_activation(mlp: Mlp) -> Option<Activation> {
 /// The RoPE frequencies, with Llama 3's scaling.
 ///
 /// Computed in float32 step by step, as in transformers: at position 1000 a difference in the last
-/// place of a frequency changes the fourth digit of an angle, and random models amplify it from
+/// bit of a frequency changes the fourth digit of an angle, and random models amplify it from
 /// thought to thought.
 fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
     let PositionEncoding::Rope { theta, scaling } = config.positions else { return None };
@@ -602,8 +610,10 @@ fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
         let Some(config::Llama3Scaling { factor, low, high, original_context }) = scaling else {
             return f;
         };
-        let (factor, low, high, context) =
-            (factor as f32, low as f32, high as f32, original_context as f32);
+        let factor = factor as f32;
+        let low = low as f32;
+        let high = high as f32;
+        let context = original_context as f32;
         let wavelength = std::f32::consts::TAU / f;
         if wavelength < context / high {
             f
@@ -617,7 +627,7 @@ fn rope_frequencies(config: &Config) -> Option<Vec<f32>> {
     Some((0..config.head_dim / 2).map(|i| scale(base(i))).collect())
 }
 
-/// A range in parts of so many, but for the last; an empty one is one part.
+/// Splits a range into parts of `count`, the last one possibly shorter; an empty range is one part.
 fn ranges(range: Range<usize>, count: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = range.len().div_ceil(count.max(1)).max(1);
     (0..parts).map(move |i| {

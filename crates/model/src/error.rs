@@ -26,7 +26,7 @@ pub enum ModelError {
 
     /// The checkpoint directory does not exist, or is a file.
     #[error(
-        "{}: no such directory; give the folder that holds config.json and model.safetensors",
+        "{}: no such directory; pass the directory that contains config.json and model.safetensors",
         dir.display()
     )]
     MissingDirectory {
@@ -41,19 +41,19 @@ pub enum ModelError {
         dir: PathBuf,
     },
 
-    /// A probe's file that cannot be used.
-    #[error("{}: not a usable probe: {reason}; train it again", path.display())]
+    /// An invalid probe file.
+    #[error("{}: invalid probe: {reason}; train it again", path.display())]
     InvalidProbe {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 
     /// No config.json.
     #[error(
-        "{}: no config.json, or an empty one; name the base model, whose configuration it has, or \
-         copy that one's config.json there",
+        "{}: config.json is missing or empty; pass the base model, or copy its config.json into \
+         the directory",
         dir.display()
     )]
     MissingConfig {
@@ -73,8 +73,8 @@ pub enum ModelError {
 
     /// Weights in Python's pickle format, which can execute code when loaded.
     #[error(
-        "{}: pickled weights are not loaded; convert the checkpoint to safetensors first, which \
-         reads their tensors without executing anything",
+        "{}: pickled weights are not loaded, because unpickling can execute code; convert the \
+         checkpoint to safetensors first (the converter executes nothing)",
         file.display()
     )]
     PickleWeights {
@@ -82,8 +82,8 @@ pub enum ModelError {
         file: PathBuf,
     },
 
-    /// A file that is not what `torch.save` writes, or holds no tensors.
-    #[error("{}: cannot be read as tensors saved by PyTorch: {why}", file.display())]
+    /// A file that `torch.save` did not write, or that contains no tensors.
+    #[error("{}: not a valid PyTorch checkpoint: {why}", file.display())]
     BadPickle {
         /// The file.
         file: PathBuf,
@@ -93,8 +93,8 @@ pub enum ModelError {
 
     /// A stop gate whose last layer does not have one output.
     #[error(
-        "{}: the stop gate ends with `{tensor}` of shape {shape:?}, which does not give one number; \
-         it is not a gate that is known",
+        "{}: unsupported stop gate: its last layer `{tensor}` has shape {shape:?} and must have \
+         one output",
         dir.display()
     )]
     BadGate {
@@ -108,7 +108,7 @@ pub enum ModelError {
 
     /// Several weight files without an index.
     #[error(
-        "{}: cannot choose between {}; keep one, or add the *.safetensors.index.json of the \
+        "{}: several weight files: {}; keep one, or add the *.safetensors.index.json of the \
          shards",
         dir.display(),
         files.join(", ")
@@ -130,7 +130,7 @@ pub enum ModelError {
     },
 
     /// A JSON file that does not parse, or is not of the expected form.
-    #[error("{}: bad json: {why}; the file is damaged, download it again", file.display())]
+    #[error("{}: invalid JSON: {why}; the file is damaged, download it again", file.display())]
     BadJson {
         /// The file.
         file: PathBuf,
@@ -140,7 +140,7 @@ pub enum ModelError {
 
     /// A required field is absent.
     #[error(
-        "{}: no field `{field}`; add it as the base model's config.json has it",
+        "{}: no field `{field}`; copy it from the base model's config.json",
         file.display()
     )]
     MissingField {
@@ -157,7 +157,7 @@ pub enum ModelError {
         file: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong and what would be valid.
+        /// The problem, and the valid values.
         why: String,
     },
 
@@ -178,7 +178,7 @@ pub enum ModelError {
     },
 
     /// A weight file that is shorter than its header implies.
-    #[error("{}: truncated: {have} bytes, {need} expected; download it again", file.display())]
+    #[error("{}: truncated: {have} of {need} bytes; download it again", file.display())]
     Truncated {
         /// The file.
         file: PathBuf,
@@ -199,7 +199,7 @@ pub enum ModelError {
 
     /// A safetensors header above the size limit.
     #[error(
-        "{}: header of {size} bytes, more than the {limit} allowed; this is no safetensors file",
+        "{}: header of {size} bytes exceeds the limit of {limit}; not a safetensors file",
         file.display()
     )]
     OversizedHeader {
@@ -212,16 +212,16 @@ pub enum ModelError {
     },
 
     /// An invalid safetensors header.
-    #[error("{}: bad safetensors header: {why}; download the file again", file.display())]
+    #[error("{}: invalid safetensors header: {why}; download the file again", file.display())]
     BadHeader {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 
-    /// A file with the extension of GGUF that is none.
-    #[error("{}: no GGUF file, its first bytes are others; download it again", file.display())]
+    /// A file with the extension `.gguf` that is not a GGUF file.
+    #[error("{}: not a GGUF file (bad magic number); download it again", file.display())]
     NotGguf {
         /// The file.
         file: PathBuf,
@@ -229,7 +229,7 @@ pub enum ModelError {
 
     /// A GGUF file of an unsupported version.
     #[error(
-        "{}: GGUF version {found} is not read, only 2 and 3 in little-endian order; convert the \
+        "{}: unsupported GGUF version {found}; supported: 2 and 3, little-endian; convert the \
          model again with llama.cpp's convert_hf_to_gguf.py",
         file.display()
     )]
@@ -241,11 +241,11 @@ pub enum ModelError {
     },
 
     /// An invalid GGUF header.
-    #[error("{}: bad GGUF header: {why}; download the file again", file.display())]
+    #[error("{}: invalid GGUF header: {why}; download the file again", file.display())]
     BadGguf {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 
@@ -261,10 +261,10 @@ pub enum ModelError {
         key: String,
     },
 
-    /// A tensor of a GGUF file whose type is not read.
+    /// A tensor of a GGUF file with an unsupported type.
     #[error(
         "{}: tensor `{tensor}` has type {found}, which is not supported; supported: {supported}; \
-         quantise the model again with llama-quantize",
+         quantize the model again with llama-quantize",
         file.display()
     )]
     GgufTensorType {
@@ -274,7 +274,7 @@ pub enum ModelError {
         tensor: String,
         /// Its type.
         found: String,
-        /// The types that are read.
+        /// The supported types.
         supported: String,
     },
 
@@ -289,7 +289,7 @@ pub enum ModelError {
 
     /// A shard lacks a tensor that the index assigns to it.
     #[error(
-        "{}: tensor `{tensor}` is not in {shard}; index and shards are of different versions",
+        "{}: tensor `{tensor}` is not in {shard}; index and shards are from different versions",
         index.display()
     )]
     MissingInShard {
@@ -303,7 +303,7 @@ pub enum ModelError {
 
     /// The index names a file outside the checkpoint directory.
     #[error(
-        "{}: shard path `{shard}` leaves the directory; only plain file names are read",
+        "{}: shard path `{shard}` leaves the directory; only plain file names are allowed",
         index.display()
     )]
     EscapingShard {
@@ -315,11 +315,11 @@ pub enum ModelError {
 
     /// Two different tensors have the same canonical name.
     #[error(
-        "{}: `{first}` and `{second}` both are `{tensor}` and differ; remove one",
+        "{}: `{first}` and `{second}` are both `{tensor}` but differ; remove one",
         file.display()
     )]
     DuplicateTensor {
-        /// The file of the second.
+        /// The file that contains the second tensor.
         file: PathBuf,
         /// The canonical name.
         tensor: String,
@@ -342,8 +342,8 @@ pub enum ModelError {
 
     /// A weight whose shape is not the one that config.json implies.
     #[error(
-        "{}: tensor `{tensor}` has shape {found:?}, {expected:?} expected; config.json and \
-         weights do not belong together",
+        "{}: tensor `{tensor}` has shape {found:?}, expected {expected:?}; config.json and the \
+         weights do not match",
         file.display()
     )]
     WrongShape {
@@ -359,8 +359,8 @@ pub enum ModelError {
 
     /// A weight with an infinity or NaN.
     #[error(
-        "{}: tensor `{tensor}` holds {value} at element {index}; the training run diverged or \
-         the file is damaged",
+        "{}: tensor `{tensor}` is {value} at element {index}; the training run diverged or the \
+         file is damaged",
         file.display()
     )]
     NonFinite {
@@ -385,7 +385,7 @@ pub enum ModelError {
         dtype: String,
     },
 
-    /// The rows of the embedding are not config.json's `vocab_size`.
+    /// The number of embedding rows differs from config.json's `vocab_size`.
     #[error(
         "{}: `{tensor}` has {rows} rows but vocab_size is {vocab}; set vocab_size to {rows} if \
          the tokens were added in training",
@@ -402,8 +402,8 @@ pub enum ModelError {
         vocab: usize,
     },
 
-    /// The model that an adapter belongs to is not there.
-    #[error("{}: the adapter's base model `{base}` is not there; {how}", file.display())]
+    /// The base model of an adapter was not found.
+    #[error("{}: the adapter's base model `{base}` was not found; {how}", file.display())]
     MissingBase {
         /// adapter_config.json.
         file: PathBuf,
@@ -417,7 +417,8 @@ pub enum ModelError {
 
     /// An adapter is among its own bases, or there are too many of them.
     #[error(
-        "{}: the adapter's bases do not end in a whole model; correct `base_model_name_or_path`",
+        "{}: the chain of base models does not end in a full model; correct \
+         `base_model_name_or_path`",
         dir.display()
     )]
     EndlessAdapters {
@@ -425,9 +426,9 @@ pub enum ModelError {
         dir: PathBuf,
     },
 
-    /// The model below an adapter is not the one that it was trained on.
+    /// The base model of an adapter is not the one that it was trained on.
     #[error(
-        "{}: the base {} has {found}, and the adapter was trained on one with {expected}; give the \
+        "{}: the base {} has {found}, but the adapter was trained on one with {expected}; pass the \
          model that it was trained on",
         dir.display(),
         base.display()
@@ -435,17 +436,17 @@ pub enum ModelError {
     OtherBase {
         /// The adapter's directory.
         dir: PathBuf,
-        /// The model below it.
+        /// The base model.
         base: PathBuf,
-        /// The first tensor that differs, as it was.
+        /// The first differing tensor, as it was in training.
         expected: String,
-        /// The same as it is.
+        /// The same tensor in this base model.
         found: String,
     },
 
     /// adapter_config.json without weights.
     #[error(
-        "{}: adapter_config.json without adapter_model.safetensors; save the adapter again",
+        "{}: adapter_config.json but no adapter_model.safetensors; save the adapter again",
         dir.display()
     )]
     MissingAdapterWeights {
@@ -454,7 +455,7 @@ pub enum ModelError {
     },
 
     /// adapter_model.safetensors without any factor.
-    #[error("{}: no LoRA factor in it; save the adapter again", file.display())]
+    #[error("{}: contains no LoRA factors; save the adapter again", file.display())]
     EmptyAdapter {
         /// adapter_model.safetensors.
         file: PathBuf,
@@ -463,7 +464,7 @@ pub enum ModelError {
     /// A LoRA factor whose rank is not adapter_config.json's, or whose shape does not fit its
     /// module.
     #[error(
-        "{}: `{tensor}` has shape {found:?}, {expected:?} expected {reason}",
+        "{}: `{tensor}` has shape {found:?}, expected {expected:?} {reason}",
         file.display()
     )]
     FactorShape {
@@ -473,16 +474,16 @@ pub enum ModelError {
         tensor: String,
         /// Its shape.
         found: Vec<usize>,
-        /// The shape that fits.
+        /// The expected shape.
         expected: Vec<usize>,
-        /// What the expected shape follows from, and the remedy.
+        /// The source of the expected shape, and the remedy.
         reason: &'static str,
     },
 
     /// A LoRA factor of a module that the base does not have.
     #[error(
-        "{}: `{tensor}` adapts `{module}`, which the base {} does not have; give the model that it \
-         was trained on",
+        "{}: `{tensor}` adapts `{module}`, which the base {} does not have; pass the model that \
+         it was trained on",
         file.display(),
         base.display()
     )]
@@ -493,7 +494,7 @@ pub enum ModelError {
         tensor: String,
         /// The module.
         module: String,
-        /// The model below the adapter.
+        /// The base model.
         base: PathBuf,
     },
 
@@ -507,16 +508,16 @@ pub enum ModelError {
         dir: PathBuf,
         /// The adapted module.
         module: String,
-        /// The factor that is there.
+        /// The factor that is present.
         present: &'static str,
-        /// The factor that is not.
+        /// The factor that is missing.
         missing: &'static str,
     },
 
-    /// An adapter without adapter_config.json whose rank is of no known family.
+    /// An adapter without adapter_config.json whose rank matches no known family.
     #[error(
-        "{}: nothing says by how much the rank-{rank} adapter of `{module}` is scaled; put \
-         adapter_config.json there with r and lora_alpha",
+        "{}: unknown scale of the rank-{rank} adapter of `{module}`; add an adapter_config.json \
+         with r and lora_alpha",
         dir.display()
     )]
     UnknownAdapterScale {
@@ -542,8 +543,8 @@ pub enum ModelError {
 
     /// Neither tokenizer.json nor vocab.json with merges.txt.
     #[error(
-        "{}: no tokenizer.json, nor vocab.json with merges.txt; copy the base model's tokenizer \
-         there",
+        "{}: no tokenizer.json and no vocab.json with merges.txt; copy the base model's tokenizer \
+         into the directory",
         dir.display()
     )]
     MissingTokenizer {
@@ -552,17 +553,17 @@ pub enum ModelError {
     },
 
     /// An invalid or unsupported tokenizer.
-    #[error("{}: bad tokenizer: {why}", file.display())]
+    #[error("{}: invalid tokenizer: {why}", file.display())]
     BadTokenizer {
         /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 
     /// The tokenizer failed to encode a text or to decode ids.
     #[error(
-        "the tokenizer failed: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
+        "tokenizer error: {why}; its vocabulary is incomplete, copy the base model's tokenizer"
     )]
     Tokenize {
         /// The library's message.

@@ -1,4 +1,4 @@
-//! GGUF files, the format of llama.cpp: metadata, tokenizer and quantised weights in one file.
+//! GGUF files, the format of llama.cpp: metadata, tokenizer and quantized weights in one file.
 //!
 //! ```text
 //! metadata ──> config.json, tokenizer.json, tokenizer_config.json (as texts)
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `reader` parses the header, `config` and `tokenizer` turn the metadata into the texts of a
-//! Hugging Face directory, `names` maps tensor names to canonical ones, `blocks` widens quantised
+//! Hugging Face directory, `names` maps tensor names to canonical ones, `blocks` widens quantized
 //! blocks to f32. [`ModelFiles`](crate::ModelFiles) offers the texts as the files of a directory:
 //! configuration and tokenizer are read, checked and saved as a directory's are.
 //!
@@ -31,7 +31,7 @@ pub(crate) use config::row_order;
 pub(crate) use names::tensor_role;
 pub(crate) use reader::{GgufFile, GgufTensor};
 
-/// The names of the texts that a GGUF file is read as.
+/// The names of the virtual text files of a GGUF file.
 pub(crate) const TEXT_NAMES: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
 
 /// Whether a path names a GGUF file.

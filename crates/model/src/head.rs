@@ -56,13 +56,13 @@ pub enum LatentHead {
         /// Number of tokens.
         k: usize,
     },
-    /// The same of a distribution that is sharpened and cut to a nucleus (Soft Thinking).
+    /// The same for a distribution with temperature and top-p (Soft Thinking).
     SoftMixture {
         /// Number of tokens.
         k: usize,
         /// Divides the logits.
         temperature: f32,
-        /// Of those tokens the fewest that hold this share of their probability.
+        /// The smallest set of these tokens with at least this share of their probability is kept.
         top_p: f32,
     },
     /// Linear, LayerNorm (adaptive latent reasoning's linear filter).
@@ -94,7 +94,7 @@ pub struct LatentOutput {
     pub thoughts: Tensor,
     /// The argmax token of each row, from heads that compute logits.
     pub argmax: Option<Vec<u32>>,
-    /// The entropy of each row's next token in nats, where a rule for mixtures was given.
+    /// The entropy of each row's next token in nats, if a mixture rule was passed.
     pub entropies: Option<Vec<f32>>,
 }
 
@@ -120,7 +120,8 @@ pub struct GaussianMeanNames {
     pub norm: &'static str,
     /// `nn.Linear`, hidden -> width: the mean.
     pub mean: &'static str,
-    /// `nn.Linear`, hidden -> width: the logarithm of the standard deviation, for training alone.
+    /// `nn.Linear`, hidden -> width: the logarithm of the standard deviation, used only in
+    /// training.
     pub log_std: &'static str,
 }
 
@@ -133,7 +134,7 @@ pub struct SwiGluNames {
     pub up: &'static str,
     /// `nn.Linear` without bias, hidden -> hidden: the input of SiLU.
     pub gate: &'static str,
-    /// `nn.Linear` without bias, hidden -> hidden: what the gate multiplies.
+    /// `nn.Linear` without bias, hidden -> hidden: the factor of SiLU's output.
     pub value: &'static str,
     /// `nn.Linear`, hidden -> hidden.
     pub down: &'static str,
@@ -155,7 +156,8 @@ impl LatentHead {
         checkpoint: &Checkpoint,
         names: &MlpNames,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::Mlp {
             up: modules.linear(names.up, width, hidden)?,
@@ -172,7 +174,8 @@ impl LatentHead {
         names: &GaussianMeanNames,
         std: f32,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::GaussianMean {
             up: modules.linear(names.up, width, hidden)?,
@@ -189,7 +192,8 @@ impl LatentHead {
         checkpoint: &Checkpoint,
         names: &SwiGluNames,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         let hidden = hidden_size(checkpoint, names.up);
         Ok(Self::SwiGlu {
             norm: modules.layer_norm(names.norm, width, 1e-6)?,
@@ -206,7 +210,8 @@ impl LatentHead {
         checkpoint: &Checkpoint,
         [map, norm]: [&'static str; 2],
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, checkpoint), checkpoint.config().width);
+        let modules = ModuleLoader::new(device, checkpoint);
+        let width = checkpoint.config().width;
         Ok(Self::Affine {
             map: modules.linear(map, width, width)?,
             norm: modules.layer_norm(norm, width, 1e-5)?,
@@ -233,7 +238,7 @@ impl LatentHead {
         }
     }
 
-    /// Mixtures by a rule for each row of `hidden` (rows, width).
+    /// Mixtures with a separate rule for each row of `hidden` (rows, width).
     pub fn forward_mixed(
         &self,
         decoder: &Decoder,
@@ -255,7 +260,7 @@ impl LatentHead {
     }
 
     /// The same with Gumbel noise on the logits of mixtures, for the rows that `noise` (rows)
-    /// perturbs; other heads have no use for it.
+    /// perturbs; other heads ignore it.
     pub fn forward_perturbed(
         &self,
         decoder: &Decoder,
@@ -278,7 +283,8 @@ impl LatentHead {
                 out
             }
             Self::TopKMixture { k } => {
-                let (head, table) = (decoder.lm_head(), decoder.embedding());
+                let head = decoder.lm_head();
+                let table = decoder.embedding();
                 let mixture = TopKMixture { head, table, k: *k, noise };
                 let (thoughts, argmax) = ops::top_k_mixture(device, hidden, mixture)?;
                 return Ok(LatentOutput { thoughts, argmax: Some(argmax), entropies: None });
@@ -321,7 +327,7 @@ impl LatentHead {
 }
 
 /// The outputs of a head's first linear layer: the rows of its weight. The default for a missing
-/// tensor has no effect: loading that tensor fails.
+/// tensor has no effect, because loading that tensor fails.
 fn hidden_size(checkpoint: &Checkpoint, up: &str) -> usize {
     let rows = checkpoint.shape(&format!("{up}.weight")).and_then(|shape| shape.first());
     rows.copied().unwrap_or(checkpoint.config().width)
@@ -422,7 +428,8 @@ impl RewardHead {
         source: &impl TensorSource,
         name: &str,
     ) -> Result<Self, ModelError> {
-        let (modules, width) = (ModuleLoader::new(device, source), config.width);
+        let modules = ModuleLoader::new(device, source);
+        let width = config.width;
         let inner = |part: &str| modules.linear(&format!("{name}.{part}"), width, 2 * width);
         let out = modules.linear(&format!("{name}.out"), width, 1)?;
         Ok(Self::Compare(Box::new(ComparisonHead {

@@ -1,5 +1,5 @@
-//! Models and datasets of the Hugging Face Hub: their ids, the cache on disk that Python tools
-//! share, and (feature `download`) what fetches into it.
+//! Models and datasets of the Hugging Face Hub: their ids, the on-disk cache that is shared with
+//! Python tools, and (feature `download`) the download client.
 //!
 //! ```text
 //! owner/name@revision ──> HubId ──> HubCache ──> snapshot directory, or a file of it

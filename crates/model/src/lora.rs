@@ -65,7 +65,8 @@ pub(crate) fn merge(
     if rows == 0 || rank == 0 || weight.is_empty() {
         return Ok(());
     }
-    let (device, columns) = (kernels()?, weight.len() / rows);
+    let device = kernels()?;
+    let columns = weight.len() / rows;
     // Input-major weights take (B A)^T = A^T B^T.
     let (left, right) = match layout {
         WeightLayout::OutputMajor => {
@@ -75,7 +76,8 @@ pub(crate) fn merge(
             (transpose(a, rank, rows), Linear::from_output_major(device, rank, columns, b, None)?)
         }
     };
-    let (left, mut product) = (Tensor::from_vec(rows, rank, left), Tensor::default());
+    let left = Tensor::from_vec(rows, rank, left);
+    let mut product = Tensor::default();
     ops::linear(device, &left, &right, Activation::None, OutputDtype::F32, &mut product)?;
     let products = product.data().par_chunks(columns);
     weight.par_chunks_mut(columns).zip(products).for_each(|(row, product)| {
@@ -84,7 +86,7 @@ pub(crate) fn merge(
     Ok(())
 }
 
-/// The CPU, for its kernels: they run on the threads of the caller.
+/// The CPU device, for its kernels: they run on the threads of the caller.
 fn kernels() -> Result<&'static Device, DeviceError> {
     static CPU: OnceLock<Device> = OnceLock::new();
     if let Some(device) = CPU.get() {
@@ -139,7 +141,7 @@ impl LoraScale {
             ModelError::MissingField { file: file.clone(), field: "lora_alpha".to_owned() }
         })?;
         let alpha = Some(alpha as f32).filter(|alpha| alpha.is_finite()).ok_or_else(|| {
-            bad("lora_alpha", "is no finite number in f32; save the adapter again")
+            bad("lora_alpha", "is not a finite f32 number; save the adapter again")
         })?;
         let rank_stabilized = config.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
         Ok(LoraScale::Configured { rank, alpha, rank_stabilized })
@@ -211,9 +213,12 @@ mod tests {
 
     #[test]
     fn merge_matches_definition_in_both_layouts() {
-        let (inputs, outputs, rank) = (7, 5, 3);
-        let (a, b, w) =
-            (numbers(rank * inputs, 1), numbers(outputs * rank, 2), numbers(inputs * outputs, 3));
+        let inputs = 7;
+        let outputs = 5;
+        let rank = 3;
+        let a = numbers(rank * inputs, 1);
+        let b = numbers(outputs * rank, 2);
+        let w = numbers(inputs * outputs, 3);
         let factors = LoraFactors { a: &a, b: &b, rank, scale: 0.25 };
         let mut linear = w.clone();
         merge(&mut linear, outputs, WeightLayout::OutputMajor, factors).unwrap();

@@ -3,7 +3,7 @@
 //!
 //! All reading of checkpoints goes through [`ModelFiles`], so the sources share one code path and
 //! its errors. A file is identified by its path under [`ModelFiles::path`]; the paths of embedded
-//! files, and of the texts that a GGUF file is read as, exist in messages only.
+//! files, and of the virtual files of a GGUF file, exist in messages only.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -20,17 +20,17 @@ use crate::gguf;
 pub enum ModelFiles {
     /// A directory, as `save_pretrained` writes it.
     Directory(PathBuf),
-    /// A GGUF file. Its metadata are read as config.json, tokenizer.json and tokenizer_config.json
-    /// of a directory.
+    /// A GGUF file. Its metadata are read as the config.json, tokenizer.json and
+    /// tokenizer_config.json of a directory.
     Gguf(PathBuf),
     /// The same files, embedded in the program.
     Embedded(EmbeddedFiles),
     /// The same files, in memory: a model that is being trained.
     Memory(Arc<MemoryFiles>),
-    /// An adapter, and the model that it is to be added to whatever it records itself.
+    /// An adapter with an explicit base model, which overrides the recorded one.
     Adapter(Box<AdapterFiles>),
-    /// The weights of a whole model that was published without a configuration, and the model that
-    /// has it and the tokenizer.
+    /// The weights of a full model that was published without a configuration, and the model that
+    /// provides configuration and tokenizer.
     Described(Box<AdapterFiles>),
 }
 
@@ -39,7 +39,7 @@ pub enum ModelFiles {
 pub struct AdapterFiles {
     /// The adapter's own files.
     pub files: ModelFiles,
-    /// The model that it is added to.
+    /// The base model.
     pub base: ModelFiles,
 }
 
@@ -205,14 +205,14 @@ impl ModelFiles {
         };
         // SAFETY: the map is read-only and private to the checkpoint. Like every reader of mapped
         // weights this assumes that the file is not truncated while the model runs. A changed byte
-        // gives a wrong number, not undefined behaviour: every bit pattern is a valid u8, and
-        // values are copied out before they are checked.
+        // gives a wrong number, not undefined behavior: every bit pattern is a valid u8, and values
+        // are copied out before they are checked.
         let map = unsafe { Mmap::map(&opened) }.map_err(|e| ModelError::io(file, e))?;
         Ok(FileBytes::Mapped(map))
     }
 }
 
-/// Some published models have a config.json without content: it counts as absent.
+/// Some published models have an empty config.json: it counts as missing.
 fn is_empty_json(file: &Path) -> bool {
     file.extension().is_some_and(|ending| ending == "json")
         && file.metadata().is_ok_and(|metadata| metadata.len() == 0)

@@ -77,7 +77,7 @@ fn canonical_head(name: &str) -> String {
 /// The modules of SIM-CoT's step decoder, over CODI and over COCONUT.
 const STEP_DECODER: [&str; 4] = ["decoder.", "pj_in.", "pj_out.", "expainable_llm."];
 
-/// Why a tensor that published files may hold is not read; `None` if it is.
+/// The reason that a tensor of published files is not read; `None` if it is.
 fn ignored_reason(name: &str) -> Option<&'static str> {
     let in_block = name.starts_with("h.");
     if in_block && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) {
@@ -85,15 +85,15 @@ fn ignored_reason(name: &str) -> Option<&'static str> {
     } else if name.ends_with("rotary_emb.inv_freq") {
         Some("rotary frequencies, computed from config.json")
     } else if name.starts_with("visual.") {
-        Some("the vision tower, not used by text")
+        Some("the vision tower, unused for text")
     } else if name.starts_with("vision_encoder.") {
-        Some("a second copy of the model, which encodes rendered steps in training")
+        Some("a second copy of the model that encodes rendered steps in training")
     } else if name.starts_with("dynamic_cls.") {
         Some("a training-time classifier")
     } else if STEP_DECODER.iter().any(|prefix| name.starts_with(prefix)) {
-        Some("SIM-CoT's step decoder, used in training alone")
+        Some("SIM-CoT's step decoder, used only in training")
     } else if name.contains("log_std.") {
-        Some("the spread of sampled thoughts; thoughts here are the mean")
+        Some("the spread of sampled thoughts; only their mean is used")
     } else if name == "embedding.weight" {
         Some("a second name of the token embedding")
     } else if name.contains(".original_module.") {

@@ -1,8 +1,8 @@
-//! Trainable parameters: float32 master weights with gradients and AdamW moments, and the names and
-//! shapes that they have in files.
+//! Trainable parameters: float32 master weights with gradients and AdamW moments, and their names
+//! and shapes in files.
 //!
 //! The kernels read copies of the weights in their own layout and dtype ([`ops::Linear`],
-//! [`Normalization`]); the copies are synchronised after every optimizer step. Matrices are
+//! [`Normalization`]); the copies are synchronized after every optimizer step. Matrices are
 //! (outputs, inputs) here in every architecture. `linear` has the parameters of a linear layer,
 //! `adapter` those of a LoRA adapter on a frozen one.
 
@@ -20,23 +20,23 @@ pub(crate) use adapter::AdapterInput;
 pub use adapter::{LoraConfig, LoraTargets};
 pub(crate) use linear::{LinearBackward, LinearParameters, NEW_ROWS};
 
-/// What of a layer is trained.
+/// The trained part of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tuning<'a> {
     /// Every weight.
     Full,
-    /// A LoRA adapter where the configuration has one for the layer; its weights are frozen.
+    /// A LoRA adapter if the configuration targets the layer; its weights are frozen.
     Lora(&'a LoraConfig),
-    /// The weights of the last so many outputs: embeddings of new tokens.
+    /// The weights of this many last outputs: embeddings of new tokens.
     LastRows(usize),
 }
 
-/// Numbers that are kept and that no optimizer changes.
+/// Number of stored elements that no optimizer updates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrozenElements {
     /// Frozen weights.
     pub weights: usize,
-    /// Gradients of frozen weights, which those of adapters are collected from.
+    /// Gradients of frozen weights, from which those of adapters are computed.
     pub gradients: usize,
 }
 
@@ -73,11 +73,12 @@ pub struct NamedTensor {
 impl Parameter {
     fn new(device: &Device, layout: ParameterLayout, value: Tensor) -> Result<Self, DeviceError> {
         let zeros = || Tensor::zeros_on(device, value.rows(), value.cols());
-        let (gradient, moments) = (zeros()?, Moments { first: zeros()?, second: zeros()? });
+        let gradient = zeros()?;
+        let moments = Moments { first: zeros()?, second: zeros()? };
         Ok(Self { layout, value: value.to_device(device)?, gradient, moments })
     }
 
-    /// A tensor that no optimizer changes: it has neither gradient nor moments.
+    /// A tensor that no optimizer updates: it has neither gradient nor moments.
     fn frozen(
         device: &Device,
         layout: ParameterLayout,
@@ -130,7 +131,8 @@ impl Parameter {
     }
 
     fn split_named(&self, tensor: &Tensor) -> Result<Vec<NamedTensor>, DeviceError> {
-        let (host, cols) = (tensor.clone().to_host()?, tensor.cols());
+        let host = tensor.clone().to_host()?;
+        let cols = tensor.cols();
         let mut start = 0;
         let mut cut = |len: usize| {
             start += len;
@@ -147,7 +149,8 @@ impl Parameter {
             }
             ParameterLayout::Matrix { parts, layout } => {
                 let part = |(name, outputs): &(String, usize)| {
-                    let (values, name) = (cut(outputs * cols), name.clone());
+                    let values = cut(outputs * cols);
+                    let name = name.clone();
                     match layout {
                         WeightLayout::OutputMajor => {
                             NamedTensor { name, shape: vec![*outputs, cols], values }
@@ -214,7 +217,7 @@ impl NormParameters {
         ops::norm_backward(device, of, dx, &mut self.weight.gradient, bias)
     }
 
-    /// Forgets the gradients of a frozen layer: the kernel adds to them, and nothing reads them.
+    /// Clears the gradients of a frozen layer: the kernel accumulates them, but nothing reads them.
     pub(crate) fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
         if self.is_frozen {
             ops::fill_zero(device, &mut self.weight.gradient)?;

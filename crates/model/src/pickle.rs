@@ -1,10 +1,10 @@
-//! Tensors of files that `torch.save` wrote (`.bin`, `.pt`, `.pth`, `.ckpt`), without executing
-//! anything.
+//! Reads tensors from files that `torch.save` wrote (`.bin`, `.pt`, `.pth`, `.ckpt`), without
+//! executing anything.
 //!
 //! Such a file is a ZIP archive of a pickle and one entry per storage. `zip` finds the entries,
-//! `machine` runs the pickle's opcodes on values alone: it knows the constructors of tensors and of
-//! dictionaries, and every other class is a value that nothing is done with. So a file cannot run
-//! code, whatever it says.
+//! `machine` interprets the pickle's opcodes on plain values: it implements the constructors of
+//! tensors and dictionaries, and treats every other class as an opaque value. So a file cannot run
+//! code, whatever its contents.
 //!
 //! Invariants: a tensor's bytes lie inside its storage; memory is bounded by a small multiple of
 //! the pickle's size, and the bytes of all tensors together by a multiple of the file's.
@@ -23,11 +23,11 @@ use safetensors::{Dtype, View};
 use crate::error::ModelError;
 use machine::{PickleValues, Value};
 
-/// Names of the entry that holds a model's weights beside other things, as Lightning, DeepSpeed and
-/// training scripts call it.
+/// Names of the entry that contains a model's weights alongside other data, as written by
+/// Lightning, DeepSpeed and training scripts.
 const STATE_NAMES: [&str; 4] = ["state_dict", "module", "model_state_dict", "model"];
-/// Tied weights are written once per name: all tensors of a file have at most so many times the
-/// bytes of the file.
+/// Tied weights are written once per name: limit on the total size of all tensors, as a multiple of
+/// the file size.
 const MAX_EXPANSION: usize = 4;
 
 /// An opened file of pickled tensors.
@@ -35,7 +35,7 @@ pub struct PickledTensors {
     path: PathBuf,
     bytes: Mmap,
     tensors: BTreeMap<String, PickledTensor>,
-    /// Classes whose objects were left out, as `module.name`.
+    /// Classes whose objects were skipped, as `module.name`.
     pub skipped_classes: Vec<String>,
 }
 
@@ -44,9 +44,9 @@ pub struct PickledTensors {
 struct PickledTensor {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Elements between neighbours along each dimension.
+    /// Stride in elements along each dimension.
     strides: Vec<usize>,
-    /// Its first element to the end of its storage, in the file.
+    /// From its first element to the end of its storage, in the file.
     range: Range<usize>,
 }
 
@@ -72,7 +72,8 @@ impl PickledTensors {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.shape.as_slice()))
     }
 
-    /// The tensors under other names, for writing; those that `rename` gives none are left out.
+    /// The tensors under other names, for writing; those for which `rename` returns `None` are
+    /// omitted.
     pub fn renamed<'a>(
         &'a self,
         rename: impl Fn(&str) -> Option<String>,
@@ -157,7 +158,7 @@ fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
 
 type NamedTensors = (BTreeMap<String, PickledTensor>, Vec<String>);
 
-/// The tensors of the file's state dictionary. Errors say what is wrong with the file.
+/// The tensors of the file's state dictionary. Errors describe the problem with the file.
 fn read_tensors(bytes: &[u8]) -> Result<NamedTensors, String> {
     let archive = zip::Archive::read(bytes)?;
     let pickle = archive.find("data.pkl").ok_or("no data.pkl in the archive")?;
@@ -165,10 +166,12 @@ fn read_tensors(bytes: &[u8]) -> Result<NamedTensors, String> {
     if let Some(order) = archive.get(&format!("{root}byteorder"))
         && &bytes[order.clone()] != b"little"
     {
-        return Err("its numbers are big-endian; save it again on another machine".to_owned());
+        return Err(
+            "big-endian data is not supported; save it on a little-endian machine".to_owned()
+        );
     }
     let values = machine::run(&bytes[pickle.range.clone()])?;
-    let entries = state_entries(&values).ok_or("no dictionary of tensors in it")?;
+    let entries = state_entries(&values).ok_or("contains no dictionary of tensors")?;
     let mut tensors = BTreeMap::new();
     let mut total: usize = 0;
     for (name, tensor) in entries {
@@ -176,10 +179,13 @@ fn read_tensors(bytes: &[u8]) -> Result<NamedTensors, String> {
         total = total
             .saturating_add(placed.shape.iter().product::<usize>() * element_bytes(placed.dtype));
         if total > bytes.len().saturating_mul(MAX_EXPANSION) {
-            return Err("its tensors share storages so often that they do not fit".to_owned());
+            return Err(
+                "its tensors share storages so often that the total size exceeds the limit"
+                    .to_owned(),
+            );
         }
         if tensors.insert(name.to_owned(), placed).is_some() {
-            return Err(format!("`{name}` is given twice"));
+            return Err(format!("duplicate tensor `{name}`"));
         }
     }
     let mut skipped = values.skipped_classes;
@@ -214,11 +220,12 @@ fn place(
     let entry = format!("{root}data/{}", tensor.storage.key);
     let stored = archive.get(&entry).ok_or_else(|| format!("has no storage {entry}"))?;
     let size = element_bytes(tensor.storage.dtype);
-    let (shape, strides) = (&tensor.shape, &tensor.strides);
+    let shape = &tensor.shape;
+    let strides = &tensor.strides;
     if shape.len() != strides.len() {
-        return Err("has another number of strides than of dimensions".to_owned());
+        return Err("has a different number of strides than dimensions".to_owned());
     }
-    let overflows = || "has a shape beyond its storage".to_owned();
+    let overflows = || "has a shape larger than its storage".to_owned();
     let count = shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent));
     let count = count.ok_or_else(overflows)?;
     let mut last = tensor.offset;

@@ -1,19 +1,19 @@
-//! A probe: a small network that scores a trajectory by the reasoner's own hidden states.
+//! A probe: a small network that scores a trajectory from the reasoner's hidden states.
 //!
-//! The states are those that the reasoner computes anyway, after its final norm: one where each
-//! thought is made and one where each answer token is read. Each position t gets a reward r_t and a
-//! gate g_t, and the score is the gated mean
+//! The reasoner computes these states anyway, after its final norm: one from which each thought is
+//! computed and one from which each answer token is decoded. Each position t gets a reward r_t and
+//! a gate g_t, and the score is the gated mean
 //!
 //! ```text
 //! score = sum_t sigmoid(g_t) r_t / sum_t sigmoid(g_t)
 //! ```
 //!
 //! * [`ProbeKind::Linear`]: r_t and g_t are linear in the state (ELHSR, SWIFT).
-//! * [`ProbeKind::Encoder`]: a linear map to a narrow width, plus an embedding of what the position
-//!   is, a few causal transformer blocks over the positions, and then the same (HSRM).
+//! * [`ProbeKind::Encoder`]: a linear map to a narrow width, plus an embedding of the kind of
+//!   position, a few causal transformer blocks over the positions, and then the same (HSRM).
 //!
-//! A probe is a directory: `probe.json` and `probe.safetensors`. Inference and training share the
-//! weights' types: at this size gradients are small change.
+//! A probe is a directory with `probe.json` and `probe.safetensors`. Inference and training share
+//! the weights' types: at this size the memory of gradients is negligible.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -39,13 +39,13 @@ use crate::source::{InitialWeights, TensorSource};
 const CONFIG_FILE: &str = "probe.json";
 const WEIGHTS_FILE: &str = "probe.safetensors";
 const VERSION: u32 = 1;
-/// Positions that are scored in one pass: enough to fill a GPU, few enough that their keys and
-/// values take some ten MiB.
+/// Maximum positions per pass: enough to fill a GPU, few enough that their keys and values take
+/// about ten MiB.
 const MAX_ROWS: usize = 8192;
-/// Positions of a trajectory at most.
+/// Maximum positions of a trajectory.
 const CONTEXT: usize = 1 << 20;
 
-/// The form of a probe.
+/// The architecture of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeKind {
@@ -56,37 +56,40 @@ pub enum ProbeKind {
     Encoder,
 }
 
-/// What a probe is, as `probe.json` has it.
+/// The configuration of a probe, stored in `probe.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeConfig {
     /// Format version.
     pub version: u32,
-    /// The form.
+    /// The architecture of the probe.
     pub kind: ProbeKind,
     /// The width of the reasoner's hidden states.
     pub width: usize,
-    /// The encoder's width; of no meaning for a linear probe.
+    /// The encoder's width; unused by a linear probe.
     pub inner: usize,
-    /// The encoder's blocks; of no meaning for a linear probe.
+    /// The encoder's number of blocks; unused by a linear probe.
     pub layers: usize,
     /// The reasoner's family.
     pub family: String,
 }
 
-/// Elements of one matrix at most: a damaged file must not make the program allocate more.
+/// Maximum elements of one matrix: a damaged file must not cause larger allocations.
 const MAX_MATRIX: usize = MAX_ELEMENTS << 4;
 const HEAD_DIM: usize = 64;
 
 impl ProbeConfig {
-    /// A new probe of states of this width.
+    /// The configuration of a new probe for states of this width.
     pub fn new(kind: ProbeKind, width: usize, family: impl Into<String>) -> Self {
         Self { version: VERSION, kind, width, inner: 256, layers: 2, family: family.into() }
     }
 
     fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
-            return Err(format!("`version` is {}, and this program reads {VERSION}", self.version));
+            return Err(format!(
+                "`version` is {}, but this program reads version {VERSION}",
+                self.version
+            ));
         }
         if self.width == 0 || self.width > MAX_MATRIX / HEAD_DIM {
             return Err(format!("`width` is {}", self.width));
@@ -106,7 +109,8 @@ impl ProbeConfig {
         }
     }
 
-    /// The encoder as a decoder without a vocabulary but the kinds of positions.
+    /// The configuration of the encoder as a decoder whose vocabulary consists of the kinds of
+    /// positions.
     fn decoder(&self) -> Config {
         let heads = self.inner / HEAD_DIM;
         Config {
@@ -134,17 +138,17 @@ impl ProbeConfig {
     }
 }
 
-/// What is computed at a position.
+/// The kind of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PositionKind {
-    /// A thought.
+    /// A state from which a thought is computed.
     Thought,
-    /// An answer token, the end of sequence included.
+    /// A state from which an answer token is decoded, including EOS.
     Answer,
 }
 
 impl PositionKind {
-    /// Rows of the table of kinds: as many as kernels take at once.
+    /// Rows of the embedding table of kinds, padded to the number that kernels process at once.
     const COUNT: usize = 16;
 
     fn token(self) -> u32 {
@@ -155,17 +159,17 @@ impl PositionKind {
     }
 }
 
-/// The positions of a trajectory, thoughts before answer tokens.
+/// The number of positions of a trajectory; thoughts precede answer tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StateCounts {
-    /// Positions where a thought is made.
+    /// Positions from which a thought is computed.
     pub thoughts: usize,
-    /// Positions where an answer token is read.
+    /// Positions from which an answer token is decoded.
     pub answer: usize,
 }
 
 impl StateCounts {
-    /// All positions.
+    /// Total number of positions.
     pub fn total(self) -> usize {
         self.thoughts + self.answer
     }
@@ -183,7 +187,7 @@ pub struct Probe {
     device: Device,
     encoder: Option<ProbeEncoder>,
     head: TrainableLinear, // inner or width -> gate and reward
-    /// The encoder's keys and values, between calls.
+    /// The encoder's KV cache, reused between calls.
     cache: Mutex<Option<Cache>>,
 }
 
@@ -193,9 +197,9 @@ struct ProbeEncoder {
     blocks: TrainableDecoder,
 }
 
-/// The scores of some trajectories, with what their backward needs.
+/// The scores of some trajectories, with the activations for their backward.
 pub struct ProbeForward {
-    /// One per trajectory.
+    /// One score per trajectory.
     pub scores: Vec<f32>,
     counts: Vec<StateCounts>,
     outputs: Vec<f32>, // (positions, 2): gate and reward
@@ -267,7 +271,7 @@ impl Probe {
         Ok(Self { config, device, encoder, head, cache: Mutex::default() })
     }
 
-    /// What the probe is.
+    /// The configuration.
     pub fn config(&self) -> &ProbeConfig {
         &self.config
     }
@@ -277,8 +281,8 @@ impl Probe {
         &self.device
     }
 
-    /// Writes the directory. The states that the probe was trained on were (state - mean) / std of
-    /// the reasoner's; the first layer is written so that it takes these as they are.
+    /// Writes the directory. The probe was trained on normalized states, (state - mean) / std; the
+    /// first layer is written such that it takes unnormalized ones.
     pub fn save(&self, dir: &Path, states: &StateScale) -> Result<(), ModelError> {
         let mut tensors = Vec::new();
         for parameter in self.parameters() {
@@ -301,7 +305,7 @@ impl Probe {
         encoder.chain(self.head.parameters())
     }
 
-    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    /// All parameters, mutably. Call [`Self::sync_weights`] after a change.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         let encoder = self.encoder.iter_mut();
         let encoder =
@@ -318,8 +322,8 @@ impl Probe {
         self.head.sync_weights(&self.device)
     }
 
-    /// The score of each trajectory. `states` are those of all trajectories, one after the other:
-    /// (positions, width), on the reasoner's device. One without positions scores 0.
+    /// The score of each trajectory. `states` contains those of all trajectories, concatenated:
+    /// (positions, width), on the reasoner's device. A trajectory without positions scores 0.
     pub fn scores(&self, states: &Tensor, counts: &[StateCounts]) -> Result<Vec<f32>, DeviceError> {
         let mut scores = Vec::with_capacity(counts.len());
         let mut start = 0;
@@ -348,7 +352,7 @@ impl Probe {
         if states.rows() == 0 {
             return Ok(vec![0.0; counts.len()]);
         }
-        // The lock is held until the scores are on the host: the cache is free then.
+        // Hold the lock until the scores are on the host: then the cache is free.
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let outputs = match &self.encoder {
             None => self.head.forward(&self.device, states)?,
@@ -363,7 +367,7 @@ impl Probe {
         Ok(pool(outputs.to_host()?.data(), counts))
     }
 
-    /// [`Self::scores`] with what [`Self::backward`] needs.
+    /// [`Self::scores`] with the activations that [`Self::backward`] needs.
     pub fn forward(
         &self,
         states: &Tensor,
@@ -410,7 +414,7 @@ impl Probe {
 }
 
 impl ProbeEncoder {
-    /// An empty cache for some trajectories: the one of an earlier call if it is large enough.
+    /// An empty cache for some trajectories, reusing that of an earlier call if it is large enough.
     fn cache(
         &self,
         device: &Device,
@@ -447,8 +451,8 @@ impl ProbeEncoder {
     }
 }
 
-/// The device of a probe: rounding to eight bits would cost more accuracy than such a small network
-/// takes time.
+/// The device of a probe, without 8-bit precision: its rounding would cost more accuracy than the
+/// time that it saves in such a small network.
 fn probe_device(device: &Device) -> Result<Device, DeviceError> {
     match device.precision() {
         Precision::Int8 => Device::cpu(std::num::NonZeroUsize::new(device.threads())),
@@ -460,7 +464,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The positions of each trajectory among those of all.
+/// The range of each trajectory within the concatenated positions.
 fn ranges(counts: &[StateCounts]) -> impl Iterator<Item = std::ops::Range<usize>> {
     counts.iter().scan(0, |start, counts| {
         let range = *start..*start + counts.total();
@@ -472,7 +476,8 @@ fn ranges(counts: &[StateCounts]) -> impl Iterator<Item = std::ops::Range<usize>
 /// The gated mean of each trajectory's rewards, from (positions, 2).
 fn pool(outputs: &[f32], counts: &[StateCounts]) -> Vec<f32> {
     let score = |range: std::ops::Range<usize>| {
-        let (mut weighted, mut total) = (0.0, 0.0);
+        let mut weighted = 0.0;
+        let mut total = 0.0;
         for [gate, reward] in outputs[2 * range.start..2 * range.end].as_chunks::<2>().0 {
             let gate = sigmoid(f64::from(*gate));
             weighted += gate * f64::from(*reward);
@@ -500,7 +505,7 @@ fn pool_backward(outputs: &[f32], counts: &[StateCounts], dscores: &[f32]) -> Ve
     doutputs
 }
 
-/// The mean and the standard deviation of each element of the states.
+/// Mean and standard deviation of each element of the states.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StateScale {
     mean: Vec<f32>,
@@ -508,7 +513,7 @@ pub struct StateScale {
 }
 
 impl StateScale {
-    /// Of states, row-major (positions, width).
+    /// Computes the statistics of states, row-major (positions, width).
     pub fn of(states: &[f32], width: usize) -> Self {
         let count = (states.len() / width.max(1)).max(1) as f64;
         let mut sums = vec![[0.0_f64; 2]; width];
@@ -528,7 +533,7 @@ impl StateScale {
         }
     }
 
-    /// (state - mean) / std of each row.
+    /// Normalizes each row: (state - mean) / std.
     pub fn apply(&self, states: &mut [f32]) {
         for row in states.chunks_exact_mut(self.mean.len().max(1)) {
             for ((x, mean), std) in row.iter_mut().zip(&self.mean).zip(&self.std) {
@@ -537,7 +542,8 @@ impl StateScale {
         }
     }
 
-    /// Makes a linear layer of scaled states one of states: W / std and b - W mean / std.
+    /// Converts a linear layer of normalized states to one of unnormalized states: W / std and b -
+    /// W mean / std.
     fn fold(&self, tensors: &mut [NamedTensor], layer: &str) {
         let weight = format!("{layer}.weight");
         let mut shift = Vec::new();
@@ -572,7 +578,7 @@ impl TensorSource for ProbeTensors<'_> {
             self.tensors.get(name).ok_or_else(|| invalid(format!("no tensor {name}")))?;
         match found == shape {
             true => Ok(values.clone()),
-            false => Err(invalid(format!("tensor {name} is {found:?} where {shape:?} belongs"))),
+            false => Err(invalid(format!("tensor {name} has shape {found:?}, expected {shape:?}"))),
         }
     }
 }
@@ -621,7 +627,8 @@ mod tests {
     #[test]
     fn a_trajectory_scores_the_same_in_every_batch() {
         for kind in [ProbeKind::Linear, ProbeKind::Encoder] {
-            let (probe, counts) = (probe(kind), counts());
+            let probe = probe(kind);
+            let counts = counts();
             let states = states(rows(&counts));
             let together = probe.scores(&states, &counts).unwrap();
             assert_eq!(together[3], 0.0);
@@ -678,7 +685,8 @@ mod tests {
     #[test]
     fn a_saved_probe_takes_states_as_they_are() {
         for kind in [ProbeKind::Linear, ProbeKind::Encoder] {
-            let (probe, counts) = (probe(kind), counts());
+            let probe = probe(kind);
+            let counts = counts();
             let mut raw = states(rows(&counts));
             raw.data_mut().iter_mut().enumerate().for_each(|(i, x)| *x = 3.0 * *x + (i % 5) as f32);
             let scale = StateScale::of(raw.data(), WIDTH);

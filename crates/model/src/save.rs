@@ -22,7 +22,7 @@ pub enum SaveDtype {
 }
 
 impl SaveDtype {
-    /// PyTorch's name of it, as in config.json.
+    /// PyTorch's name of the dtype, as in config.json.
     pub fn torch_name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -75,7 +75,8 @@ pub fn safetensors_bytes(
         .map_err(|e| ModelError::io(path, std::io::Error::other(e)))
 }
 
-/// The error for a tensor that would not be finite in its file, which no reader accepts.
+/// The error for a tensor that would contain non-finite values in its file, which no reader
+/// accepts.
 fn non_finite(path: &Path, tensor: &NamedTensor, dtype: SaveDtype) -> Option<ModelError> {
     let stored = |x: f32| match dtype {
         SaveDtype::F32 => x,

@@ -51,7 +51,7 @@ impl TensorSource for RandomWeights {
 fn normal_values(seed: u64, name: &str, shape: &[usize], std: f32, mean: f32) -> Vec<f32> {
     let salt = name_salt(name);
     let mut out = vec![mean; shape.iter().product()];
-    // One RNG key covers at most 2^18 elements; the chunk index takes the place of the position.
+    // One RNG key covers at most 2^18 elements; the chunk index is used as the position.
     out.par_chunks_mut(tensor::rng::MAX_ELEMENTS).enumerate().for_each(|(position, chunk)| {
         RngKey { seed, question: salt, trajectory: 0, position: position as u32 }
             .add_noise(std, chunk);

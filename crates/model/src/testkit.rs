@@ -114,8 +114,8 @@ pub enum WeightDtype {
     Bf16,
 }
 
-/// What to write. The default is a tiny COCONUT; `CheckpointSpec { family, ..Default::default() }`
-/// is a tiny model of another family.
+/// The checkpoint to write. The default is a tiny COCONUT; `CheckpointSpec { family,
+/// ..Default::default() }` is a tiny model of another family.
 #[derive(Debug, Clone)]
 pub struct CheckpointSpec {
     /// The family; determines backbone and layout.
@@ -146,7 +146,7 @@ pub struct CheckpointSpec {
     pub tied: bool,
     /// Whether to add unmerged LoRA adapters, in the layout of the family's training code.
     pub lora: bool,
-    /// A directory whose tokenizer is copied; without, a tokenizer over single bytes is written.
+    /// A directory whose tokenizer is copied; if `None`, a tokenizer over single bytes is written.
     pub tokenizer_from: Option<PathBuf>,
 }
 

@@ -52,15 +52,17 @@ pub struct Tokenizer {
     control_ids: HashSet<u32>,
 }
 
-/// The texts of added tokens that steer a model: special ones, and those in brackets, since
-/// latent markers are often added as plain words. One character cannot be told from a text's.
+/// The texts of added tokens that control a model: special ones, and those in brackets, because
+/// latent markers are often added as plain words. Single characters are excluded, because they
+/// occur in ordinary text.
 fn control_texts(inner: &HfTokenizer) -> Vec<String> {
     let added = inner.get_added_vocabulary().get_added_tokens_decoder();
     let bracketed = |text: &str| {
         text.starts_with(['<', '[']) && text.ends_with(['>', ']']) || text.starts_with("<|")
     };
     let controls = added.values().filter(|token| token.special || bracketed(&token.content));
-    // A token with the cut in its text is never recognised, and cutting it would not end.
+    // A token whose text contains the cut character is never recognized, and cutting it would not
+    // terminate.
     let recognised = |text: &String| {
         text.chars().count() > 1 && !text.trim().is_empty() && !text.contains(Tokenizer::CUT)
     };
@@ -82,11 +84,11 @@ impl Tokenizer {
         Ok(Tokenizer { vocab_size, inner, eos, clean_up_spaces, controls, control_ids })
     }
 
-    /// A character that [`Tokenizer::encode`] leaves out and that no token reaches across: one that
-    /// Unicode keeps out of texts.
+    /// A character that [`Tokenizer::encode`] drops and that no token spans: a Unicode
+    /// noncharacter.
     pub const CUT: char = '\u{fdd0}';
 
-    /// The token ids of a text. Added tokens are recognised inside it; no special tokens are added.
+    /// The token ids of a text. Added tokens are recognized inside it; no special tokens are added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
         let mut ids = Vec::new();
         for piece in text.split(Self::CUT) {
@@ -133,17 +135,17 @@ impl Tokenizer {
         self.clean_up_spaces
     }
 
-    /// The text of token ids with special tokens written out.
+    /// The text of token ids, including special tokens.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.inner.decode(ids, false).map_err(|e| ModelError::Tokenize { why: e.to_string() })
     }
 
-    /// A token as the vocabulary writes it.
+    /// A token as spelled in the vocabulary.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The id of a token, added tokens included.
+    /// The id of a token, including added tokens.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
@@ -153,7 +155,7 @@ impl Tokenizer {
         self.eos
     }
 
-    /// The largest id plus one, added tokens included: the rows that an embedding needs.
+    /// The largest id plus one, including added tokens: the number of rows that an embedding needs.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }

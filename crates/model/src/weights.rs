@@ -97,8 +97,8 @@ impl LinearSpec {
         if let [only] = self.parts.as_slice() {
             return part(only);
         }
-        // Nothing is reserved before a shape was compared with the file's: config.json may say
-        // anything.
+        // Nothing is allocated before a shape has been compared with the file's, because
+        // config.json is untrusted.
         let mut matrix = Vec::new();
         for of in &self.parts {
             let values = part(of)?;
@@ -124,8 +124,10 @@ impl LinearSpec {
         device: &Device,
         source: &impl TensorSource,
     ) -> Result<Linear, ModelError> {
-        let (matrix, bias) = (self.matrix(source)?, self.bias(source)?);
-        let (inputs, outputs) = (self.inputs, self.outputs());
+        let matrix = self.matrix(source)?;
+        let bias = self.bias(source)?;
+        let inputs = self.inputs;
+        let outputs = self.outputs();
         Ok(match self.layout {
             WeightLayout::OutputMajor => {
                 Linear::from_output_major(device, inputs, outputs, &matrix, bias)?
@@ -209,7 +211,9 @@ impl DecoderTensors<'_> {
         if self.0.positions != PositionEncoding::Learned {
             return Ok(None);
         }
-        let (context, width, name) = (self.0.context, self.0.width, "wpe.weight");
+        let context = self.0.context;
+        let width = self.0.width;
+        let name = "wpe.weight";
         Ok(Some((name, Tensor::from_vec(context, width, source.tensor(name, &[context, width])?))))
     }
 
@@ -251,7 +255,8 @@ impl DecoderTensors<'_> {
     }
 
     pub(crate) fn attn_out(&self, i: usize) -> LinearSpec {
-        let (inputs, width) = (self.0.heads * self.0.head_dim, self.0.width);
+        let inputs = self.0.heads * self.0.head_dim;
+        let width = self.0.width;
         if self.is_gpt2() {
             return conv1d(&format!("h.{i}.attn.c_proj"), inputs, width);
         }

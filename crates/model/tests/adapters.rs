@@ -1,4 +1,4 @@
-//! Adapter directories: their bases, chains of them, and what is wrong with some.
+//! Adapter directories: their bases, chains of adapters, and errors.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -127,7 +127,8 @@ fn adapters_lie_over_one_another() {
     let folder = Folder::new();
     folder.adapter("one", "base", 0.1);
     folder.adapter("two", "one", 0.2);
-    let (base, two) = (folder.open("base").unwrap(), folder.open("two").unwrap());
+    let base = folder.open("base").unwrap();
+    let two = folder.open("two").unwrap();
     assert_eq!(two.warnings(), []);
     assert_eq!(two.base().unwrap().path(), folder.path("one").canonicalize().unwrap());
     let sums = |seeds: &[f32]| {
@@ -139,12 +140,12 @@ fn adapters_lie_over_one_another() {
     };
     assert_close(&weight(&two), &sums(&[0.1, 0.2]));
     assert_close(&weight(&folder.open("one").unwrap()), &sums(&[0.1]));
-    // A training that goes on has the topmost factors apart, and what is below them merged.
+    // Continued training has the topmost factors separate, and the layers below merged.
     let apart = UnmergedCheckpoint(&two);
     assert_close(&weight(&apart), &sums(&[0.1]));
     let factor = apart.tensor(&format!("{MODULE}.lora_A.weight"), &[RANK, 32]).unwrap();
     assert_eq!(factor, factors(RANK, 0.2).0);
-    // What an adapter does not have is its base's.
+    // Missing files of an adapter are inherited from its base.
     assert_eq!(two.config(), &Config::read(&folder.path("base")).unwrap());
     let read = |name: &str| Tokenizer::read(&folder.path(name)).unwrap().encode("3 + 4").unwrap();
     assert_eq!(read("two"), read("base"));
@@ -183,21 +184,21 @@ fn a_base_that_is_given_goes_to_the_bottom() {
     folder.adapter("two", "one", 0.2);
     let expected = weight(&folder.open("two").unwrap());
     fs::rename(folder.path("base"), folder.path("elsewhere")).unwrap();
-    let how = folder.error("two", &["adapter_config.json", "base`", "not there"]);
+    let how = folder.error("two", &["adapter_config.json", "base`", "was not found"]);
     assert!(matches!(how, ModelError::MissingBase { .. }));
     let files = |name: &str| ModelFiles::from(&folder.path(name));
     let given = files("two").with_base(files("elsewhere")).unwrap();
     let opened = Checkpoint::open(&given).unwrap();
     assert_eq!((weight(&opened), opened.warnings()), (expected.clone(), &[][..]));
-    // An adapter goes directly below.
+    // An adapter is attached directly below.
     fs::rename(folder.path("one"), folder.path("other")).unwrap();
     let below = files("other").with_base(files("elsewhere")).unwrap();
     let given = files("two").with_base(below).unwrap();
     assert_eq!(weight(&Checkpoint::open(&given).unwrap()), expected);
-    // A whole model does not take the place of an adapter in the middle.
+    // A full model does not replace an adapter in the middle.
     let error = files("two").with_base(files("elsewhere")).unwrap_err();
     assert!(matches!(error, ModelError::MissingBase { .. }), "{error}");
-    // A whole model has no base.
+    // A full model has no base.
     assert_eq!(files("elsewhere").with_base(files("other")).unwrap(), files("elsewhere"));
 }
 
@@ -250,7 +251,7 @@ fn another_base_is_noticed() {
     );
     content.unwrap().write(&folder.path("base.gguf")).unwrap();
     assert_eq!(over("base.gguf").unwrap().warnings(), []);
-    // Other shapes, also of weights that are not adapted.
+    // Different shapes, also of weights that are not adapted.
     let wide = CheckpointSpec {
         family: CheckpointFamily::Llama,
         width: 32,
@@ -298,7 +299,7 @@ fn damaged_adapters_are_refused() {
     }
 }
 
-/// A whole model with the description of an adapter beside it does not run without the adapter.
+/// A full model next to the configuration of an adapter does not run without the adapter.
 #[test]
 fn an_adapter_beside_its_base_is_not_left_out() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! Downloads from a server in this process that behaves as the Hub does: a listing, redirects of
-//! large files to another host, ranges, etags, refusals, connections that are cut.
+//! Downloads from an in-process server that behaves like the Hub: a listing, redirects of large
+//! files to another host, ranges, etags, refusals, lost connections.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -29,7 +29,8 @@ fn text(path: &Path) -> String {
 #[test]
 fn a_model_is_fetched_once_in_the_layout_of_python_tools() {
     let hub = TestHub::start(Behaviour { token: Some("secret"), ..Behaviour::model() });
-    let (client, mut begun) = (hub.client().with_token("secret"), Vec::new());
+    let client = hub.client().with_token("secret");
+    let mut begun = Vec::new();
     let mut last = 0;
     let snapshot = client.model(&id("a/b"), &mut |event| match event {
         HubEvent::File { name, size, resumed } => begun.push((name.to_owned(), size, resumed)),
@@ -68,7 +69,7 @@ fn a_revision_has_its_own_snapshot() {
 
 #[test]
 fn a_cut_download_goes_on() {
-    // Twice within one command.
+    // Two interruptions within one command.
     let hub = TestHub::start(Behaviour {
         cut_after: Some(60_000),
         cuts: AtomicUsize::new(2),
@@ -84,7 +85,7 @@ fn a_cut_download_goes_on() {
     assert_eq!(std::fs::read(snapshot.unwrap().join("model.safetensors")).unwrap(), whole);
     assert_eq!(resumed, [60_000, 120_000]);
     assert!(hub.requests().contains(&"GET /blob/model.safetensors from 120000".to_owned()));
-    // Too often for one command, not for two.
+    // Too many interruptions for one command, but not for two.
     let hub = TestHub::start(Behaviour {
         cut_after: Some(20_000),
         cuts: AtomicUsize::new(6),
@@ -122,7 +123,7 @@ fn refusals_say_what_to_do() {
     let none = message(hub.client(), "a/b");
     assert!(none.contains("no token is set") && none.contains("HF_TOKEN"), "{none}");
     let wrong = message(hub.client().with_token("other"), "a/b");
-    assert!(wrong.contains("the token is wrong") && wrong.contains("/a/b"), "{wrong}");
+    assert!(wrong.contains("the token is invalid") && wrong.contains("/a/b"), "{wrong}");
     let own = || hub.client().with_token("secret");
     let missing = message(own(), "a/c");
     assert!(missing.contains("no such repository"), "{missing}");
@@ -159,7 +160,7 @@ fn a_dataset_s_file_may_be_in_a_folder() {
     let hub = TestHub::start(Behaviour { files, ..Behaviour::default() });
     let data = |text| HubId::parse(text, &DATA_EXTENSIONS).unwrap();
     let several = hub.client().data(&data("a/b"), &mut ignore).unwrap_err().to_string();
-    assert!(several.contains("name one: a/b/main/test-00000-of-00001.parquet"), "{several}");
+    assert!(several.contains("specify one: a/b/main/test-00000-of-00001.parquet"), "{several}");
     let named = data("a/b/main/train-00000-of-00001.parquet");
     let path = hub.client().data(&named, &mut ignore).unwrap();
     assert!(path.ends_with("main/train-00000-of-00001.parquet"));

@@ -1,4 +1,4 @@
-//! Fuzzing: corrupt files give errors or load; none panics, hangs or allocates beyond its size.
+//! Fuzzing: corrupt files yield errors or load; none panics, hangs or allocates beyond its size.
 //!
 //! Each case takes a valid checkpoint, corrupts one file (changed bytes, truncation, arbitrary
 //! bytes, or a JSON value replaced by an unexpected one), and reads everything that still opens.
@@ -58,7 +58,7 @@ static SHARDED: LazyLock<ValidCheckpoint> = LazyLock::new(|| {
 static NESTED: LazyLock<ValidCheckpoint> =
     LazyLock::new(|| ValidCheckpoint::new(CheckpointSpec::tiny(CheckpointFamily::Rot)));
 
-/// Valid GGUF files of each architecture, some of them quantised.
+/// Valid GGUF files of each architecture, some of them quantized.
 static GGUFS: LazyLock<Vec<GgufContent>> = LazyLock::new(|| {
     let content = |(family, kind)| {
         let dir = tempfile::tempdir().unwrap();

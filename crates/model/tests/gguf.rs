@@ -1,4 +1,4 @@
-//! A GGUF file is the model of the directory that it was made from, to the bit.
+//! A GGUF file is bitwise equal to the model of the directory that it was made from.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -50,7 +50,8 @@ fn logits(path: &Path) -> Vec<u32> {
     assert!(checkpoint.unused_tensors().is_empty(), "{:?}", checkpoint.unused_tensors());
     let slots = Cache::slots_for(tokens.len());
     let mut cache = Cache::new(&device, decoder.config(), slots).unwrap();
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     let x = decoder.embed(&tokens).unwrap();
     let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
@@ -60,7 +61,7 @@ fn logits(path: &Path) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// Everything of a configuration but what only a latent reasoner's directory has.
+/// A configuration without the fields of latent reasoners.
 fn plain_config(path: &Path) -> Config {
     Config { latent: Default::default(), ..Config::read(path).unwrap() }
 }
@@ -81,7 +82,7 @@ fn a_gguf_file_has_the_logits_of_its_directory() {
     }
 }
 
-/// As a training does it: configuration and tokenizer are written as texts, weights as f32.
+/// As in training: configuration and tokenizer are written as texts, weights as f32.
 fn as_directory(file: &Path, dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     let files = ModelFiles::from(file);
@@ -144,7 +145,7 @@ fn a_gguf_tokenizer_is_that_of_its_directory() {
     }
 }
 
-/// The words that each pre-tokenizer makes of digits and apostrophes.
+/// The words into which each pre-tokenizer splits digits and apostrophes.
 #[test]
 fn pre_tokenizers_split_as_their_models_do() {
     let pair = Pair::new(
@@ -153,7 +154,7 @@ fn pre_tokenizers_split_as_their_models_do() {
     );
     let mut content = GgufContent::from_directory(&pair.dir(), GgmlType::F32).unwrap();
     let text = |text: &str| GgufValue::Text(text.to_owned());
-    // A token of two digits is found only where digits stay together.
+    // A token of two digits is found only if digits stay together.
     for (key, value) in &mut content.metadata {
         match (key.as_str(), value) {
             ("tokenizer.ggml.tokens", GgufValue::Texts(tokens)) => tokens.push("12".to_owned()),
@@ -200,7 +201,8 @@ fn tokenizer_files_keep_what_transformers_needs() {
         let text = ModelFiles::from(&pair.file()).read_optional(name).unwrap().unwrap();
         serde_json::from_slice(&text).unwrap()
     };
-    let (tokenizer, config) = (read("tokenizer.json"), read("tokenizer_config.json"));
+    let tokenizer = read("tokenizer.json");
+    let config = read("tokenizer_config.json");
     assert_eq!(tokenizer["post_processor"]["type"], "TemplateProcessing");
     assert_eq!(config["add_bos_token"], true);
     assert_eq!(config["bos_token"], "<|begin_of_text|>");

@@ -110,7 +110,8 @@ fn factors(raw: &SafeTensors, module: &str) -> Option<LoraTensors> {
     let find = |half: &str| {
         raw.iter().find(|(name, _)| name.ends_with(&format!("{module}.{half}.default.weight")))
     };
-    let (a, b) = (find("lora_A")?.1, find("lora_B")?.1);
+    let a = find("lora_A")?.1;
+    let b = find("lora_B")?.1;
     let read =
         |bytes: &[u8]| bytes.chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
     Some(LoraTensors {
@@ -137,8 +138,8 @@ fn naive(base: &[f32], f: &LoraTensors, scale: f32, conv: bool) -> Vec<f32> {
 fn tokenizers_have_their_family_tokens() {
     for family in CheckpointFamily::ALL {
         let dir = written(&CheckpointSpec { family, ..CheckpointSpec::default() });
-        let (checkpoint, tokenizer) =
-            (Checkpoint::open(dir.path()).unwrap(), Tokenizer::read(dir.path()).unwrap());
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let tokenizer = Tokenizer::read(dir.path()).unwrap();
         assert_eq!(checkpoint.config().vocab, tokenizer.vocab_size());
         assert_eq!(checkpoint.config().eos, vec![tokenizer.eos().unwrap()], "{family:?}");
         let text = "Is it 7?\n  Ünïcode — ok";
@@ -251,7 +252,7 @@ fn published_pipelines_are_read() {
         },
     ] });
     whole["normalizer"] = json!({ "type": "NFC" });
-    // Post-processing (BOS) and truncation are ignored: prompts are encoded as they are.
+    // Post-processing (BOS) and truncation are ignored: prompts are encoded unchanged.
     whole["post_processor"] =
         json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": {} }] });
     whole["truncation"] = json!({ "max_length": 2 });
@@ -285,8 +286,8 @@ fn embedded_files_read_like_a_directory() {
         let files =
             EmbeddedFiles { name: "embedded", files: embedded_files(dir.path()), subdirs: &[] };
         let embedded = ModelFiles::Embedded(files);
-        let (on_disk, in_memory) =
-            (Checkpoint::open(dir.path()).unwrap(), Checkpoint::open(&embedded).unwrap());
+        let on_disk = Checkpoint::open(dir.path()).unwrap();
+        let in_memory = Checkpoint::open(&embedded).unwrap();
         assert_eq!(on_disk.config(), in_memory.config());
         assert_eq!(on_disk.tensors().count(), in_memory.tensors().count());
         for entry in on_disk.tensors().filter(|entry| on_disk.has(&entry.canonical)) {

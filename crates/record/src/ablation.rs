@@ -1,7 +1,7 @@
-//! What the thoughts of a run are worth (`ablation.json`): the greedy run with thoughts replaced.
+//! Thought ablations of a run (`ablation.json`): the greedy run with its thoughts replaced.
 //!
-//! The file is written whole, once all questions are done. It does not depend on the run's samples
-//! or on its sampler.
+//! The file is written once, after all questions are done. It does not depend on the run's samples
+//! or its sampler.
 
 use schema::AblationKind;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ pub struct Ablation {
     pub version: u32,
     /// The seed of the shuffled orders.
     pub seed: u64,
-    /// Accuracy of the clean run: greedy, unperturbed, with its own thoughts.
+    /// Accuracy of the baseline: greedy, unperturbed, with its own thoughts.
     pub clean: AblationMean,
     /// The replacements, in the order of each question's `ablated`.
     pub ablations: Vec<AblationResult>,
@@ -39,13 +39,13 @@ pub struct AblationMean {
 /// One replacement over all questions.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AblationResult {
-    /// What the thoughts were replaced with.
+    /// The replacement of the thoughts.
     pub kind: AblationKind,
     /// Accuracy with these thoughts.
     pub accuracy: AblationMean,
-    /// Accuracy minus the clean run's, with a paired-bootstrap interval.
+    /// Accuracy minus that of the baseline, with a paired-bootstrap interval.
     pub difference: AblationMean,
-    /// The share of questions whose answer is not the clean run's.
+    /// The share of questions whose answer differs from the baseline's.
     pub changed: f64,
 }
 
@@ -54,16 +54,16 @@ pub struct AblationResult {
 pub struct AblatedQuestion {
     /// The question's index in its data set.
     pub id: u32,
-    /// Thoughts of the clean run, and of every other.
+    /// Number of thoughts, in the baseline and with every replacement.
     #[serde(alias = "thoughts")]
     pub latent_steps: u32,
-    /// The clean run's answer.
+    /// The baseline's answer.
     pub clean: AblatedAnswer,
     /// The answer under each replacement.
     pub ablated: Vec<AblatedAnswer>,
 }
 
-/// An answer and whether it is right.
+/// An answer and its correctness.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AblatedAnswer {
     /// The canonical answer; `None` is never correct.
@@ -96,7 +96,7 @@ impl Validate for Ablation {
         for (i, question) in self.questions.iter().enumerate() {
             if question.ablated.len() != self.ablations.len() {
                 let field = format!("questions[{i}].ablated");
-                return Err(FieldError::new(field, "does not hold one answer per replacement"));
+                return Err(FieldError::new(field, "does not have one answer per replacement"));
             }
             for answer in question.ablated.iter().chain([&question.clean]) {
                 check_answer(&format!("questions[{i}]"), &answer.answer, answer.correct)?;

@@ -42,7 +42,7 @@ pub fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, RecordError>
 }
 
 /// The field that every format version has. It is read first: otherwise a document of another
-/// version would be reported as lacking a field.
+/// version would be reported as having a missing field.
 #[derive(Deserialize)]
 struct VersionHeader {
     version: u64,

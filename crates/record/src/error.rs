@@ -1,6 +1,6 @@
-//! The error of this crate: one variant per way in which a run directory can be wrong.
+//! The error of this crate: one variant per way in which a run directory can be invalid.
 //!
-//! Messages are lower case and name the file, the field and the next step. The cause (an I/O or
+//! Messages are lower case and name the file, the field and the remedy. The cause (an I/O or
 //! JSON error) is the error's source and not repeated in the message.
 
 use std::io;
@@ -8,11 +8,11 @@ use std::path::PathBuf;
 
 use crate::manifest::FORMAT;
 
-/// Why a run directory could not be read or written.
+/// An error from reading or writing a run directory.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// A file could not be read.
-    #[error("cannot read {path}; check that it is there and may be read")]
+    #[error("cannot read {path}; check that it exists and is readable")]
     Read {
         /// The file.
         path: PathBuf,
@@ -27,41 +27,44 @@ pub enum RecordError {
         /// The I/O error.
         source: io::Error,
     },
-    /// A new run would have replaced an old one.
+    /// The output directory of a new run already contains one.
     #[error("{path} already holds a run; resume it or write to another directory")]
     Exists {
         /// The run directory.
         path: PathBuf,
     },
-    /// An output is one of the inputs.
-    #[error("{output} is an input ({input}); write to another place")]
+    /// An output path is also an input.
+    #[error("{output} is an input ({input}); write to another path")]
     OutputIsInput {
-        /// The output.
+        /// The output path.
         output: PathBuf,
-        /// The input, by the name that it was given.
+        /// The input path as specified by the user.
         input: PathBuf,
     },
-    /// A training would have replaced another one.
-    #[error("{path} holds a training already; resume it, replace it or write to another directory")]
+    /// The output directory of a training run already contains one.
+    #[error(
+        "{path} already holds a training run; resume it, replace it or write to another \
+         directory"
+    )]
     TrainingExists {
         /// The directory.
         path: PathBuf,
     },
-    /// A training would have replaced a model.
-    #[error("{path} holds a model already; replace it or write to another directory")]
+    /// The output directory of a training run already contains a model.
+    #[error("{path} already holds a model; replace it or write to another directory")]
     ModelExists {
         /// The directory.
         path: PathBuf,
     },
-    /// Records were to be written beside the weights of a model.
+    /// The output directory of a run contains the weights of a model.
     #[error("{path} holds a model; write to another directory")]
     WeightsInDirectory {
         /// The directory.
         path: PathBuf,
     },
-    /// A directory that should hold a run does not.
+    /// The directory does not contain a run.
     #[error(
-        "{path} is not a run directory: {}; name a directory that `eval` wrote",
+        "{path} is not a run directory: {}; pass a directory that `eval` wrote",
         if path.exists() { "it has no manifest.json" } else { "it does not exist" }
     )]
     NotARun {
@@ -76,26 +79,26 @@ pub enum RecordError {
         /// The run directory.
         path: PathBuf,
     },
-    /// What should be a directory is a file.
-    #[error("{path} is a file; name a directory to write to")]
+    /// The output directory is a file.
+    #[error("{path} is a file; pass a directory to write to")]
     NotADirectory {
         /// The file.
         path: PathBuf,
     },
     /// The run was written in an older format.
     #[error(
-        "{path} has format version {found}, which is read but not resumed; start the run again in \
-         another directory, or finish it with the version that wrote it"
+        "{path} has format version {found}, which can be read but not resumed; start the run again \
+         in another directory, or finish it with the version that wrote it"
     )]
     OldFormat {
         /// The manifest.
         path: PathBuf,
-        /// Its version.
+        /// The version in the manifest.
         found: u32,
     },
     /// The file has another format version.
     #[error(
-        "{path} has format version {found}, this program reads version {FORMAT}; \
+        "{path} has format version {found}, but this program reads version {FORMAT}; \
          read it with the version that wrote it or run again in another directory"
     )]
     Version {
@@ -106,7 +109,7 @@ pub enum RecordError {
     },
     /// The file, or one line of it, is not JSON of the expected schema.
     #[error(
-        "{path}:{line}: not valid here; remove the damaged text or run again in another directory"
+        "{path}:{line}: invalid record; remove the damaged text or run again in another directory"
     )]
     Json {
         /// The file.
@@ -116,10 +119,10 @@ pub enum RecordError {
         /// The parser's error.
         source: serde_json::Error,
     },
-    /// A line was written by another run, or was changed since.
+    /// A line was written by another run, or was changed afterwards.
     #[error(
-        "{path}:{line}: not as this run wrote it; remove the line and those after it, or run again \
-         in another directory"
+        "{path}:{line}: changed since this run wrote it; remove this line and all later ones, or \
+         run again in another directory"
     )]
     ForeignLine {
         /// The file.
@@ -127,10 +130,10 @@ pub enum RecordError {
         /// The line, from 1.
         line: usize,
     },
-    /// A record is not of the question in its place.
+    /// A record does not match the question at its position in the data.
     #[error(
-        "{path}:{line}: the record of seed {seed} and question {id} is not that of the data there \
-         ({what}); remove the line and those after it, or run again in another directory"
+        "{path}:{line}: the record of seed {seed} and question {id} does not match the data \
+         ({what}); remove this line and all later ones, or run again in another directory"
     )]
     OtherQuestion {
         /// The file.
@@ -141,7 +144,7 @@ pub enum RecordError {
         seed: u64,
         /// The recorded id.
         id: u32,
-        /// What differs.
+        /// The part that differs.
         what: &'static str,
     },
     /// A line is valid JSON with a field that violates an invariant.
@@ -153,21 +156,21 @@ pub enum RecordError {
         line: usize,
         /// The field, e.g. `trajectories[3].scores`.
         field: String,
-        /// What is wrong with it.
+        /// The violated invariant.
         why: &'static str,
     },
     /// A record to be written violates an invariant, e.g. a reward that is not finite.
-    #[error("cannot record this in {path}: {field} {why}")]
+    #[error("cannot write a record to {path}: {field} {why}")]
     InvalidRecord {
         /// The file.
         path: PathBuf,
         /// The field, e.g. `trajectories[3].scores`.
         field: String,
-        /// What is wrong with it.
+        /// The violated invariant.
         why: &'static str,
     },
-    /// A record that another process sent is not one.
-    #[error("a record that was sent is damaged; both processes must run the same version")]
+    /// A record received from another process cannot be parsed.
+    #[error("received an invalid record; both processes must run the same version")]
     Transfer {
         /// The parser's error.
         source: serde_json::Error,
@@ -186,21 +189,23 @@ pub enum RecordError {
         /// The seed.
         seed: u64,
     },
-    /// The thoughts of a run are not there, or not its own.
-    #[error("{path}: {why}; run again in place of the run or in another directory")]
+    /// The thoughts of a run are missing, damaged or from another run.
+    #[error("{path}: {why}; overwrite the run or run again in another directory")]
     Latents {
-        /// The file of the thoughts.
+        /// The file that stores the thoughts.
         path: PathBuf,
-        /// What is wrong with it.
+        /// A description of the problem.
         why: String,
     },
-    /// A run that keeps its thoughts was to be resumed without them.
-    #[error("{path}: the run keeps its thoughts; resume it with them, or remove the file")]
+    /// A run that records its thoughts was resumed without recording them.
+    #[error(
+        "{path}: the run records its thoughts; resume it with the same option, or remove the file"
+    )]
     LatentsKept {
-        /// The thoughts so far.
+        /// The file that stores the thoughts.
         path: PathBuf,
     },
-    /// A run was to be resumed with settings that would change its results.
+    /// A run was resumed with settings that would change its results.
     #[error(
         "{path}: the run was started with {field} = {stored}, now it is {requested}; \
          use the stored value to resume it or write to another directory"
@@ -210,9 +215,9 @@ pub enum RecordError {
         path: PathBuf,
         /// The first field that differs, e.g. `settings.perturbation.p`.
         field: String,
-        /// Its value in the manifest.
+        /// The value in the manifest.
         stored: String,
-        /// Its value now.
+        /// The requested value.
         requested: String,
     },
 }
@@ -235,16 +240,13 @@ impl FieldError {
     }
 }
 
-/// How to proceed after a failed write.
+/// The remedy for a failed write.
 fn write_hint(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free some space and run it again"
         }
-        io::ErrorKind::FileTooLarge => "raise the limit of file sizes and run it again",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "write to another place"
-        }
-        _ => "write to another place",
+        io::ErrorKind::FileTooLarge => "raise the file size limit and run it again",
+        _ => "write to another path",
     }
 }

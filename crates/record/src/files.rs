@@ -1,6 +1,5 @@
-//! Whole files, digests and locks: the one place where files are replaced atomically, content is
-//! fingerprinted, directories have one writer, and a command is kept from writing over its inputs
-//! or over a model that it did not train.
+//! File handling: atomic replacement, content digests, single-writer locks, and the protection of a
+//! command's inputs and of models that it did not train.
 
 mod fingerprint;
 mod inputs;
@@ -21,7 +20,7 @@ pub use model_dir::{ExistingModel, ModelDir, check_no_weights};
 pub use replace::{is_standard_output, open_append, replace, write_atomic, write_output};
 pub use write_guard::{WriteGuard, write_guard};
 
-/// Opens a file for reading; pipes and devices, on which reading may never end, are refused.
+/// Opens a file for reading; pipes and devices, on which reading may never end, are rejected.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -29,7 +28,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// The content of a file that [`open_regular`] opens.
+/// Reads a file opened by [`open_regular`].
 pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular(path)?.read_to_end(&mut bytes)?;

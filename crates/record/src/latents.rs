@@ -1,18 +1,18 @@
 //! The thoughts of a run in `latents.safetensors`: one f32 tensor per question and seed.
 //!
 //! While the run is in progress, the values are appended to `latents.part` in the order of
-//! `samples.jsonl`, each question's before its line and followed by their CRC-32. Their number
-//! follows from the lines alone, so an interrupted run truncates what is beyond and continues. At
-//! the end the header and the values are written to a temporary file, which is then renamed. A run
-//! that ends before the rename is finished from the part; one whose thoughts are nowhere is
-//! refused.
+//! `samples.jsonl`, those of each question before its line, followed by their CRC-32. Their number
+//! follows from the lines, so a resumed run truncates excess values and continues. At the end the
+//! header and the values are written to a temporary file, which is then renamed. A run that was
+//! interrupted before the rename is finished from the part; a run without any stored thoughts is
+//! rejected.
 //!
-//! The header's metadata has the digest of the run and the CRC-32 of every tensor, under the key
-//! `crc32:` and its name. Every value is finite. Both are checked by every reader.
+//! The header's metadata contain the digest of the run and the CRC-32 of every tensor, under the
+//! key `crc32:` followed by its name. Every value is finite. Every reader checks both.
 //!
 //! Tensor `SEED.ID` is `[trajectories, thoughts, width]`, or `[sum of thoughts, width]` if the
-//! trajectories differ in length; `SEED.ID.greedy` is `[thoughts, width]` of the trajectory without
-//! perturbation.
+//! trajectories differ in length; `SEED.ID.greedy` is `[thoughts, width]` of the unperturbed
+//! trajectory.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -25,38 +25,39 @@ use crate::files::{self, Checksum};
 use crate::run_dir::RunDir;
 use crate::sample::Sample;
 
-/// The file that holds the thoughts of a run.
+/// The file with the thoughts of a run.
 pub const LATENTS_FILE: &str = "latents.safetensors";
 pub(crate) const PART_FILE: &str = "latents.part";
 /// The key of the header's metadata: `run`, the digest of the run, and the tensors' checksums.
 const METADATA: &str = "__metadata__";
-/// After the name of a sample, the name of its greedy trajectory.
+/// Suffix of a sample's name for its greedy trajectory.
 const GREEDY: &str = ".greedy";
-/// Before the name of a tensor, the key of its checksum.
+/// Prefix of a tensor's name for the key of its checksum.
 const CHECKSUM: &str = "crc32:";
-/// Bytes that are read at a time; a multiple of a value's.
+/// Bytes that are read at a time; a multiple of the size of a value.
 const BUFFER: usize = 1 << 16;
-/// Bytes of the checksum after each sample in the part.
+/// Size of the checksum after each sample in the part.
 const TRAILER: u64 = size_of::<u32>() as u64;
 
 /// Appends the thoughts of a run in progress.
 #[derive(Debug)]
 pub struct LatentsWriter {
     dir: PathBuf,
-    /// `None` once [`LATENTS_FILE`] holds the thoughts of the complete run.
+    /// `None` once [`LATENTS_FILE`] contains the thoughts of the complete run.
     part: Option<File>,
     width: usize,
     length: u64,
 }
 
 impl LatentsWriter {
-    /// Opens the thoughts of the run in `dir`: those of the samples already recorded must be there,
-    /// in the part file or in the final one, and whatever is beyond them is cut. Every thought has
-    /// `width` elements.
+    /// Opens the thoughts of the run in `dir`: those of the samples already recorded must be
+    /// present, in the part file or in the final one, and excess values are truncated. Every
+    /// thought has `width` elements.
     pub fn open(dir: &Path, width: usize) -> Result<Self, RecordError> {
         let run = RunDir::open(dir)?;
         let layout = LatentsLayout::of(&run, width)?;
-        let (path, done) = (dir.join(PART_FILE), dir.join(LATENTS_FILE));
+        let path = dir.join(PART_FILE);
+        let done = dir.join(LATENTS_FILE);
         let mut writer = Self { dir: dir.into(), part: None, width, length: layout.length };
         let damaged = |path: &Path| {
             let path = path.to_owned();
@@ -65,12 +66,12 @@ impl LatentsWriter {
         if done.exists() {
             let values_start = layout.check_file(&done).map_err(damaged(&done))?;
             if layout.samples == run.manifest().sample_count() {
-                // Left by a process that ended before it could remove it.
+                // A leftover of a process that exited before it could remove it.
                 crate::run_dir::remove_if_exists(&path)?;
                 return Ok(writer);
             }
-            // Samples were lost after the run was complete: it goes on from the thoughts of those
-            // that are left.
+            // Samples were lost after the run was complete: it continues from the thoughts of the
+            // remaining ones.
             let restored = files::replace(&path, |out| {
                 let mut values = files::open_regular(&done)?;
                 values.seek(SeekFrom::Start(values_start))?;
@@ -89,13 +90,13 @@ impl LatentsWriter {
         if layout.samples > 0 {
             let checked = files::open_regular(&path)
                 .and_then(|part| layout.copy_part(BufReader::new(part), &mut io::sink()));
-            checked.map_err(|error| damaged(&path)(format!("it is damaged ({error})")))?;
+            checked.map_err(|error| damaged(&path)(format!("the file is damaged ({error})")))?;
         }
         Ok(writer)
     }
 
-    /// Fails if the run in `dir` keeps thoughts and has not finished: without a writer those of its
-    /// other samples would be lost.
+    /// Fails if the run in `dir` records thoughts and has not finished: without a writer the
+    /// thoughts of its other samples would be lost.
     pub fn check_none(dir: &Path) -> Result<(), RecordError> {
         let path = dir.join(PART_FILE);
         match path.exists() {
@@ -149,7 +150,8 @@ impl LatentsWriter {
             return Ok(());
         }
         let mut layout = LatentsLayout::of(&RunDir::open(&self.dir)?, self.width)?;
-        let (part, done) = (self.dir.join(PART_FILE), self.dir.join(LATENTS_FILE));
+        let part = self.dir.join(PART_FILE);
+        let done = self.dir.join(LATENTS_FILE);
         let values = || files::open_regular(&part).map(BufReader::new);
         let written = values()
             .and_then(|values| layout.copy_part(values, &mut io::sink()))
@@ -171,9 +173,9 @@ impl LatentsWriter {
 ///
 /// # Errors
 ///
-/// What is wrong with the file.
+/// A description of the problem with the file.
 pub fn verify_latents(path: &Path) -> Result<(), String> {
-    let unreadable = |error: io::Error| format!("it is damaged ({error})");
+    let unreadable = |error: io::Error| format!("the file is damaged ({error})");
     let (header, start) = read_header(path).map_err(unreadable)?;
     let mut file = BufReader::new(files::open_regular(path).map_err(unreadable)?);
     for (name, entry) in header.iter().filter(|(name, _)| *name != METADATA) {
@@ -181,33 +183,34 @@ pub fn verify_latents(path: &Path) -> Result<(), String> {
         let stored = stored.ok_or_else(|| format!("tensor {name} has no checksum"))?;
         let offset = |i: usize| entry["data_offsets"][i].as_u64();
         let (Some(from), Some(to)) = (offset(0), offset(1)) else {
-            return Err(format!("tensor {name} has no place in it"));
+            return Err(format!("tensor {name} is outside the file"));
         };
         let length = to.checked_sub(from).ok_or_else(|| format!("tensor {name} has no length"))?;
         let read = file
             .seek(SeekFrom::Start(start.saturating_add(from)))
             .and_then(|_| copy_tensor(&mut file, length, &mut io::sink(), &mut Checksum::new()));
         if hex(read.map_err(|error| format!("tensor {name}: {error}"))?) != stored {
-            return Err(format!("tensor {name} is not what was written"));
+            return Err(format!("tensor {name} does not match its checksum"));
         }
     }
     Ok(())
 }
 
-/// The header of a finished file, and where its values start.
+/// The header of a finished file, and the offset of its values.
 fn read_header(path: &Path) -> io::Result<(Map<String, Value>, u64)> {
     let mut file = files::open_regular(path)?;
     let size = file.metadata()?.len();
     let mut length = [0; 8];
     file.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
-    // A damaged length must not be read as the size of a buffer.
+    // A damaged length must not be used as the size of a buffer.
     let mut header = Vec::new();
     file.take(length.min(size)).read_to_end(&mut header)?;
     Ok((serde_json::from_slice(&header)?, length.saturating_add(8)))
 }
 
-/// Copies the values of a tensor, adds them to the checksum of their sample, and returns their own.
+/// Copies the values of a tensor, adds them to the checksum of their sample, and returns the
+/// tensor's checksum.
 fn copy_tensor(
     values: &mut impl Read,
     mut length: u64,
@@ -239,21 +242,22 @@ fn hex(checksum: u32) -> String {
     format!("{checksum:08x}")
 }
 
-/// A tensor in the order of the values.
+/// A tensor, in the order of the values.
 struct TensorSpan {
     name: String,
     bytes: u64,
-    /// Whether it is the last of its sample, after which the part has the sample's checksum.
+    /// Whether it is the last of its sample, which is followed by the sample's checksum in the
+    /// part.
     ends_sample: bool,
 }
 
-/// What the header says of a run's thoughts: it follows from the recorded samples.
+/// The header of a run's thoughts, which follows from the recorded samples.
 struct LatentsLayout {
     /// Entry by tensor name.
     tensors: Map<String, Value>,
     spans: Vec<TensorSpan>,
     samples: usize,
-    /// Bytes of all values.
+    /// Total size of the values in bytes.
     length: u64,
 }
 
@@ -294,12 +298,12 @@ impl LatentsLayout {
         self.samples += 1;
     }
 
-    /// Bytes of the part: the values, and a checksum after each sample.
+    /// Size of the part in bytes: the values, and a checksum after each sample.
     fn part_length(&self) -> u64 {
         self.length + self.samples as u64 * TRAILER
     }
 
-    /// Copies the values of a part without the checksums of the samples, which are compared;
+    /// Copies the values of a part without the checksums of the samples, which are verified;
     /// returns those of the tensors.
     fn copy_part(&self, mut part: impl Read, out: &mut impl Write) -> io::Result<Vec<u32>> {
         let mut checksums = Vec::new();
@@ -312,7 +316,7 @@ impl LatentsLayout {
             let mut stored = [0; TRAILER as usize];
             part.read_exact(&mut stored)?;
             if std::mem::take(&mut sample).finalize() != u32::from_le_bytes(stored) {
-                let why = format!("{} is not what was written", span.name);
+                let why = format!("{} does not match its checksum", span.name);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, why));
             }
         }
@@ -346,10 +350,10 @@ impl LatentsLayout {
         header
     }
 
-    /// Checks that a finished file begins with these thoughts, and that its values are those that
-    /// were written; returns where they start.
+    /// Checks that a finished file starts with these thoughts and that its values match their
+    /// checksums; returns the offset of the values.
     fn check_file(&self, path: &Path) -> Result<u64, String> {
-        let damaged = |error: io::Error| format!("it is damaged ({error})");
+        let damaged = |error: io::Error| format!("the file is damaged ({error})");
         let (found, start) = read_header(path).map_err(damaged)?;
         let size = fs::metadata(path).map_err(damaged)?.len();
         let differs = |(name, entry): &(&String, &Value)| match name.as_str() {
@@ -357,12 +361,12 @@ impl LatentsLayout {
             name => found.get(name) != Some(*entry),
         };
         if let Some((name, _)) = self.tensors.iter().find(differs) {
-            return Err(format!("its thoughts are not those of the recorded samples ({name})"));
+            return Err(format!("its thoughts do not match the recorded samples ({name})"));
         }
         let ends = found.values().filter_map(|entry| entry["data_offsets"][1].as_u64());
         match ends.max().unwrap_or(0).checked_add(start) {
             Some(end) if end == size => verify_latents(path).map(|()| start),
-            _ => Err("it is cut short".into()),
+            _ => Err("the file is truncated".into()),
         }
     }
 }
@@ -474,7 +478,8 @@ mod tests {
     fn a_run_that_ended_before_the_final_name_is_finished_from_the_part() {
         let dir = tempfile::tempdir().unwrap();
         finished(dir.path());
-        let (part, done) = (dir.path().join(PART_FILE), dir.path().join(LATENTS_FILE));
+        let part = dir.path().join(PART_FILE);
+        let done = dir.path().join(LATENTS_FILE);
         let bytes = fs::read(&done).unwrap();
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let part_of = |values: &[u8]| {
@@ -549,7 +554,7 @@ mod tests {
             fs::write(&done, damaged).unwrap();
             assert!(verify_latents(&done).unwrap_err().contains("not finite"));
         }
-        // Without checksums, as a tool that rewrites the file leaves it.
+        // Without checksums, as if rewritten by another tool.
         let text = String::from_utf8(bytes[8..header].to_vec()).unwrap();
         let length = &bytes[..8];
         let without = text.replace(CHECKSUM, "other:");
@@ -589,6 +594,6 @@ mod tests {
         assert!(LatentsWriter::check_none(dir.path()).is_ok());
         fs::write(dir.path().join(PART_FILE), b"").unwrap();
         let error = LatentsWriter::check_none(dir.path()).unwrap_err();
-        assert!(error.to_string().contains("keeps its thoughts"), "{error}");
+        assert!(error.to_string().contains("records its thoughts"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
-//! The run directory: settings, sampled trajectories, results; and the records of a training.
+//! The run directory: settings, sampled trajectories, results; and the records of a training run.
 //!
-//! The command line writes it, the report reads it. This crate knows neither models nor the engine.
+//! The command line writes it, the report reads it. This crate depends on neither models nor the
+//! engine.
 //!
 //! ```text
 //! runs/<name>/manifest.json    settings, seeds, host, versions                      (manifest)
@@ -11,12 +12,13 @@
 //!             ablation.json    the greedy run with its thoughts replaced            (ablation)
 //! ```
 //!
-//! Two invariants. `samples.jsonl` is a deterministic function of the manifest (no clock, no host),
-//! so a killed and resumed run ends with the bytes of an uninterrupted one. And a reader never
-//! holds more than one line, so a run may be larger than memory.
+//! There are two invariants. `samples.jsonl` is a deterministic function of the manifest
+//! (independent of time and host), so a killed and resumed run produces the same bytes as an
+//! uninterrupted one. And a reader never holds more than one line, so a run may be larger than
+//! memory.
 //!
-//! The records of a training are in [`TrainingDir`].
-//! Aggregation of the recorded trajectories is in the crate [`aggregate`].
+//! The records of a training run are in [`TrainingDir`]. Recorded trajectories are aggregated by
+//! the crate [`aggregate`].
 //!
 //! ```
 //! use latent_tts_record::{Manifest, RunDir, Sample};

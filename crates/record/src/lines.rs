@@ -1,11 +1,11 @@
 //! JSON Lines files, read one line at a time.
 //!
-//! A killed writer can damage only the last line: every line before it was terminated before the
-//! next was written. So a damaged last line is dropped ([`recover_lines`] truncates it,
-//! [`JsonLines`] stops before it), and damage anywhere else is an error that names the line.
+//! A killed writer can damage only the last line, because every line is terminated before the next
+//! is written. So a damaged last line is dropped ([`recover_lines`] truncates it, [`JsonLines`]
+//! stops before it), and damage anywhere else is an error that reports the line.
 //!
-//! A line of samples ends in a digest of its run and its bytes, so that a line of another run and
-//! one that was edited are told from the run's own. A line without one is refused likewise.
+//! A line of samples ends with a digest of its run and its bytes, which detects lines of another
+//! run and edited ones. A line without one is rejected likewise.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use crate::error::{FieldError, RecordError};
 use crate::sample::Validate;
 
-/// Iterates over the records of a file; holds one line at a time and ends at the first error.
+/// Iterates over the records of a file; holds one line at a time and stops at the first error.
 #[derive(Debug)]
 pub struct JsonLines<T> {
     path: PathBuf,
@@ -26,7 +26,7 @@ pub struct JsonLines<T> {
     line: Vec<u8>,
     number: usize,
     ended: bool,
-    /// The digest that each line's begins with; `None` for files without digests.
+    /// The digest from which each line's digest is computed; `None` for files without digests.
     run: Option<Fingerprint>,
     record: PhantomData<fn() -> T>,
 }
@@ -80,9 +80,10 @@ impl<T> JsonLines<T> {
 
 #[expect(private_bounds, reason = "only this crate's record types are stored as lines")]
 impl<T: DeserializeOwned + Validate> JsonLines<T> {
-    /// The record on the line last read.
+    /// Parses the line last read.
     fn parse(&self) -> Result<T, RecordError> {
-        let (path, line) = (self.path.clone(), self.number);
+        let path = self.path.clone();
+        let line = self.number;
         let record: T = match serde_json::from_slice(&self.line) {
             Ok(record) => record,
             Err(source) => return Err(RecordError::Json { path, line, source }),
@@ -103,7 +104,7 @@ impl<T: DeserializeOwned + Validate> JsonLines<T> {
             return Ok(None);
         }
         match self.parse() {
-            // A writer is still writing this line, or was killed while writing it.
+            // A writer is still writing this line, or was killed while doing so.
             Err(RecordError::Json { .. }) if !self.is_terminated() => Ok(None),
             record => record.map(Some),
         }
@@ -139,7 +140,7 @@ pub(crate) fn recover_lines<T: DeserializeOwned + Validate>(
         let terminated = lines.is_terminated();
         match lines.parse() {
             Ok(record) if terminated => visit(record, lines.line_number())?,
-            // A killed writer cuts its line, it does not change it.
+            // A killed writer truncates its line, but never changes it.
             Err(error @ RecordError::ForeignLine { .. }) if terminated => return Err(error),
             Err(error) if !lines.is_last()? => return Err(error),
             Ok(_) | Err(_) => return truncate(path, valid_bytes),
@@ -157,7 +158,7 @@ fn truncate(path: &Path, length: u64) -> Result<(), RecordError> {
 /// The key of a line's digest.
 const DIGEST: &str = ",\"digest\":\"";
 
-/// Ends a line, an object of JSON, in a digest of the run and of its bytes.
+/// Appends a digest of the run and of the line's bytes to a line, which is a JSON object.
 pub(crate) fn add_digest(run: &Fingerprint, line: &mut Vec<u8>) {
     let digest = run.clone().with("line", line).finish();
     line.pop(); // the closing brace
@@ -166,7 +167,7 @@ pub(crate) fn add_digest(run: &Fingerprint, line: &mut Vec<u8>) {
     line.extend(b"\"}");
 }
 
-/// Whether a line ends in the digest of the run and of its bytes.
+/// Whether a line ends with the digest of the run and of its bytes.
 fn has_digest_of(run: &Fingerprint, line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let start = line.windows(DIGEST.len()).rposition(|window| window == DIGEST.as_bytes());

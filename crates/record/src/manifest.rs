@@ -1,4 +1,4 @@
-//! What a manifest decides: the digest that records carry, and whether a run may be resumed.
+//! The digest of a manifest, which records carry, and the check whether a run may be resumed.
 //!
 //! `settings`, `seeds`, `questions` and `fingerprint` determine the results and must be equal when
 //! a run is resumed; the other fields may differ.
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::RecordError;
 
-/// The digest of everything that determines the run's records, which each of them carries.
+/// The digest of all fields that determine the run's records; each record carries it.
 pub fn digest(manifest: &Manifest) -> Fingerprint {
     let seeds: Vec<u8> = manifest.seeds.iter().flat_map(|seed| seed.to_le_bytes()).collect();
     Fingerprint::default()
@@ -31,7 +31,8 @@ pub(crate) fn check_resumable(
     if manifest.version != FORMAT {
         return Err(RecordError::OldFormat { path: path.into(), found: manifest.version });
     }
-    // Before the other settings: the reward model decides some of their defaults.
+    // Checked before the other settings, because the reward model determines some of their
+    // defaults.
     let [stored, wanted] = [manifest, requested].map(|of| &of.settings["rewards"]);
     let difference = first_difference("settings.rewards", stored, wanted)
         .or_else(|| first_difference("settings", &manifest.settings, &requested.settings))
@@ -65,7 +66,7 @@ pub(crate) fn check_resumable(
 /// A field whose stored value differs from the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldDifference {
-    /// Its path, e.g. `settings.perturbation.p`.
+    /// Path of the field, e.g. `settings.perturbation.p`.
     pub field: String,
     /// The stored value.
     pub stored: String,
@@ -155,7 +156,8 @@ mod tests {
 
     #[test]
     fn key_order_is_no_difference() {
-        let (a, b) = (json!({"n": 4, "p": 0.2}), json!({"p": 0.2, "n": 4}));
+        let a = json!({"n": 4, "p": 0.2});
+        let b = json!({"p": 0.2, "n": 4});
         check_resumable(&with(a), &with(b), Path::new("m")).unwrap();
     }
 

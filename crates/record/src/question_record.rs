@@ -1,7 +1,8 @@
-//! What a run directory keeps of one question: made where it is sampled, written where the run is.
+//! The record of one question, created by the sampling process and written by the process that owns
+//! the run directory.
 //!
-//! The two may be different processes. As bytes a record is the line of `samples.jsonl`, the line
-//! of `timings.jsonl`, then the thoughts as little-endian f32.
+//! These may be different processes. In serialized form a record is the line of `samples.jsonl`,
+//! the line of `timings.jsonl`, then the thoughts as little-endian f32.
 
 use std::path::Path;
 
@@ -11,20 +12,20 @@ use crate::error::RecordError;
 use crate::sample::{Sample, Validate};
 use schema::StageSeconds;
 
-/// One question under one seed, with what is recorded beside its sample.
+/// One question under one seed, with the data recorded in addition to its sample.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct QuestionRecord {
     /// The line of `samples.jsonl`.
     pub sample: Sample,
-    /// The time it took; zero where it was timed with another question.
+    /// The seconds it took; zero if it was timed together with another question.
     pub seconds: StageSeconds,
     /// The thoughts of the trajectories in order, then those of the greedy one; empty unless they
-    /// are kept.
+    /// are recorded.
     pub latents: Vec<f32>,
 }
 
 impl QuestionRecord {
-    /// The record as bytes, for another process.
+    /// Serializes the record for another process.
     pub fn to_bytes(&self) -> Result<Vec<u8>, RecordError> {
         let invalid = |source| RecordError::Transfer { source };
         let mut bytes = serde_json::to_vec(&self.sample).map_err(invalid)?;
@@ -39,7 +40,9 @@ impl QuestionRecord {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         let mut parts = bytes.splitn(3, |&byte| byte == b'\n');
         let mut part = || parts.next().unwrap_or_default();
-        let (sample, seconds, latents) = (part(), part(), part());
+        let sample = part();
+        let seconds = part();
+        let latents = part();
         let sample: Sample = parse(sample)?;
         sample.validate().map_err(|error| error.into_record_error(Path::new("a record")))?;
         let latents = latents.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
@@ -67,7 +70,7 @@ mod tests {
         };
         let sample = Sample { id: 3, seed: 7, trajectories: vec![trajectory], ..Sample::default() };
         let seconds = StageSeconds { total: 0.25, ..StageSeconds::default() };
-        // Bytes of a thought may be those of a line end.
+        // The bytes of a thought may contain a line feed.
         QuestionRecord { sample, seconds, latents: vec![f32::from_bits(0x0a0a_0a0a), -2.5] }
     }
 

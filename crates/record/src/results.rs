@@ -1,7 +1,7 @@
 //! Metrics and cost of a run (`results.json`), and the stage times of `timings.jsonl`.
 //!
-//! Names of metrics and JSON keys are a contract with scripts. The report computes the metrics.
-//! Times are stored apart from the samples, which must not depend on the clock.
+//! Names of metrics and JSON keys are a stable interface for scripts. The report computes the
+//! metrics. Times are stored separately from the samples, which must not depend on the clock.
 
 use aggregate::{Reliability, Rule, VoteParams};
 use schema::StageSeconds;
@@ -35,13 +35,13 @@ pub struct Results {
     /// The constants of the voting rules, if they are not the defaults.
     #[serde(default, alias = "tuning", skip_serializing_if = "Option::is_none")]
     pub vote_params: Option<VoteParams>,
-    /// Why sampled trajectories have no answer, if any has none.
+    /// The reasons that sampled trajectories have no answer, if any lacks one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unanswered: Option<Unanswered>,
     /// Accuracy gains of each rule over greedy decoding and majority at the largest k.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<MetricGain>,
-    /// How far the confidence in the chosen answers is from their accuracy, with a calibration.
+    /// The reliability of the confidence in the chosen answers, if there is a calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reliability: Option<Reliability>,
 }
@@ -50,7 +50,7 @@ pub struct Results {
 /// questions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricGain {
-    /// The rule that gains.
+    /// The compared rule.
     pub name: MetricName,
     /// The baseline.
     pub over: MetricName,
@@ -87,17 +87,17 @@ impl Default for Results {
 pub struct Unanswered {
     /// Their share of all sampled trajectories.
     pub share: f64,
-    /// The text is empty.
+    /// Number with an empty text.
     pub empty: usize,
-    /// The text ends at the limit of answer tokens.
+    /// Number whose text ends at the limit of answer tokens.
     pub truncated: usize,
-    /// The text is complete and holds no answer.
+    /// Number whose text is complete and contains no answer.
     pub not_found: usize,
-    /// Two of their texts, if they have any.
+    /// Up to two of their texts.
     pub examples: Vec<String>,
 }
 
-/// Reads metrics without `pass`, a second name of `coverage` in results of earlier versions.
+/// Reads metrics except `pass`, an alias of `coverage` in results of earlier versions.
 fn read_metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Metric>, D::Error> {
     let metrics = Vec::<Value>::deserialize(deserializer)?;
     let kept = metrics.into_iter().filter(|metric| metric["name"] != "pass");
@@ -107,7 +107,7 @@ fn read_metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Metric
 /// A metric at one k, with a 95% bootstrap interval over questions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
-    /// What is measured.
+    /// The measured quantity.
     pub name: MetricName,
     /// The number of trajectories used, or as [`MetricName`] defines it.
     pub k: usize,
@@ -121,14 +121,14 @@ pub struct Metric {
     pub seeds: usize,
 }
 
-/// What a metric measures, by its name in results: that of a voting rule, or one of those below.
+/// The quantity that a metric measures: the accuracy of a voting rule, or one of those below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MetricName {
-    /// Accuracy of the trajectory without perturbation.
+    /// Accuracy of the unperturbed trajectory.
     Greedy,
     /// Probability that at least one of k trajectories is correct (pass@k), unbiased estimator.
     Coverage,
-    /// Accuracy of a voting rule, over all choices of k trajectories.
+    /// Accuracy of a voting rule, averaged over all size-k subsets of the trajectories.
     Rule(Rule),
     /// Accuracy of beam search; k = width x candidates.
     Beam,
@@ -137,11 +137,11 @@ pub enum MetricName {
     /// Pairwise ranking accuracy of the process rewards at thought k: the probability that a
     /// correct trajectory has a larger one than an incorrect one of the same question.
     Auc,
-    /// The same of the outcome rewards; k = trajectories.
+    /// The same for the outcome rewards; k = trajectories.
     AucOutcome,
-    /// The same of the probe's scores; k = trajectories.
+    /// The same for the probe's scores; k = trajectories.
     AucProbe,
-    /// The same of the share of equations that hold; k = trajectories.
+    /// The same for the share of correct equations; k = trajectories.
     AucArithmetic,
 }
 
@@ -155,7 +155,7 @@ impl MetricName {
     /// Accuracy of the trajectory with the largest reward.
     pub const BEST_OF: Self = Self::Rule(Rule::BEST_OF);
 
-    /// The metrics that are not a voting rule's, with their names and those of earlier versions.
+    /// The metrics that are not voting rules, with their names and those of earlier versions.
     const NAMED: [(Self, &str, &str); 8] = [
         (Self::Greedy, "greedy", "greedy"),
         (Self::Coverage, "coverage", "coverage"),
@@ -167,6 +167,35 @@ impl MetricName {
         (Self::AucArithmetic, "auc_arithmetic", "auc_arithmetic"),
     ];
 
+    /// The metrics that are not a voting rule's: their names, and what they measure.
+    pub fn descriptions() -> impl Iterator<Item = (&'static str, &'static str)> {
+        Self::NAMED.into_iter().map(|(metric, name, _)| (name, metric.describe()))
+    }
+
+    /// What the metric measures, in one line.
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Greedy => "accuracy of the trajectory without perturbation",
+            Self::Coverage => {
+                "probability that at least one of k trajectories is right (pass@k, unbiased)"
+            }
+            Self::Rule(rule) => rule.describe(),
+            Self::Beam => "accuracy of beam search; k is width times candidates",
+            Self::Diversity => {
+                "mean pairwise cosine dissimilarity of the thoughts at the same step; k is N"
+            }
+            Self::Auc => {
+                "probability that a right trajectory has a larger process reward at thought k than \
+                 a wrong one of the same question"
+            }
+            Self::AucOutcome => "the same for outcome rewards; k is the number of trajectories",
+            Self::AucProbe => "the same for scores of a probe; k is the number of trajectories",
+            Self::AucArithmetic => {
+                "the same for the share of equations that hold; k is the number of trajectories"
+            }
+        }
+    }
+
     /// The name in results.
     pub fn name(self) -> &'static str {
         match self {
@@ -177,7 +206,7 @@ impl MetricName {
         }
     }
 
-    /// The metric of this name. One that is not known is a rule's of another program.
+    /// The metric of this name. An unknown name is treated as a rule of another program.
     pub fn from_name(name: &str) -> Self {
         let named = Self::NAMED.iter().find(|(_, new, old)| *new == name || *old == name);
         named.map_or_else(|| Self::Rule(Rule::named(name)), |(metric, ..)| *metric)
@@ -208,12 +237,12 @@ impl<'de> Deserialize<'de> for MetricName {
             && name.len() <= MAX_NAME
         {
             true => Ok(Self::from_name(&name)),
-            false => Err(Error::custom(format!("{name:?} is not the name of a metric"))),
+            false => Err(Error::custom(format!("{name:?} is not a valid metric name"))),
         }
     }
 }
 
-/// Characters of a metric's name.
+/// Maximum length of a metric's name.
 const MAX_NAME: usize = 64;
 
 /// Compute and time of a run.
@@ -221,7 +250,7 @@ const MAX_NAME: usize = 64;
 pub struct RunCost {
     /// Sequential forward steps per question and seed, of sampled and greedy trajectories.
     pub steps: f64,
-    /// Floating-point operations per question and seed, of the same.
+    /// Floating-point operations per question and seed, likewise.
     pub flops: f64,
     /// The additional cost of beam search, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -322,7 +351,7 @@ mod tests {
         }
         let custom = read(&metric("of_another_program")).unwrap().metrics[0].name;
         assert_eq!(custom.name(), "of_another_program");
-        assert!(read(&metric("a b")).unwrap_err().to_string().contains("not the name"));
+        assert!(read(&metric("a b")).unwrap_err().to_string().contains("not a valid metric name"));
     }
 
     #[test]

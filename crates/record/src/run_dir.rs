@@ -31,7 +31,7 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Starts a run in a directory that holds none. Creates the directory if it is missing.
+    /// Starts a run in a directory that contains none. Creates the directory if it is missing.
     pub fn create(path: impl AsRef<Path>, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         let path = path.as_ref();
         let lock = RunLock::new(path)?;
@@ -41,14 +41,15 @@ impl RunDir {
         lock.start(manifest)
     }
 
-    /// Starts a run in place of an existing one, if any. Files that do not belong to a run stay.
+    /// Starts a run, replacing an existing one. Files that do not belong to a run are left
+    /// unchanged.
     pub fn overwrite(
         path: impl AsRef<Path>,
         manifest: &Manifest,
     ) -> Result<RunWriter, RecordError> {
         let path = path.as_ref();
         let lock = RunLock::new(path)?;
-        // The manifest is removed last: until then the directory is still recognised as a run.
+        // The manifest is removed last: until then the directory is still recognized as a run.
         for name in [
             RESULTS_FILE,
             ABLATION_FILE,
@@ -63,11 +64,11 @@ impl RunDir {
         lock.start(manifest)
     }
 
-    /// Resumes a run, or starts it if the directory holds none.
+    /// Resumes a run, or starts it if the directory contains none.
     ///
-    /// Every field of the manifest that changes results must be equal to the stored one, which is
-    /// not rewritten. A damaged last line is removed, so that its question is computed again; a
-    /// damaged line before it is an error.
+    /// Every field of the manifest that affects results must equal the stored one, which is not
+    /// rewritten. A damaged last line is removed, so that its question is recomputed; a damaged
+    /// earlier line is an error.
     pub fn resume(path: impl AsRef<Path>, manifest: &Manifest) -> Result<RunWriter, RecordError> {
         let path = path.as_ref();
         let lock = RunLock::new(path)?;

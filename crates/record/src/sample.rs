@@ -1,8 +1,8 @@
 //! One question under one seed: a line of `samples.jsonl`.
 //!
-//! Order and names of the JSON keys are a contract with scripts. Records are validated on reading
-//! and on writing ([`Validate`]): every number is finite, trajectories are in the order of `index`,
-//! and one without an answer is not correct.
+//! Order and names of the JSON keys are a stable interface for scripts. Records are validated on
+//! reading and on writing ([`Validate`]): every number is finite, trajectories are sorted by
+//! `index`, and one without an answer is not correct.
 
 use aggregate::EarlyStop;
 use schema::TrajectoryRecord;
@@ -16,7 +16,7 @@ pub(crate) trait Validate {
     fn validate(&self) -> Result<(), FieldError>;
 }
 
-/// Everything that was sampled for one question under one seed.
+/// All samples of one question under one seed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The question's index in its data set.
@@ -27,19 +27,19 @@ pub struct Sample {
     pub question: String,
     /// The canonical gold answer.
     pub gold: String,
-    /// The sampled trajectories, `index` ascending.
+    /// The sampled trajectories, sorted by `index`.
     pub trajectories: Vec<TrajectoryRecord>,
     /// The result of beam search, if it ran.
     #[serde(default)]
     pub beam: Option<BeamResult>,
-    /// The trajectory without perturbation, if it ran.
+    /// The unperturbed trajectory, if it ran.
     #[serde(default)]
     pub greedy: Option<TrajectoryRecord>,
     /// Diversity d_t of the sampled trajectories at each step, before noise; see
     /// [`StepDiversity`](aggregate::StepDiversity).
     #[serde(default)]
     pub diversity: Option<Vec<f64>>,
-    /// The same of the thoughts with Gaussian noise, as they are fed, if there is any.
+    /// The same for the thoughts with Gaussian noise, as they are fed, if there is any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fed_diversity: Option<Vec<f64>>,
     /// Set if sampling stopped before the requested number of trajectories.
@@ -56,9 +56,9 @@ pub struct Sample {
 /// The best path of a reward-guided beam search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BeamResult {
-    /// Beams kept at each step, B.
+    /// Beams selected at each step, B.
     pub width: u32,
-    /// Candidates sampled for each beam and step, K.
+    /// Candidates sampled per beam and step, K.
     pub candidates: u32,
     /// The number of thoughts of the best path.
     #[serde(alias = "thoughts")]
@@ -73,8 +73,8 @@ pub struct BeamResult {
     /// Its process rewards, one per thought.
     #[serde(default, alias = "scores")]
     pub process_rewards: Vec<f32>,
-    /// The reward of its answer, if the reward model reads answers; it then selected the path among
-    /// the finished ones.
+    /// The reward of its answer, if the reward model scores answers; it then selected the path
+    /// among the finished ones.
     #[serde(default, alias = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
     /// Whether the answer equals the gold answer.
@@ -87,7 +87,7 @@ pub struct BeamResult {
     pub flops: f64,
 }
 
-const NOT_FINITE: &str = "holds a number that is not finite";
+const NOT_FINITE: &str = "contains a non-finite number";
 
 impl Validate for Sample {
     fn validate(&self) -> Result<(), FieldError> {
@@ -99,7 +99,7 @@ impl Validate for Sample {
         {
             return Err(FieldError::new(
                 format!("trajectories[{}].index", index + 1),
-                "does not ascend",
+                "is not in ascending order",
             ));
         }
         if let Some(greedy) = &self.greedy {
@@ -109,7 +109,7 @@ impl Validate for Sample {
         {
             return Err(FieldError::new(
                 "stopped.requested",
-                "is not more than the trajectories that are there",
+                "is not larger than the number of trajectories",
             ));
         }
         if let Some(beam) = &self.beam {
@@ -143,7 +143,7 @@ fn validate_trajectory(field: &str, trajectory: &TrajectoryRecord) -> Result<(),
     };
     let field = format!("{field}.process_rewards");
     if rewards.len() != trajectory.latent_steps as usize {
-        return Err(FieldError::new(field, "does not hold one reward per thought"));
+        return Err(FieldError::new(field, "does not have one reward per thought"));
     }
     check_finite(&field, rewards.iter().copied().map(f64::from))
 }

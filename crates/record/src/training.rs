@@ -1,4 +1,4 @@
-//! The records of a training: what every step and every evaluation on the way gave.
+//! The records of a training run: one per optimizer step and per evaluation.
 //!
 //! The trainer writes them, the report reads them.
 //!
@@ -9,8 +9,8 @@
 //!              settings.json    the settings that determine the trained weights
 //! ```
 //!
-//! `log.jsonl` and `evals.jsonl` hold no clock: a killed and resumed training ends with the bytes
-//! of an uninterrupted one.
+//! `log.jsonl` and `evals.jsonl` contain no times: a killed and resumed training run produces the
+//! same bytes as an uninterrupted one.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,10 @@ use crate::error::{FieldError, RecordError};
 use crate::lines::JsonLines;
 use crate::sample::Validate;
 
-/// The directory of a training's records, inside the directory of its model.
+/// The directory of a training run's records, inside the directory of its model.
 pub const TRAINING_DIR: &str = "training";
-/// The file of a training's state, in its directory of records. Its content is the trainer's.
+/// The file with the training state, in the directory of records. Its content is defined by the
+/// trainer.
 pub const STATE_FILE: &str = "state.safetensors";
 const LOG_FILE: &str = "log.jsonl";
 const EVALS_FILE: &str = "evals.jsonl";
@@ -50,15 +51,15 @@ impl Validate for TrainTiming {
     }
 }
 
-/// The directory `training` of a model, which holds its records.
+/// The directory `training` of a model, which contains its records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrainingDir {
     path: PathBuf,
 }
 
 impl TrainingDir {
-    /// The records below `path`, a model's directory or the directory `training` inside it; `None`
-    /// if neither holds a log.
+    /// Finds the records below `path`, a model's directory or the directory `training` inside it;
+    /// `None` if neither contains a log.
     pub fn find(path: &Path) -> Option<Self> {
         [path.join(TRAINING_DIR), path.to_owned()]
             .into_iter()
@@ -66,7 +67,7 @@ impl TrainingDir {
             .map(|path| Self { path })
     }
 
-    /// The records in this directory, whether they are written yet or not.
+    /// The records in this directory, whether or not they have been written yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }

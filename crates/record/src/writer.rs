@@ -1,8 +1,8 @@
-//! Writing a run: samples and timings, appended line by line.
+//! Writes a run: samples and timings, appended line by line.
 //!
 //! One writer per directory, enforced by a file lock that the operating system releases with the
 //! process. Each line is one unbuffered write, newline included: if the process is killed, the file
-//! holds whole lines and at most one partial line after them.
+//! contains complete lines and at most one partial line after them.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -45,7 +45,8 @@ impl RunWriter {
     /// Appends one sample. When this returns, the operating system has it.
     pub fn append(&mut self, sample: &Sample) -> Result<(), RecordError> {
         if self.is_done(sample.seed, sample.id) {
-            let (path, line) = (self.samples.path.clone(), self.done_count() + 1);
+            let path = self.samples.path.clone();
+            let line = self.done_count() + 1;
             return Err(RecordError::Duplicate { path, line, id: sample.id, seed: sample.seed });
         }
         self.samples.append(sample)?;
@@ -66,7 +67,7 @@ impl RunWriter {
     }
 }
 
-/// An exclusive lock on a directory, before its content is examined.
+/// An exclusive lock on a directory, acquired before its content is examined.
 pub(crate) struct RunLock<'a> {
     path: &'a Path,
     lock: DirLock,
@@ -86,7 +87,8 @@ impl<'a> RunLock<'a> {
 
     /// Opens an existing run for writing.
     pub(crate) fn resume(self, manifest: &Manifest) -> Result<RunWriter, RecordError> {
-        let (samples, timings) = (self.path.join(SAMPLES_FILE), self.path.join(TIMINGS_FILE));
+        let samples = self.path.join(SAMPLES_FILE);
+        let timings = self.path.join(TIMINGS_FILE);
         let mut done = HashSet::new();
         let run = manifest::digest(manifest);
         recover_lines(&samples, Some(run.clone()), |sample: Sample, line| {
@@ -111,7 +113,7 @@ impl<'a> RunLock<'a> {
     }
 }
 
-/// Locks a directory for one writer, and removes the temporary files of writers that were killed.
+/// Locks a directory for one writer, and removes the temporary files of killed writers.
 pub fn lock_dir(path: &Path) -> Result<DirLock, RecordError> {
     DirLock::exclusive(path).map_err(|source| lock_error(path, source))
 }
@@ -128,7 +130,7 @@ fn lock_error(path: &Path, source: io::Error) -> RecordError {
     dir_error(path, source)
 }
 
-/// The error of a directory that cannot be made.
+/// The error for a directory that cannot be created.
 pub(crate) fn dir_error(path: &Path, source: io::Error) -> RecordError {
     match path.ancestors().find(|above| above.exists()) {
         Some(file) if !file.is_dir() => RecordError::NotADirectory { path: file.to_owned() },
@@ -136,7 +138,7 @@ pub(crate) fn dir_error(path: &Path, source: io::Error) -> RecordError {
     }
 }
 
-/// Makes a directory and those above it.
+/// Creates a directory and its parents.
 pub fn create_dir(path: &Path) -> Result<(), RecordError> {
     std::fs::create_dir_all(path).map_err(|source| dir_error(path, source))
 }
@@ -148,7 +150,7 @@ struct LineAppender {
     file: File,
     /// The length in bytes up to the last complete line.
     length: u64,
-    /// The digest that each line's begins with, if lines have one.
+    /// The digest from which each line's digest is computed, if lines have one.
     run: Option<Fingerprint>,
 }
 
@@ -163,7 +165,7 @@ impl LineAppender {
     fn append(&mut self, record: &(impl Serialize + Validate)) -> Result<(), RecordError> {
         record.validate().map_err(|error| error.into_record_error(&self.path))?;
         self.write(record).map_err(|source| {
-            // Undo a partial write (disk full): the next append would continue that line.
+            // Undo a partial write (disk full): the next append would otherwise continue that line.
             let _ = self.file.set_len(self.length);
             RecordError::Write { path: self.path.clone(), source }
         })

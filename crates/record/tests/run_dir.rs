@@ -73,8 +73,8 @@ fn resume_and_finish(path: &Path) -> Vec<u8> {
     fs::read(path.join("samples.jsonl")).expect("samples are there")
 }
 
-/// Creates a new file rather than truncating the old one: some file systems flush the latter, and
-/// there are thousands.
+/// Creates a new file instead of truncating the old one: some file systems flush the latter, which
+/// is slow for thousands of files.
 fn replace_file(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).expect("it was there");
     fs::write(path, bytes).expect("it is written");
@@ -104,11 +104,12 @@ fn what_is_written_is_read() {
     assert_eq!(run.results().unwrap(), results);
 }
 
-/// Lines of another run, changed ones and rewritten ones are told from the run's own.
+/// Lines of another run, changed ones and rewritten ones are detected.
 #[test]
 fn lines_of_others_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (own, other) = (dir.path().join("own"), dir.path().join("other"));
+    let own = dir.path().join("own");
+    let other = dir.path().join("other");
     let others = Manifest { fingerprint: "another data set".into(), ..manifest() };
     for (path, manifest) in [(&own, manifest()), (&other, others)] {
         let mut run = RunDir::create(path, &manifest).unwrap();
@@ -181,7 +182,7 @@ fn a_killed_run_can_be_read_as_it_is() {
 fn a_damaged_last_line_is_dropped_and_redone() {
     let dir = tempfile::tempdir().unwrap();
     let whole = resume_and_finish(dir.path());
-    // After a power failure the length may be right and the content not.
+    // After a power failure the length may be correct but not the content.
     let mut damaged = whole.clone();
     let last = whole.len() - 200;
     damaged[last..whole.len() - 1].fill(0);
@@ -207,7 +208,7 @@ fn a_damaged_line_before_the_last_is_an_error() {
     assert!(
         error
             .to_string()
-            .contains("samples.jsonl:2: trajectories[0].process_rewards does not hold"),
+            .contains("samples.jsonl:2: trajectories[0].process_rewards does not have"),
         "{error}"
     );
 
@@ -328,9 +329,7 @@ fn a_reward_that_is_not_finite_is_not_written() {
     bad.trajectories[1].process_rewards = Some(vec![0.0, f32::NAN]);
     let error = run.append(&bad).unwrap_err();
     assert!(
-        error
-            .to_string()
-            .ends_with("trajectories[1].process_rewards holds a number that is not finite"),
+        error.to_string().ends_with("trajectories[1].process_rewards contains a non-finite number"),
         "{error}"
     );
     assert!(!run.is_done(1, 0));

@@ -449,7 +449,7 @@ coverage          30.0        95.0
              25.0-35.0  90.0-100.0
 
 greedy       a single trajectory without perturbation
-majority     the answer most of k trajectories give
+majority     the most frequent answer of k trajectories
 beam         beam search guided by rewards, k candidates per step
 coverage     at least one of k answers is correct: upper bound for every rule (pass@k)
 

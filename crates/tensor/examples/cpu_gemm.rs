@@ -1,8 +1,8 @@
-//! Times the matrix products of a decoder of GPT-2's shape on the processor, each in every
-//! precision and beside the measured peak in f32.
+//! Times the matrix products of a decoder of GPT-2's shape on the CPU, each in every precision, and
+//! the measured f32 peak.
 //!
-//! `cpu_gemm [ROWS] [avx512|avx2|neon|portable]`: one line of JSON a product. A share of the peak
-//! is of f32's also for int8, whose instructions do more than that.
+//! `cpu_gemm [ROWS] [avx512|avx2|neon|portable]` prints one line of JSON per product. Shares of the
+//! peak always refer to f32, also for int8, whose instructions have a higher peak.
 
 use std::error::Error;
 use std::time::Instant;
@@ -15,7 +15,8 @@ const VOCABULARY: usize = 50_257;
 const RUNS: usize = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut rows, mut isa) = (256, Isa::detect());
+    let mut rows = 256;
+    let mut isa = Isa::detect();
     for argument in std::env::args().skip(1) {
         let named = |isa: &Isa| isa.to_string().replace('-', "").eq_ignore_ascii_case(&argument);
         match Isa::ALL.into_iter().find(named) {
@@ -41,8 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 &numbers(inputs * outputs),
                 None,
             )?;
-            let (x, mut out) =
-                (Tensor::from_vec(rows, inputs, numbers(rows * inputs)), Tensor::default());
+            let x = Tensor::from_vec(rows, inputs, numbers(rows * inputs));
+            let mut out = Tensor::default();
             let mut times = Vec::new();
             for _ in 0..RUNS {
                 let start = Instant::now();

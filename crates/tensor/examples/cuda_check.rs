@@ -1,16 +1,16 @@
 //! Compares every operation of the CUDA backend with a naive host computation, then times the main
 //! ones.
 //!
-//! One line per operation with its largest error; exit status 1 on a miss, 0 without a GPU. Checks
-//! run on a deterministic device, too, and on one of precision fp8 where the GPU has it.
-//! `cuda_check --check` and `--time` do one of the two; `--passes` times whole passes alone,
-//! `--training` the parts of a training step; `--fp8` checks and times fp8 alone, with `--small`
-//! checks it alone.
+//! Prints one line per operation with its largest error; the exit status is 1 if an error exceeds
+//! its tolerance, 0 without a GPU. Checks also run on a deterministic device, and on one of
+//! precision fp8 if the GPU supports it. `cuda_check --check` and `--time` do only one of the two;
+//! `--passes` only times whole passes, `--training` the parts of a training step; `--fp8` only
+//! checks and times fp8, and with `--small` only checks it.
 //!
-//! For compute-sanitizer, which is slow (`runs/gpu_sanitizer.sh`): `--small` takes small shapes,
-//! runs what is timed once, and only deterministic devices, on which our kernels run at any size;
-//! `--only NAME...` takes the checks of these names ([`checks::CHECKS`]). A line at the end of a
-//! device names the kernels that were launched on it.
+//! For compute-sanitizer, which is slow (`runs/gpu_sanitizer.sh`): `--small` uses small shapes,
+//! runs timed code once, and only uses deterministic devices, on which our kernels run at any size;
+//! `--only NAME...` selects checks by name ([`checks::CHECKS`]). A final line per device lists the
+//! kernels that were launched on it.
 
 #[path = "cuda_check/attention_checks.rs"]
 mod attention_checks;
@@ -136,7 +136,7 @@ fn time(
 ) -> CheckResult {
     match only {
         Some("--training") if small() => training::all(cuda),
-        // Only the default precision is timed, on a deterministic device whole passes alone.
+        // Only the default precision is timed; on a deterministic device only whole passes.
         _ if precision == Precision::F32 => Ok(()),
         Some("--check" | "--training") if precision == Precision::Fp8 => Ok(()),
         _ if precision == Precision::Fp8 && (small() || deterministic) => Ok(()),

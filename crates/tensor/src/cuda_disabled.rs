@@ -1,8 +1,7 @@
-//! Stands in for `cuda` where the crate is built without that feature.
+//! Replaces `cuda` if the crate is built without that feature.
 //!
-//! The types have no values, so a [`Backend::Cuda`](crate::device::Backend::Cuda) cannot exist and
-//! what is dispatched to it is never reached; [`crate::ops`] compiles unchanged against the
-//! signatures.
+//! The types are uninhabited, so a [`Backend::Cuda`](crate::device::Backend::Cuda) cannot exist and
+//! its dispatch is unreachable; [`crate::ops`] compiles unchanged against the signatures.
 
 #[path = "cuda/args.rs"]
 #[allow(dead_code, reason = "arguments that are never read")]

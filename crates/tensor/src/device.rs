@@ -1,4 +1,4 @@
-//! The device that computes: the threads of the CPU, or a GPU.
+//! Compute devices: the threads of the CPU, or a GPU.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ use crate::cuda::stream::CudaEvent;
 use crate::cuda::{CudaDevice, CudaError};
 use crate::params::{GPU_STREAMS, Precision};
 
-/// Why a device could not be opened, or failed.
+/// An error from opening or using a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The operating system refused to start the threads.
@@ -25,33 +25,33 @@ pub enum DeviceError {
         /// The operating system's message.
         reason: String,
     },
-    /// More threads than are of any use: each operation wakes all of them.
-    #[error("{threads} worker threads are more than the {limit} that a machine like this takes")]
+    /// More threads than are useful: each operation wakes all of them.
+    #[error("{threads} worker threads exceed the limit of {limit} on this machine")]
     TooManyThreads {
         /// The number of threads.
         threads: usize,
-        /// The most that are started.
+        /// The maximum number of threads.
         limit: usize,
     },
-    /// The device does not compute in this precision.
-    #[error("{device} does not compute in {precision}; {}", precision.advice())]
+    /// The device does not support this precision.
+    #[error("{device} does not support {precision}; {}", precision.advice())]
     UnsupportedPrecision {
-        /// `a GPU` or `the processor`.
+        /// `a GPU` or `the CPU`.
         device: &'static str,
         /// The precision.
         precision: Precision,
     },
     /// The CPU does not have the instruction set.
-    #[error("this processor has no {0}; leave the instruction set to be chosen at run time")]
+    #[error("this CPU has no {0}; leave the instruction set to automatic selection")]
     UnsupportedIsa(Isa),
-    /// A model's size that no kernel of the GPU takes.
-    #[error("a {what} of {found} is more than the {limit} that the GPU's kernels take")]
+    /// A model dimension that exceeds the GPU kernels' limits.
+    #[error("a {what} of {found} exceeds the limit of {limit} of the GPU kernels")]
     GpuShape {
-        /// The size, e.g. `hidden size`.
+        /// The dimension, e.g. `hidden size`.
         what: &'static str,
         /// Its value.
         found: usize,
-        /// The largest one.
+        /// The maximum.
         limit: usize,
     },
     /// An error of the GPU.
@@ -94,14 +94,14 @@ impl Device {
         Self::cpu_in(threads, isa, Precision::F32)
     }
 
-    /// The same in a given precision: f32 or int8.
+    /// The CPU in a given precision: f32 or int8.
     pub fn cpu_in(
         threads: Option<NonZeroUsize>,
         isa: Isa,
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         if matches!(precision, Precision::Bf16 | Precision::Fp8) {
-            return Err(DeviceError::UnsupportedPrecision { device: "the processor", precision });
+            return Err(DeviceError::UnsupportedPrecision { device: "the CPU", precision });
         }
         if !isa.is_present() {
             return Err(DeviceError::UnsupportedIsa(isa));
@@ -125,9 +125,10 @@ impl Device {
         Self::cuda_with(ordinal, precision, false)
     }
 
-    /// The same; if `deterministic`, a row of a result depends on that row of the input alone, to
-    /// the bit, as on the CPU: kernels are then chosen by the shapes of a model, never by the
-    /// number of rows. It does not hold for gradients, whose sums over rows have no fixed order.
+    /// GPU number `ordinal`; if `deterministic`, a row of a result depends only on that row of the
+    /// input, to the bit, as on the CPU: kernels are then selected by the shapes of a model, never
+    /// by the number of rows. This does not hold for gradients, whose sums over rows have no fixed
+    /// order.
     pub fn cuda_with(
         ordinal: usize,
         precision: Precision,
@@ -139,8 +140,8 @@ impl Device {
         Ok(Self(Arc::new(Backend::Cuda(CudaDevice::open(ordinal, precision, deterministic)?))))
     }
 
-    /// The same device; of one of precision fp8, in bf16: for models whose results do not bear four
-    /// bits.
+    /// The same device, but in bf16 if its precision is fp8: for models whose results do not
+    /// tolerate four-bit significands.
     pub fn without_fp8(&self) -> Self {
         let bf16 = match self.backend() {
             Backend::Cpu(_) => None,
@@ -149,7 +150,7 @@ impl Device {
         bf16.map_or_else(|| self.clone(), |cuda| Self(Arc::new(Backend::Cuda(cuda))))
     }
 
-    /// Whether there is a usable GPU; if not, why.
+    /// Whether there is a usable GPU; if not, the reason.
     pub fn cuda_availability() -> Result<(), String> {
         CudaDevice::availability()
     }
@@ -163,7 +164,7 @@ impl Device {
         matches!(self.backend(), Backend::Cuda(_))
     }
 
-    /// Refuses a model whose sizes no kernel of this device takes.
+    /// Rejects a model whose dimensions exceed the limits of this device's kernels.
     pub fn check_model(&self, width: usize, head_dim: usize) -> Result<(), DeviceError> {
         if self.is_cuda() { check_gpu_shape(width, head_dim) } else { Ok(()) }
     }
@@ -184,7 +185,7 @@ impl Device {
         }
     }
 
-    /// Whether a row of a result depends on that row of the input alone, to the bit.
+    /// Whether a row of a result depends only on that row of the input, to the bit.
     pub fn is_deterministic(&self) -> bool {
         match self.backend() {
             Backend::Cpu(_) => true,
@@ -192,8 +193,9 @@ impl Device {
         }
     }
 
-    /// The numbers of a GPU that was opened as deterministic: what the bits of a result depend on
-    /// beside its inputs. `None` for the CPU, and for a GPU whose bits depend on the batch.
+    /// A description of the numerics of a GPU opened as deterministic: everything other than its
+    /// inputs that determines the bits of a result. `None` for the CPU, and for a GPU whose bits
+    /// depend on the batch.
     pub fn deterministic_numerics(&self) -> Option<String> {
         match self.backend() {
             Backend::Cuda(cuda) if cuda.is_deterministic() => {
@@ -208,7 +210,8 @@ impl Device {
     pub fn describe(&self) -> String {
         match self.backend() {
             Backend::Cpu(cpu) => {
-                let (threads, isa) = (cpu.pool.current_num_threads(), cpu.isa);
+                let threads = cpu.pool.current_num_threads();
+                let isa = cpu.isa;
                 match cpu.precision {
                     Precision::Int8 => {
                         format!("{threads} threads of {} in int8", ByteKernel::for_isa(isa))
@@ -252,7 +255,7 @@ impl Device {
         }
     }
 
-    /// The most bytes of a GPU's memory that this process held at a time; `None` for the CPU.
+    /// Peak GPU memory of this process in bytes; `None` for the CPU.
     pub fn peak_memory(&self) -> Result<Option<usize>, DeviceError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(None),
@@ -260,7 +263,7 @@ impl Device {
         }
     }
 
-    /// Lets [`Device::peak_memory`] count from now on.
+    /// Restarts the measurement of [`Device::peak_memory`].
     pub fn reset_peak_memory(&self) -> Result<(), DeviceError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(()),
@@ -268,7 +271,7 @@ impl Device {
         }
     }
 
-    /// The number of streams whose work may run concurrently: 1 on the CPU, whose threads all work
+    /// The number of streams whose work may run concurrently: 1 on the CPU, where all threads work
     /// on one operation.
     pub fn streams(&self) -> usize {
         match self.backend() {
@@ -277,12 +280,12 @@ impl Device {
         }
     }
 
-    /// Runs `work` of this thread on stream `index`, which is below [`Device::streams`]; everything
-    /// else runs on stream 0.
+    /// Runs `work` on stream `index`, which must be below [`Device::streams`]; everything else runs
+    /// on stream 0.
     ///
-    /// Work on one stream runs in order; streams are not ordered with each other. Before what one
-    /// stream wrote is read or dropped on another, the first must have been synchronized with:
-    /// [`Device::synchronize`] waits for the stream that it is called on.
+    /// Work on one stream runs in order; streams are not ordered with each other. Before data
+    /// written on one stream is read or dropped on another, the first stream must be synchronized:
+    /// [`Device::synchronize`] waits for the stream on which it is called.
     pub fn on_stream<R>(&self, index: usize, work: impl FnOnce() -> R) -> Result<R, DeviceError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(work()),
@@ -307,7 +310,7 @@ impl Device {
         }
     }
 
-    /// The most rows that a pass computes at once: enough for full speed, few enough that
+    /// Maximum rows that a pass computes at once: enough for full speed, few enough that
     /// activations stay small.
     pub fn max_batch_rows(&self) -> usize {
         match self.backend() {
@@ -316,12 +319,12 @@ impl Device {
         }
     }
 
-    /// The rows of the parts in which so many rows of a pass are best computed.
+    /// The best part size, in rows, for a pass of `rows` rows.
     ///
-    /// A processor with several threads computes parts side by side ([`Device::for_each`]): a
-    /// thread that takes its own rows through all of a layer waits for the others far less often
-    /// than threads that share every operation. Where each would have few rows, all of them share
-    /// the operations of one part: weights are read once a part.
+    /// A CPU with several threads computes parts in parallel ([`Device::for_each`]): threads that
+    /// each take their own rows through a whole layer wait for each other far less often than
+    /// threads that share every operation. If each part would have few rows, all threads share the
+    /// operations of a single part instead: weights are read once per part.
     pub fn part_rows(&self, rows: usize) -> usize {
         const FEWEST: usize = 48;
         const MOST: usize = 128;
@@ -330,13 +333,13 @@ impl Device {
         if threads == 1 || rows < threads * FEWEST {
             return rows;
         }
-        // As many parts for each thread, of whole registers of AMX.
+        // The same number of parts for each thread, of whole AMX registers.
         let step = if cpu.isa == Isa::Amx { REGISTER_ROWS } else { 1 };
         rows.div_ceil(rows.div_ceil(MOST).next_multiple_of(threads)).next_multiple_of(step)
     }
 
-    /// Does `work` with each item; a processor's threads take them side by side, and what an
-    /// operation in it could share with threads that have nothing else to do, they share.
+    /// Runs `work` on each item, in parallel on a CPU's threads; idle threads join the operations
+    /// inside it.
     pub fn for_each<T: Send>(
         &self,
         items: &mut [T],
@@ -378,7 +381,7 @@ impl DeviceEvent {
     }
 }
 
-/// The widest rows of the normalization kernels, and the widest heads of the attention kernels.
+/// Maximum width of the normalization kernels, and maximum head size of the attention kernels.
 const MAX_GPU_WIDTH: usize = 16_384;
 const MAX_GPU_HEAD_DIM: usize = 256;
 
@@ -390,8 +393,9 @@ fn check_gpu_shape(width: usize, head_dim: usize) -> Result<(), DeviceError> {
     }
 }
 
-/// Starts the threads of parallel work that belongs to no device, one per core if `threads` is
-/// `None`. Without this call they are started by the first such work, where a failure is a panic.
+/// Starts the global thread pool for work that belongs to no device, with one thread per core if
+/// `threads` is `None`. Without this call the pool is started on first use, where a failure is a
+/// panic.
 ///
 /// # Errors
 ///
@@ -403,7 +407,7 @@ pub fn start_global_threads(threads: Option<NonZeroUsize>) -> Result<(), DeviceE
         let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
         match built {
             Ok(()) => Ok(()),
-            // Somebody else has started them.
+            // Another caller has started them already.
             Err(error) if error.source().is_none() => Ok(()),
             Err(error) => Err(error.to_string()),
         }
@@ -411,11 +415,11 @@ pub fn start_global_threads(threads: Option<NonZeroUsize>) -> Result<(), DeviceE
     started.clone().map_err(|reason| DeviceError::Threads { threads, reason })
 }
 
-/// Threads that an engine or a training starts beside those of its device.
+/// Threads that an engine or a training run starts in addition to those of its device.
 const SPARE_THREADS: usize = 2;
 
-/// Fails if so many more threads cannot be started, while there is still somebody to report it to:
-/// where one is needed, the standard library panics.
+/// Checks that `threads` more threads can be started, while an error can still be reported: the
+/// standard library panics if a thread cannot be started when it is needed.
 ///
 /// # Errors
 ///
@@ -427,7 +431,7 @@ pub fn check_spare_threads(threads: usize) -> Result<(), DeviceError> {
     let mut failed = None;
     for _ in 0..threads {
         let held = Arc::clone(&held);
-        // Every thread waits for the channel's end, so that all of them exist at the same time.
+        // Every thread waits for the channel to close, so that all of them exist at the same time.
         let wait = move || drop(held.lock().map(|held| held.recv()));
         match std::thread::Builder::new().spawn(wait) {
             Ok(thread) => spare.push(thread),
@@ -442,7 +446,7 @@ pub fn check_spare_threads(threads: usize) -> Result<(), DeviceError> {
     }
 }
 
-/// The limit of worker threads: so many a core, and at least [`LEAST_THREAD_LIMIT`].
+/// The limit of worker threads: this number per core, and at least [`LEAST_THREAD_LIMIT`].
 const THREADS_PER_CORE: usize = 4;
 const LEAST_THREAD_LIMIT: usize = 64;
 
@@ -462,7 +466,7 @@ mod tests {
             assert!(matches!(error, DeviceError::GpuShape { .. }), "{error}");
         }
         let device = Device::cpu(None).unwrap();
-        assert!(device.check_model(1 << 18, 512).is_ok(), "processors have no such limits");
+        assert!(device.check_model(1 << 18, 512).is_ok(), "CPUs have no such limits");
     }
 
     #[test]

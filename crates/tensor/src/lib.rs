@@ -1,16 +1,16 @@
-//! Tensors and the operations of a transformer, on the CPU and on NVIDIA GPUs. This crate knows
-//! nothing of models.
+//! Tensors and the operations of a transformer, on the CPU and on NVIDIA GPUs. This crate is
+//! independent of any model.
 //!
 //! * [`Device`] is a thread pool with a SIMD instruction set, or a GPU.
 //! * [`Tensor`] is a row-major matrix on a device.
-//! * [`ops`] holds every operation once: contract and shapes, checks, dispatch to a backend.
-//! * `cpu` and `cuda` hold the kernels, one file per operation, under the names of [`ops`].
-//! * [`rng`] is a counter-based generator: random numbers as a pure function of what they are for.
+//! * [`ops`] defines every operation once: contract and shapes, checks, dispatch to a backend.
+//! * `cpu` and `cuda` contain the kernels, one file per operation, with the names of [`ops`].
+//! * [`rng`] is a counter-based generator: random numbers as a pure function of their key.
 //!
-//! Two invariants hold for every operation. Batch invariance: a row of the result depends on that
-//! row of the input alone, not on the other rows, their number or the number of threads; to the bit
-//! on the CPU and on a GPU that was opened as deterministic, to rounding on another. And an
-//! operation never reads uninitialised memory or leaves part of its output unwritten.
+//! Two invariants hold for every operation. First, batch invariance: a row of the result depends
+//! only on that row of the input, not on the other rows, their number or the number of threads; to
+//! the bit on the CPU and on a GPU that was opened as deterministic, up to rounding on other GPUs.
+//! Second, an operation never reads uninitialized memory or leaves part of its output unwritten.
 
 mod cpu;
 #[cfg(feature = "cuda")]

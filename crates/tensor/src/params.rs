@@ -1,8 +1,8 @@
-//! Plain parameter types that the kernels of both backends take.
+//! Plain parameter types shared by the kernels of both backends.
 
 use crate::rng::{RngKey, Site};
 
-/// Streams of a GPU whose work may run at the same time.
+/// Number of GPU streams whose work may run concurrently.
 pub(crate) const GPU_STREAMS: usize = 2;
 
 /// How a device stores and multiplies numbers.
@@ -11,10 +11,10 @@ pub enum Precision {
     /// Everything in f32; no TF32.
     F32,
     /// Weights, activations that are multiplied, keys and values in bf16; accumulators, norms,
-    /// softmax and the residual stream in f32. A GPU's.
+    /// softmax and the residual stream in f32. GPU only.
     Bf16,
     /// Weights rounded to int8 with a scale per output, activations that are multiplied with them
-    /// with a scale per row; exact sums, and the rest in f32. A processor's, for inference.
+    /// with a scale per row; exact sums, and the rest in f32. CPU only, for inference.
     Int8,
     /// Weights rounded to e4m3 with a scale per map, activations that the decoder's maps multiply
     /// with a scale that bounds all rows or one per row, the rest as in bf16. For inference, on
@@ -23,15 +23,15 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// What to do where a device does not have it.
+    /// The remedy in the error message of a device that does not support this precision.
     pub(crate) fn advice(self) -> &'static str {
         match self {
-            Self::Bf16 => "the processor's are f32 and int8 (--dtype)",
+            Self::Bf16 => "the CPU supports f32 and int8 (--dtype)",
             Self::Fp8 => {
-                "a GPU of compute capability 9.0 does (--device cuda); the processor's are f32 and \
+                "a GPU of compute capability 9.0 does (--device cuda); the CPU supports f32 and \
                  int8 (--dtype)"
             }
-            Self::F32 | Self::Int8 => "a GPU's are f32 and bf16 (--dtype), or take --device cpu",
+            Self::F32 | Self::Int8 => "a GPU supports f32 and bf16 (--dtype); or use --device cpu",
         }
     }
 }
@@ -47,9 +47,9 @@ impl std::fmt::Display for Precision {
     }
 }
 
-/// A distribution over tokens: softmax(logits / temperature), cut to the fewest tokens whose
-/// probabilities sum to at least `top_p` (nucleus sampling), in descending order, the lower index
-/// first among equals.
+/// A distribution over tokens: softmax(logits / temperature), restricted to the smallest set of
+/// tokens whose probabilities sum to at least `top_p` (nucleus sampling), in descending order, ties
+/// in order of index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenSampling {
     temperature: f32,
@@ -66,7 +66,7 @@ impl TokenSampling {
         legal.then_some(Self { temperature, top_p })
     }
 
-    /// Logits are divided by it.
+    /// The divisor of the logits.
     pub fn temperature(self) -> f32 {
         self.temperature
     }
@@ -80,13 +80,13 @@ impl TokenSampling {
 /// How one row's token is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenDraw {
-    /// Names the random number.
+    /// Key of the random number.
     pub key: RngKey,
     /// The distribution.
     pub sampling: TokenSampling,
 }
 
-/// An activation function, fused into the linear map before it where it can be.
+/// An activation function, fused into the preceding linear map where possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// The identity.
@@ -109,8 +109,8 @@ pub(crate) struct AdamWCoefficients {
     pub(crate) second_scale: f32, // of the second moment's root: 1 / sqrt(1 - beta2^step)
 }
 
-/// The least standard deviation that a teacher's hidden states are divided by: one of 0, of a
-/// constant or of a single element, would make the loss infinite or NaN.
+/// Lower bound of the standard deviation by which a teacher's hidden states are divided: 0, for a
+/// constant or a single element, would make the loss infinite or NaN.
 pub(crate) const MIN_STD: f32 = 1e-6;
 
 /// A set of the [`Site`]s that a row can be perturbed at.
@@ -164,19 +164,19 @@ impl SiteSet {
     }
 }
 
-/// How one row of a batch is perturbed: dropout, Gaussian noise or Gumbel noise, but one of them.
+/// The perturbation of one row of a batch: exactly one of dropout, Gaussian noise and Gumbel noise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowPerturbation {
-    /// Names the row's random numbers.
+    /// Key of the row's random numbers.
     pub key: RngKey,
     /// The probability of dropout, the standard deviation of Gaussian noise, or the temperature of
     /// mixtures under Gumbel noise.
     pub strength: f32,
-    /// Where the row is perturbed; it is left unchanged at every other site.
+    /// The sites at which the row is perturbed; it is unchanged at every other site.
     pub sites: SiteSet,
 }
 
-/// The factor of the elements that inverted dropout of probability `p` keeps.
+/// The factor by which inverted dropout of probability `p` scales the elements that it keeps.
 #[inline(always)]
 pub(crate) fn keep_scale(p: f32) -> f32 {
     1.0 / (1.0 - p)

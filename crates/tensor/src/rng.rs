@@ -1,19 +1,19 @@
 //! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as
 //! 1, 2, 3", 2011).
 //!
-//! There is no generator state. A number is a pure function of what it is for (seed, question,
-//! trajectory, position, layer, site, element), so it is the same for every batch, order, thread
-//! count and device.
+//! There is no generator state. A number is a pure function of its key (seed, question, trajectory,
+//! position, layer, site, element), so it is the same for every batch, order, thread count and
+//! device.
 //!
-//! The 128-bit counter holds, from word 0 to 3: `site << 26 | layer << 16 | element / 4`, position,
-//! trajectory, question. The key is the seed. One call yields four words, for four consecutive
+//! The words 0 to 3 of the 128-bit counter are: `site << 26 | layer << 16 | element / 4`, position,
+//! trajectory, question. Philox's key is the seed. One call yields four words, for four consecutive
 //! elements.
 
 const MULTIPLIERS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What each round adds to the key.
+/// The increments of the key per round.
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
-/// Counters that [`philox_lanes`] takes.
+/// Number of counters per call of [`philox_lanes`].
 pub(crate) const LANES: usize = 8;
 
 /// The generator's four output words for a counter and a key.
@@ -23,15 +23,16 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut k0, mut k1] = key;
     for _ in 0..ROUNDS {
         let [p0, p1] = [MULTIPLIERS[0] * u64::from(c0), MULTIPLIERS[1] * u64::from(c2)];
-        let (n0, n2) = ((p1 >> 32) as u32 ^ c1 ^ k0, (p0 >> 32) as u32 ^ c3 ^ k1);
+        let n0 = (p1 >> 32) as u32 ^ c1 ^ k0;
+        let n2 = (p0 >> 32) as u32 ^ c3 ^ k1;
         (c0, c1, c2, c3) = (n0, p1 as u32, n2, p0 as u32);
         (k0, k1) = (k0.wrapping_add(WEYL[0]), k1.wrapping_add(WEYL[1]));
     }
     [c0, c1, c2, c3]
 }
 
-/// [`philox`] for counters that count up in word 0 and are alike in the others. `FUSED` is as in
-/// [`crate::cpu::isa`].
+/// [`philox`] for counters with consecutive values of word 0 and equal other words. `FUSED` is as
+/// in [`crate::cpu::isa`].
 #[inline(always)]
 pub(crate) fn philox_lanes<const FUSED: bool>(
     word0: u32,
@@ -40,13 +41,13 @@ pub(crate) fn philox_lanes<const FUSED: bool>(
 ) -> [[u32; 4]; LANES] {
     #[cfg(target_arch = "x86_64")]
     if FUSED {
-        // SAFETY: on x86-64 what is fused is compiled for processors with AVX2 and FMA.
+        // SAFETY: on x86-64 fused code is compiled for CPUs with AVX2 and FMA.
         return unsafe { philox_avx2(word0, rest, key) };
     }
     std::array::from_fn(|l| philox([word0 + l as u32, rest[0], rest[1], rest[2]], key))
 }
 
-/// [`philox_lanes`] in registers of four products; compilers make it number by number.
+/// [`philox_lanes`] in registers of four products; compilers vectorize it poorly.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -57,13 +58,16 @@ fn philox_avx2(word0: u32, rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; LANES] {
     let [m0, m1] = MULTIPLIERS.map(|m| _mm256_set1_epi64x(m as i64));
     let low_words = wide(u32::MAX);
     let counts = _mm256_set_epi64x(3, 2, 1, 0);
-    // A number of 32 bits in each 64; what is above them is ignored or cleared.
+    // A 32-bit number in each 64 bits; the upper bits are ignored or cleared.
     let mut c0 = [0, HALF as u32].map(|first| _mm256_add_epi64(wide(word0 + first), counts));
-    let (mut c1, mut c2, mut c3) = ([wide(rest[0]); 2], [wide(rest[1]); 2], [wide(rest[2]); 2]);
+    let mut c1 = [wide(rest[0]); 2];
+    let mut c2 = [wide(rest[1]); 2];
+    let mut c3 = [wide(rest[2]); 2];
     let [mut k0, mut k1] = key;
     for _ in 0..ROUNDS {
         for i in 0..2 {
-            let (p0, p1) = (_mm256_mul_epu32(m0, c0[i]), _mm256_mul_epu32(m1, c2[i]));
+            let p0 = _mm256_mul_epu32(m0, c0[i]);
+            let p1 = _mm256_mul_epu32(m1, c2[i]);
             let high = |p: __m256i| _mm256_srli_epi64::<32>(p);
             let n0 = _mm256_xor_si256(_mm256_xor_si256(high(p1), c1[i]), wide(k0));
             let n2 = _mm256_xor_si256(_mm256_xor_si256(high(p0), c3[i]), wide(k1));
@@ -77,7 +81,8 @@ fn philox_avx2(word0: u32, rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; LANES] {
         let pair = |low: __m256i, high: __m256i| {
             _mm256_or_si256(_mm256_and_si256(low, low_words), _mm256_slli_epi64::<32>(high))
         };
-        let (first, second) = (pair(c0[i], c1[i]), pair(c2[i], c3[i]));
+        let first = pair(c0[i], c1[i]);
+        let second = pair(c2[i], c3[i]);
         let even = _mm256_unpacklo_epi64(first, second); // counters 0 and 2
         let odd = _mm256_unpackhi_epi64(first, second); // 1 and 3
         let to = words.as_mut_ptr().cast::<__m256i>();
@@ -90,7 +95,7 @@ fn philox_avx2(word0: u32, rest: [u32; 3], key: [u32; 2]) -> [[u32; 4]; LANES] {
     words
 }
 
-/// What a random number is for. Sites never share numbers.
+/// The purpose of a random number. Sites never share numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Site {
@@ -106,36 +111,36 @@ pub enum Site {
     Token = 4,
     /// Dropout on the input of a low-rank adapter of the queries', keys' and values' projection.
     LoraQkv = 5,
-    /// The same of the attention block's output map.
+    /// Dropout on the input of a low-rank adapter of the attention block's output projection.
     LoraAttnOut = 6,
-    /// The same of the MLP block's first map.
+    /// Dropout on the input of a low-rank adapter of the MLP block's first projection.
     LoraMlpIn = 7,
-    /// The same of the MLP block's second map.
+    /// Dropout on the input of a low-rank adapter of the MLP block's second projection.
     LoraMlpOut = 8,
-    /// The order of a trajectory's thoughts where it is shuffled.
+    /// The permutation of a trajectory's thoughts, if they are shuffled.
     Order = 9,
-    /// Gumbel noise on the logits of a mixture of tokens; its elements are tokens. They have no
-    /// layer, so that its bits belong to the element too.
+    /// Gumbel noise on the logits of a mixture of tokens; its elements are tokens. It has no layer,
+    /// so the layer's bits extend the element.
     Gumbel = 10,
 }
 
-/// Names the random numbers of one position of one trajectory: the key and the upper three words of
-/// the counter.
+/// The key of the random numbers of one position of one trajectory: Philox's key and the upper
+/// three words of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RngKey {
     /// The run's seed.
     pub seed: u64,
-    /// The question's number in its data set.
+    /// The question's index in its data set.
     pub question: u32,
-    /// The trajectory's number within the question.
+    /// The trajectory's index within the question.
     pub trajectory: u32,
     /// The position in the trajectory's sequence, counted from the first prompt token.
     pub position: u32,
 }
 
-/// The most elements of a row that the counter can tell apart.
+/// Maximum elements of a row that the counter can distinguish.
 pub const MAX_ELEMENTS: usize = 1 << 18;
-/// The most layers that the counter can tell apart.
+/// Maximum layers that the counter can distinguish.
 pub const MAX_LAYERS: usize = 1 << 10;
 
 impl RngKey {
@@ -187,7 +192,7 @@ impl RngKey {
         self.uniform_of(site, 0)
     }
 
-    /// The same for the `index`th of several draws.
+    /// The `index`th of several uniform numbers.
     pub fn uniform_of(&self, site: Site, index: usize) -> f64 {
         let [high, low, ..] = self.bits(0, site, index);
         ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64
@@ -201,8 +206,8 @@ pub(crate) fn site_word(layer: usize, site: Site) -> u32 {
     (site as u32) << 26 | (layer as u32) << 16
 }
 
-/// Dropout drops elements whose random word is below this, which has probability `p` to within
-/// 2^-32.
+/// Dropout drops elements whose random word is below this threshold, which has probability `p` to
+/// within 2^-32.
 #[inline(always)]
 pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
@@ -216,7 +221,8 @@ fn normals(words: [u32; 4]) -> [f64; 4] {
         let (sin, cos) = (std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0).sin_cos();
         (radius * cos, radius * sin)
     };
-    let ((a, b), (c, d)) = (pair(words[0], words[1]), pair(words[2], words[3]));
+    let (a, b) = pair(words[0], words[1]);
+    let (c, d) = pair(words[2], words[3]);
     [a, b, c, d]
 }
 
@@ -261,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Published results are those of these numbers: a new site takes a new one.
+    /// Published results depend on these numbers: a new site takes a new one.
     #[test]
     fn sites_keep_their_numbers() {
         let sites = [
@@ -294,10 +300,8 @@ mod tests {
             let kept = (0..n)
                 .filter(|&i| key(i / 1000).keeps(2, Site::MlpOut, (i % 1000) as usize, p))
                 .count() as f64;
-            let (mean, sd) = (
-                f64::from(n) * f64::from(1.0 - p),
-                (f64::from(n) * f64::from(p * (1.0 - p))).sqrt(),
-            );
+            let mean = f64::from(n) * f64::from(1.0 - p);
+            let sd = (f64::from(n) * f64::from(p * (1.0 - p))).sqrt();
             assert!((kept - mean).abs() < 4.0 * sd, "p {p}: kept {kept}, expected {mean} +- {sd}");
         }
         assert!((0..1000).all(|i| key(0).keeps(0, Site::AttnOut, i, 0.0)));
@@ -305,7 +309,8 @@ mod tests {
 
     #[test]
     fn noise_has_gaussian_moments() {
-        let (rows, width) = (500u32, 801usize);
+        let rows = 500u32;
+        let width = 801usize;
         let mut all = Vec::new();
         for r in 0..rows {
             let mut x = vec![0.0; width];

@@ -1,8 +1,8 @@
-//! A row-major matrix on a device. Everything that the engine moves is rows of hidden states, so
-//! two dimensions suffice.
+//! A row-major matrix on a device. All data of the engine are rows of hidden states, so two
+//! dimensions suffice.
 //!
-//! Matrices on the host can be read and written element by element. Those on a GPU are operated on
-//! by [`crate::ops`] and copied back with [`Tensor::to_host`].
+//! Matrices on the host can be read and written element by element. Those on a GPU are processed by
+//! [`crate::ops`] and copied back with [`Tensor::to_host`].
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Default for Tensor {
 }
 
 impl PartialEq for Tensor {
-    /// Whether both are on the host, of one shape, and have equal elements.
+    /// Whether both are on the host, have the same shape, and have equal elements.
     fn eq(&self, other: &Self) -> bool {
         match (&self.data, &other.data) {
             (TensorStorage::Host(a), TensorStorage::Host(b)) => {
@@ -71,7 +71,7 @@ impl Tensor {
         Self { rows, cols, data: TensorStorage::Host(data) }
     }
 
-    /// The matrix in the memory that a device computes in.
+    /// The matrix in the device's memory.
     pub fn to_device(self, device: &Device) -> Result<Self, DeviceError> {
         match (device.backend(), &self.data) {
             (Backend::Cuda(cuda), TensorStorage::Host(data)) => {
@@ -102,7 +102,7 @@ impl Tensor {
         *self = Self { rows, cols, data: TensorStorage::Host(data) };
     }
 
-    /// The same elements in rows of another length.
+    /// The same elements with another row length.
     ///
     /// # Panics
     /// If the number of elements differs.
@@ -142,7 +142,7 @@ impl Tensor {
         }
     }
 
-    /// All elements, to be written.
+    /// Mutable access to all elements.
     pub fn data_mut(&mut self) -> &mut [f32] {
         self.host_mut()
     }
@@ -164,13 +164,13 @@ impl Tensor {
         &self.data()[i * self.cols..(i + 1) * self.cols]
     }
 
-    /// One row, to be written.
+    /// Mutable access to one row.
     pub fn row_mut(&mut self, i: usize) -> &mut [f32] {
         let cols = self.cols;
         &mut self.data_mut()[i * cols..(i + 1) * cols]
     }
 
-    /// Gathers rows, in that order.
+    /// Gathers the rows `picked`, in that order.
     pub fn select(&self, picked: impl ExactSizeIterator<Item = usize>) -> Self {
         let rows = picked.len();
         let mut data = Vec::with_capacity(rows * self.cols);
@@ -205,7 +205,7 @@ impl Tensor {
     }
 
     /// Frees memory on a GPU, so that the next allocation reuses it while it is in the L2 cache.
-    /// Memory on the host is kept, for [`Tensor::reshape`].
+    /// Memory on the host is retained, for [`Tensor::reshape`].
     pub fn release(&mut self) {
         if matches!(self.data, TensorStorage::Cuda(_)) {
             *self = Self::default();
@@ -227,7 +227,7 @@ impl Tensor {
         matches!(&self.data, TensorStorage::Cuda(array) if Arc::strong_count(array) > 1)
     }
 
-    /// The matrix on the GPU, to be written: copied first if it is shared.
+    /// Mutable access to the matrix on the GPU: copied first if it is shared.
     pub(crate) fn gpu_mut(&mut self) -> Result<&mut CudaTensor, DeviceError> {
         let TensorStorage::Cuda(array) = &mut self.data else {
             panic!("this matrix is on the host; copy it to the gpu first")

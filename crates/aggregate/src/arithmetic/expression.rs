@@ -1,17 +1,17 @@
-//! From text to tokens, and from tokens to a value.
+//! Converts text to tokens, and evaluates tokens.
 
 use super::fraction::Fraction;
 
-/// Parentheses within one another, at most: beyond, an expression has no value.
+/// Maximum nesting of parentheses: deeper expressions have no value.
 const MAX_DEPTH: usize = 32;
-/// Digits of a number, at most: beyond, it is not one that can be checked.
+/// Maximum digits of a number: longer ones cannot be checked.
 const MAX_DIGITS: usize = 18;
 
-/// A number as it is written.
+/// A number with its notation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Number {
     pub(super) value: Fraction,
-    /// Digits after the point.
+    /// Number of decimals.
     pub(super) decimals: u32,
 }
 
@@ -25,7 +25,7 @@ pub(super) enum Token {
     Open,
     Close,
     Equals,
-    /// What separates expressions: words and punctuation.
+    /// A separator of expressions: words and punctuation.
     Break,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn tokenize(text: &str) -> Vec<Token> {
     tokens
 }
 
-/// The number that a text begins with, and its length in bytes.
+/// The number at the start of a text, and its length in bytes.
 fn number(text: &str, length: &mut usize) -> Token {
     let bytes = text.as_bytes();
     let digit = |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
@@ -89,7 +89,7 @@ fn number(text: &str, length: &mut usize) -> Token {
                 decimals = decimals.map(|count: u32| count + 1);
             }
             Some(b'.') if decimals.is_none() && digit(i + 1) => decimals = Some(0),
-            // A comma before three digits and no fourth separates thousands.
+            // A comma followed by exactly three digits separates thousands.
             Some(b',')
                 if decimals.is_none()
                     && (i + 1..i + 4).all(digit)
@@ -116,7 +116,7 @@ pub(super) fn evaluate(tokens: &[Token]) -> Option<Fraction> {
     (parser.next == tokens.len()).then_some(value)
 }
 
-/// Recursive descent; a method leaves the parser after what it has read.
+/// A recursive-descent parser; each method consumes the tokens that it parses.
 struct Parser<'a> {
     tokens: &'a [Token],
     next: usize,

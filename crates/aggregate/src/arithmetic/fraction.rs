@@ -8,7 +8,7 @@ pub struct Fraction {
 }
 
 impl Fraction {
-    /// A whole number.
+    /// An integer as a fraction.
     pub fn integer(value: i128) -> Self {
         Self { numerator: value, denominator: 1 }
     }
@@ -28,7 +28,7 @@ impl Fraction {
         Some(Self { numerator: self.numerator.checked_neg()?, ..self })
     }
 
-    /// Without its sign.
+    /// The absolute value; `None` on overflow.
     pub(super) fn magnitude(self) -> Option<Self> {
         Some(Self { numerator: self.numerator.checked_abs()?, ..self })
     }
@@ -57,7 +57,7 @@ impl Fraction {
         )
     }
 
-    /// Whether `stated`, which has so many decimals, is this value: exactly, or rounded to them.
+    /// Whether `stated`, which has `decimals` decimals, is this value: exactly, or rounded to them.
     pub(super) fn rounds_to(self, stated: Self, decimals: u32) -> bool {
         if self == stated || decimals == 0 {
             return self == stated;

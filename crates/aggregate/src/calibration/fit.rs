@@ -1,6 +1,6 @@
 //! Fits a [`Calibration`] to questions with known answers. Both fits are convex and solved by
-//! Newton's method from the plain majority, with a small penalty on the distance from it: a signal
-//! that says nothing keeps the weight 0.
+//! Newton's method starting from the plain majority, with a small penalty on the distance from it:
+//! an uninformative signal keeps the weight 0.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use super::{
 };
 use crate::Candidate;
 
-/// Penalty on half the squared distance of the weights from those of the majority, over all
-/// questions together: a normal prior of deviation 1, which many questions outweigh.
+/// Penalty on half the squared distance of the weights from those of the majority, for all
+/// questions together: a normal prior with standard deviation 1, which many questions outweigh.
 const RIDGE: f64 = 1.0;
-/// Newton steps at most; ten are usual.
+/// Maximum Newton steps; ten are usual.
 const MAX_STEPS: usize = 100;
-/// Halvings of a step that does not lower the loss.
+/// Maximum halvings of a step that does not lower the loss.
 const MAX_HALVINGS: usize = 30;
 
 /// A question with its distinct answers.
@@ -25,14 +25,15 @@ pub struct CalibrationExample {
 }
 
 impl CalibrationExample {
-    /// The answers of some candidates; `is_correct` says which candidates are.
+    /// Builds an example from the candidates of a question; `is_correct` decides which of them are
+    /// correct.
     pub fn new<T: Candidate>(candidates: &[T], is_correct: impl Fn(&T) -> bool) -> Self {
         let answers = answer_features(candidates);
         let correct = answers.iter().map(|answer| is_correct(&candidates[answer.first])).collect();
         Self { answers: answers.into_iter().map(|answer| answer.features).collect(), correct }
     }
 
-    /// Whether there is something to choose: right and wrong answers.
+    /// Whether there are both correct and incorrect answers.
     fn is_mixed(&self) -> bool {
         self.correct.contains(&true) && self.correct.contains(&false)
     }
@@ -45,7 +46,7 @@ impl CalibrationExample {
         scores.iter().map(|score| (score - max).exp() / total).collect()
     }
 
-    /// The log-odds of the chosen answer's share, and whether it is right.
+    /// The log-odds of the chosen answer's share, and whether it is correct.
     fn choice(&self, weights: &Features) -> Option<(f64, bool)> {
         let shares = self.shares(weights);
         let best = (0..shares.len()).reduce(|a, b| if shares[b] > shares[a] { b } else { a })?;
@@ -53,13 +54,13 @@ impl CalibrationExample {
     }
 }
 
-/// Why a calibration cannot be fitted.
+/// The reason that a calibration cannot be fitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FitError {
-    /// No question has both right and wrong answers.
+    /// No question has both correct and incorrect answers.
     NoMixedQuestions {
-        /// Questions in all.
+        /// Total number of questions.
         questions: usize,
     },
 }
@@ -69,20 +70,20 @@ impl fmt::Display for FitError {
         let Self::NoMixedQuestions { questions } = self;
         write!(
             f,
-            "none of the {questions} questions has both right and wrong answers; use a run with \
-             more questions or samples"
+            "none of the {questions} questions has both correct and incorrect answers; use a run \
+             with more questions or samples"
         )
     }
 }
 
 impl std::error::Error for FitError {}
 
-/// The calibration under which the right answers are most likely. Signals of which `uses` is false
+/// Fits the calibration under which the correct answers are most likely. Signals with `uses` false
 /// keep the weight 0; the order is that of [`CalibrationWeights::NAMES`].
 ///
 /// # Errors
 ///
-/// When no question has both right and wrong answers.
+/// If no question has both correct and incorrect answers.
 pub fn fit_calibration(
     examples: &[CalibrationExample],
     uses: [bool; FEATURES],
@@ -109,7 +110,7 @@ struct Quadratic<const N: usize> {
     curvature: [[f64; N]; N],
 }
 
-/// The mean of -ln P(right answers) over questions.
+/// The mean of -ln P(correct answers) over questions.
 fn choice_loss(
     examples: &[&CalibrationExample],
     weights: &Features,
@@ -142,7 +143,7 @@ fn choice_loss(
     sum
 }
 
-/// The mean cross-entropy of whether the chosen answers are right.
+/// The mean cross-entropy of the correctness of the chosen answers.
 fn platt_loss(choices: &[(f64, bool)], [slope, intercept]: &[f64; 2]) -> Quadratic<2> {
     let mut sum = Quadratic { loss: 0.0, gradient: [0.0; 2], curvature: [[0.0; 2]; 2] };
     let share = 1.0 / choices.len().max(1) as f64;
@@ -163,7 +164,8 @@ fn platt_loss(choices: &[(f64, bool)], [slope, intercept]: &[f64; 2]) -> Quadrat
     sum
 }
 
-/// Minimizes a convex mean loss of so many questions plus the penalty on the distance from `prior`.
+/// Minimizes a convex mean loss over `questions` questions plus the penalty on the distance from
+/// `prior`.
 fn newton<const N: usize>(
     (prior, questions): ([f64; N], usize),
     loss: impl Fn(&[f64; N]) -> Quadratic<N>,
@@ -206,7 +208,7 @@ fn newton<const N: usize>(
     at
 }
 
-/// Solves A x = b of a positive definite A, by Gaussian elimination with pivots.
+/// Solves A x = b for positive definite A, by Gaussian elimination with pivoting.
 fn solve<const N: usize>(mut a: [[f64; N]; N], mut b: [f64; N]) -> [f64; N] {
     for column in 0..N {
         let pivot = (column..N)
@@ -237,7 +239,7 @@ mod tests {
     use super::*;
     use crate::testing::{TestCandidate, scored};
 
-    /// Questions whose right answer has the larger reward and, in most, the fewer votes.
+    /// Questions whose correct answer has the larger reward and, in most of them, fewer votes.
     fn examples() -> Vec<CalibrationExample> {
         let question = |i: u32| {
             let flip = if i.is_multiple_of(4) { -1.0 } else { 1.0 };

@@ -1,4 +1,4 @@
-//! How far confidences are from accuracies: the reliability diagram and its summary.
+//! The deviation of confidences from accuracies: the reliability diagram and its summary.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,26 +9,27 @@ pub struct Reliability {
     pub expected_calibration_error: f64,
     /// The mean squared difference of confidence and outcome.
     pub brier_score: f64,
-    /// Bins that hold answers, ascending.
+    /// Non-empty bins, ascending.
     pub bins: Vec<ReliabilityBin>,
 }
 
 /// The answers whose confidence is in one range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ReliabilityBin {
-    /// Answers.
+    /// Number of answers.
     pub count: usize,
     /// Their mean confidence.
     pub confidence: f64,
-    /// The share of them that is right.
+    /// Share of correct answers.
     pub accuracy: f64,
 }
 
 impl Reliability {
-    /// Bins of a diagram.
+    /// Number of bins.
     const BINS: usize = 10;
 
-    /// Of answers with their confidences and whether they are right; `None` without answers.
+    /// Computes the diagram from answers, each with its confidence and correctness; `None` without
+    /// answers.
     pub fn new(answers: &[(f64, bool)]) -> Option<Self> {
         if answers.is_empty() {
             return None;

@@ -1,5 +1,5 @@
 //! Votes weighted by exp((z(a) + z(g) + z(c)) / T): arithmetic, grounding and conclusion of the
-//! checked steps. Needs no labels and no reward model.
+//! checked steps. Needs neither labels nor a reward model.
 
 use super::{Signals, VotingRule};
 use crate::standardize::{sharpen, standardize};
@@ -14,7 +14,7 @@ impl VotingRule for Arithmetic {
     }
 
     fn describe(&self) -> &str {
-        "each vote weighted by how many of its steps' equations hold"
+        "votes weighted by checks of the equations in the steps"
     }
 
     fn needs(&self) -> Signals {
@@ -25,7 +25,7 @@ impl VotingRule for Arithmetic {
         let ballot = Ballot::new(candidates);
         let mut sums = vec![0.0; ballot.len()];
         for name in [signals::ARITHMETIC, signals::GROUNDING, signals::CONCLUSION] {
-            // Without equations a trajectory is as good as the mean of the others.
+            // A trajectory without equations gets the mean of the others.
             for (sum, z) in sums.iter_mut().zip(standardize(&ballot.signals(name))) {
                 *sum += if z.is_finite() { z } else { 0.0 };
             }

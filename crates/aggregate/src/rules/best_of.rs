@@ -32,10 +32,18 @@ impl VotingRule for BestOf {
             RewardReduction::OutcomeOrMean => {
                 "the answer of the trajectory with the highest reward"
             }
-            RewardReduction::Mean => "the same, by the mean of its process rewards alone",
-            RewardReduction::Sum => "the same, by the sum of its process rewards",
-            RewardReduction::Last => "the same, by its last process reward",
-            RewardReduction::Min => "the same, by its smallest process reward",
+            RewardReduction::Mean => {
+                "the answer of the trajectory with the highest mean process reward"
+            }
+            RewardReduction::Sum => {
+                "the answer of the trajectory with the highest sum of process rewards"
+            }
+            RewardReduction::Last => {
+                "the answer of the trajectory with the highest last process reward"
+            }
+            RewardReduction::Min => {
+                "the answer of the trajectory with the highest minimum process reward"
+            }
         }
     }
 

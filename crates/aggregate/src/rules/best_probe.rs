@@ -16,7 +16,7 @@ impl VotingRule for BestProbe {
     }
 
     fn describe(&self) -> &str {
-        "the trajectory with the largest probe score"
+        "the answer of the trajectory with the highest probe score"
     }
 
     fn needs(&self) -> Signals {

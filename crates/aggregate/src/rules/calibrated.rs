@@ -13,7 +13,7 @@ impl VotingRule for Calibrated {
     }
 
     fn describe(&self) -> &str {
-        "votes weighted by all signals, with weights learned on held-back problems"
+        "votes weighted by all signals, with weights learned on held-out problems"
     }
 
     fn needs(&self) -> Signals {

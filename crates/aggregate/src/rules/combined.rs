@@ -13,7 +13,7 @@ impl VotingRule for Combined {
     }
 
     fn describe(&self) -> &str {
-        "weighted by both"
+        "votes weighted by standardized reward and log-probability"
     }
 
     fn needs(&self) -> Signals {

@@ -1,4 +1,5 @@
-//! The answer with the largest mean r - C std / sqrt(votes): few votes need a higher mean.
+//! The answer with the largest mean r - C std / sqrt(votes): answers with few votes need a higher
+//! mean.
 
 use super::{Signals, VotingRule};
 use crate::Candidate;

@@ -17,7 +17,7 @@ impl VotingRule for Likelihood {
     }
 
     fn describe(&self) -> &str {
-        "weighted by the text's log-probability in such units"
+        "votes weighted by the text's standardized log-probability"
     }
 
     fn needs(&self) -> Signals {

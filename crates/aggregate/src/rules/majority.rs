@@ -1,4 +1,4 @@
-//! The plain vote.
+//! The plain majority vote.
 
 use super::{Signals, VotingRule};
 use crate::Candidate;
@@ -16,7 +16,7 @@ impl VotingRule for Majority {
     }
 
     fn describe(&self) -> &str {
-        "the answer most of k trajectories give"
+        "the most frequent answer of k trajectories"
     }
 
     fn needs(&self) -> Signals {

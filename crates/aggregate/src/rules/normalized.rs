@@ -13,7 +13,7 @@ impl VotingRule for Normalized {
     }
 
     fn describe(&self) -> &str {
-        "weighted by the reward in units of the question's own spread"
+        "votes weighted by the reward, standardized within the question"
     }
 
     fn needs(&self) -> Signals {

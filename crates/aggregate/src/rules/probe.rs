@@ -13,7 +13,7 @@ impl VotingRule for ProbeVote {
     }
 
     fn describe(&self) -> &str {
-        "each vote weighted by the probe's score of the hidden states"
+        "votes weighted by the probe's score of the hidden states"
     }
 
     fn needs(&self) -> Signals {

@@ -12,7 +12,7 @@ impl VotingRule for Weighted {
     }
 
     fn describe(&self) -> &str {
-        "the same, each vote weighted by its reward"
+        "votes weighted by the reward"
     }
 
     fn needs(&self) -> Signals {

@@ -1,4 +1,4 @@
-//! Every rule on hand-made candidates, and properties of all rules.
+//! Tests of every rule on handwritten candidates, and of properties of all rules.
 
 use proptest::prelude::*;
 
@@ -216,7 +216,8 @@ fn candidates_without_rewards_are_handled_by_every_rule() {
 
 #[test]
 fn a_rule_applies_where_its_signals_exist() {
-    let (plain, rewarded) = (unscored(&["1", ""]), scored(&[("1", 0.5), ("", 0.5)]));
+    let plain = unscored(&["1", ""]);
+    let rewarded = scored(&[("1", 0.5), ("", 0.5)]);
     let applying = |candidates: &[TestCandidate]| {
         Rule::ALL.iter().filter(|rule| rule.applies(candidates, &VoteParams::default())).count()
     };

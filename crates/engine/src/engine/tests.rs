@@ -1,5 +1,6 @@
-//! A request that is cancelled at any of the engine's checks is handed over as cancelled, leaves
-//! the others as they are, and is soon not checked any more: its rows have left the batch.
+//! Cancellation tests: a request cancelled at any of the engine's checks is reported as cancelled,
+//! does not affect the others, and soon stops being checked because its sequences have left the
+//! batch.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -18,7 +19,7 @@ use schema::{
     DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability, Temperature, TopP,
 };
 
-/// Tiny models: COCONUT; CoLaR, whose length is open; and a chain-of-thought baseline, which has no
+/// Tiny models: COCONUT; CoLaR with open-ended thoughts; and a chain-of-thought baseline without
 /// end tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TinyModel {
@@ -27,7 +28,7 @@ pub(crate) enum TinyModel {
     Cot,
 }
 
-/// What scores the trajectories.
+/// The reward model of a test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TinyRewards {
     None,
@@ -70,7 +71,7 @@ pub(crate) fn engine(model: TinyModel, rewards: TinyRewards) -> Engine {
     }
 }
 
-/// Lets answers end with these tokens.
+/// Replaces the tokens that end answers.
 pub(crate) fn set_eos(engine: &mut Engine, eos: Vec<u32>) {
     Arc::get_mut(&mut engine.reasoner).unwrap().model.method.eos = eos;
 }
@@ -80,11 +81,12 @@ pub(crate) fn count(n: usize) -> NonZeroUsize {
 }
 
 fn dropout(p: f32, scope: DropoutScope) -> Perturbation {
-    let (p, mask) = (Probability::new(p).unwrap(), MaskLifetime::Step);
+    let p = Probability::new(p).unwrap();
+    let mask = MaskLifetime::Step;
     Perturbation::Dropout { p, sites: DropoutSites::BOTH, scope, mask }
 }
 
-/// Parameters of every kind that a model accepts.
+/// Parameters of every kind that the model supports.
 pub(crate) fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec<SamplingParams> {
     let base = SamplingParams {
         samples: count(3),
@@ -136,7 +138,7 @@ fn searches(engine: &Engine) -> Vec<SamplingParams> {
         .to_vec()
 }
 
-/// A search that begins with what a wave computed finds what it finds by itself.
+/// A search that starts from a batch's caches has the same result as a search run from scratch.
 #[test]
 fn a_search_is_the_same_after_its_wave_and_by_itself() {
     let mut begun = 0;
@@ -146,7 +148,8 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             continue;
         }
         for params in searches(&engine) {
-            let (context, cancel) = (engine.context(), CancelToken::default());
+            let context = engine.context();
+            let cancel = CancelToken::default();
             let texts = ["2+2?", "A hen lays 12 eggs; how many do 3 hens lay?", "x"];
             let prompt = |(id, text)| Prompt::new(engine.reasoner(), id, text).unwrap();
             let prompts: Vec<Prompt> = (3..).zip(texts).map(prompt).collect();
@@ -155,14 +158,15 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             let plan = BatchPlan::new(&context, &items, engine.memory());
             let range = |question| RowRange { question, rows: 0..params.rows() };
             let waves = plan.waves(&[0, 1, 2].map(range));
-            let (streams, seconds) = (streams::open(1), &mut StageSeconds::default());
+            let streams = streams::open(1);
+            let seconds = &mut StageSeconds::default();
             let mut search = |questions: &[usize], caches: &mut WaveCaches| {
                 context.search(&plan, questions, caches, seconds).unwrap()
             };
             let what = format!("{model:?}, {rewards:?}, {params:?}");
             let expected = search(&[0, 1, 2], &mut WaveCaches::default());
             assert!(expected.iter().all(Option::is_some), "{what}");
-            // All at once, and in groups one after the other.
+            // All at once, and in consecutive groups.
             for groups in [vec![vec![0, 1, 2]], vec![vec![2], vec![0, 1]]] {
                 let take = |_: &[RowRange], _, _| Ok::<_, EngineError>(());
                 context.run_waves(&plan, &waves, &streams, take).unwrap();
@@ -179,7 +183,7 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
     assert_eq!(begun, 4 * 6 * 3, "every search begins with the wave's rows");
 }
 
-/// All results; times are set to zero, because they differ from run to run.
+/// All results, with times set to zero because they vary between runs.
 fn run(engine: &Engine, requests: &[Request]) -> Vec<Result<Reply, EngineError>> {
     let mut results = Vec::new();
     let take = |index, result: Result<Reply, EngineError>| -> Result<(), EngineError> {
@@ -208,8 +212,8 @@ fn assert_cancels_at_every_check(
     let never = CancelToken::at_check(usize::MAX);
     let expected = with_token(never.clone());
     assert!(expected.iter().all(Result::is_ok), "{what}: {expected:?}");
-    // At most one check of each row at the end of thinking, after it, while answering, and in a
-    // beam search; and some of the request as a whole.
+    // At most one check per sequence at the end of thinking, after it, while answering, and in a
+    // beam search; plus some of the whole request.
     let rows = cancelled.params.rows() + cancelled.params.beam.map_or(0, BeamSize::extensions);
     let more = 4 * rows + 8;
     for check in 0..never.checks() {
@@ -237,7 +241,8 @@ pub(crate) const MODELS: [(TinyModel, TinyRewards); 5] = [
     (TinyModel::Colar, TinyRewards::Outcome),
 ];
 
-/// Beside others with different parameters: the wave goes on without the cancelled rows.
+/// With other requests of different parameters: the batch continues without the cancelled
+/// sequences.
 #[test]
 fn a_request_can_be_cancelled_at_every_check_beside_others() {
     for (model, rewards) in MODELS {
@@ -252,7 +257,7 @@ fn a_request_can_be_cancelled_at_every_check_beside_others() {
     }
 }
 
-/// Alone: the whole wave is cancelled, and no stage has a row left.
+/// Alone: the whole batch is cancelled, and no stage has a sequence left.
 #[test]
 fn a_request_can_be_cancelled_at_every_check_alone() {
     for (model, rewards) in MODELS {
@@ -264,8 +269,8 @@ fn a_request_can_be_cancelled_at_every_check_alone() {
     }
 }
 
-/// In little memory, where a request's rows are split among waves, and its last rows share a wave
-/// with those of the next request.
+/// With little memory, where a request's sequences are split among batches, and its last sequences
+/// share a batch with those of the next request.
 #[test]
 fn a_request_can_be_cancelled_at_every_check_in_several_waves() {
     let engine = engine(TinyModel::Coconut, TinyRewards::None);
@@ -283,9 +288,9 @@ fn a_request_can_be_cancelled_at_every_check_in_several_waves() {
     }
 }
 
-/// Cancelled in the middle of many thoughts or many tokens, a request is done soon after: nearly
-/// all of the work that was left is saved. (Its token is looked at once a pass for as long as the
-/// batch goes on, so that it runs alone here; the other tests cancel it beside others.)
+/// Cancelled in the middle of many thoughts or tokens, a request ends soon after: nearly all of the
+/// remaining work is saved. (Its token is checked once per forward pass for as long as the batch
+/// runs, so it runs alone here; the other tests cancel it together with others.)
 #[test]
 fn a_cancelled_request_frees_its_rows() {
     let engine = engine(TinyModel::Coconut, TinyRewards::Process);
@@ -294,7 +299,7 @@ fn a_cancelled_request_frees_its_rows() {
     let never = CancelToken::at_check(usize::MAX);
     run(&engine, &[long(never.clone())]);
     let all = never.checks();
-    // One check a pass, at least.
+    // At least one check per forward pass.
     assert!(all >= 40 + 40 - 2, "{all} checks");
     for middle in [all / 4, all * 3 / 4] {
         let token = CancelToken::at_check(middle);

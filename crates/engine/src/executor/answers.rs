@@ -1,9 +1,9 @@
-//! Answer tokens: the LM head, reading its tokens, and the step that is launched before they are
+//! Answer tokens: runs the LM head, reads the tokens, and launches the next step before they are
 //! read.
 //!
-//! A step that feeds pending tokens is launched speculatively, as if no sequence ended with them;
-//! what those feed that did is ignored. Aligned sequences often end together: where more than a few
-//! of them do, their step is called off and the others go on in one of their own.
+//! A step that feeds pending tokens is launched speculatively, assuming that no sequence ended with
+//! them; the results of sequences that did end are ignored. Aligned sequences often end together:
+//! if more than a few do, the step is aborted and the others continue in a new one.
 
 use model::{Cache, DeferredInputs, ForwardOptions};
 use tensor::ops::{self, OutputDtype, PendingTokens, TokenLogprob};
@@ -16,29 +16,29 @@ use super::{Alignment, Executor, Lookahead};
 use crate::sampler::Sampler;
 use crate::stage_timer::Stage;
 
-/// One in so many sequences may end without the speculative step being called off: ignoring a few
+/// The speculative step is aborted if more than one in this many sequences ended: ignoring a few
 /// results costs less than preparing another step.
 const MAX_ENDED_SHARE: usize = 16;
 
-/// The next tokens of sequences that answer. A GPU may still compute them.
+/// The next tokens of sequences that are answering. A GPU may still be computing them.
 pub(super) struct PendingAnswers {
-    /// Whose tokens they are; `None` where a sequence has left.
+    /// The sequence of each token; `None` if the sequence has left.
     sequences: Vec<Option<usize>>,
     tokens: PendingTokens,
-    /// Their input vectors, where these can be made before the tokens are read.
+    /// Their input vectors, if these can be computed before the tokens are read.
     pub(super) embedded: Option<Tensor>,
 }
 
 impl PendingAnswers {
-    /// The sequences have other indices now.
+    /// Updates the sequence indices after sequences were removed.
     pub(super) fn move_sequences(&mut self, indices: &[Option<usize>]) {
         self.sequences.iter_mut().for_each(|i| *i = i.and_then(|i| indices[i]));
     }
 }
 
-/// Why a speculative step was not completed.
+/// The reason that a speculative step was not completed.
 enum StepAborted {
-    /// Too many of its sequences ended with the tokens it was to feed.
+    /// Too many of its sequences ended with the pending tokens.
     Ended,
     Failed(DeviceError),
 }
@@ -49,7 +49,7 @@ impl From<DeviceError> for StepAborted {
     }
 }
 
-/// Adds tokens to the answers of sequences; those that end with theirs are done.
+/// Appends tokens to the answers of sequences; those whose token ends the answer are done.
 fn add_tokens(
     sequences: &mut [SequenceState],
     owners: &[Option<usize>],
@@ -67,7 +67,7 @@ fn add_tokens(
 }
 
 impl Executor<'_> {
-    /// Requests the next token of every sequence that answers, after what it fed.
+    /// Computes the next token of every answering sequence from its last hidden state.
     pub(super) fn request_tokens(
         &mut self,
         hidden: &StepOutputs,
@@ -77,10 +77,10 @@ impl Executor<'_> {
         let decoder = &self.model.decoder;
         let ends_directly = self.model.method.end_latent.is_empty();
         let answers = |&i: &usize| match fed[i] {
-            // One that fed a pending token may turn out to have ended with it.
+            // A sequence that fed a pending token may turn out to have ended with it.
             _ if self.sequences[i].next == NextInput::Done => false,
             next if next.is_answer() => true,
-            // Without end tokens the answer begins where the thoughts end.
+            // Without end tokens the answer starts directly after the thoughts.
             next => {
                 let sequence = &self.sequences[i];
                 let ends = sequence.next == NextInput::End && !sequence.pending;
@@ -120,7 +120,7 @@ impl Executor<'_> {
         if runs_ahead { Ok(()) } else { self.read_pending() }
     }
 
-    /// Reads the tokens of the last step, if they are not read yet.
+    /// Reads the tokens of the last step, if not yet read.
     pub(super) fn read_pending(&mut self) -> Result<(), DeviceError> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let tokens = pending.tokens.read()?;
@@ -128,8 +128,8 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Launches a step that only feeds pending tokens before these are read, and reads them once it
-    /// is underway. `None` where the step is another one, or was called off.
+    /// Launches a step that only feeds pending tokens before they are read, and reads them once the
+    /// step is running. `None` if the step has other inputs, or was aborted.
     pub(super) fn speculate(
         &mut self,
         cache: &mut Cache,
@@ -148,7 +148,7 @@ impl Executor<'_> {
         let is_mixed = fed.iter().any(is_other);
         let has_vectors = self.pending.as_ref().is_some_and(|pending| pending.embedded.is_some());
         if is_mixed || self.alignment == Alignment::Mixed {
-            // The tokens are read once the pass is launched, unless it needs them before.
+            // The tokens are read after the pass is launched, unless it needs them before.
             if !members.is_empty() && !has_vectors {
                 self.read_pending()?;
             }
@@ -193,13 +193,13 @@ impl Executor<'_> {
         }
     }
 
-    /// The dtype of the hidden states of answers: mostly only the LM head reads them.
+    /// The dtype of the hidden states of answers, which mostly only the LM head reads.
     pub(super) fn answer_dtype(&self) -> OutputDtype {
         if self.keep_states { OutputDtype::F32 } else { OutputDtype::Compute }
     }
 
-    /// Launches the pass over pending tokens, reads these into `tokens`, and completes the pass
-    /// unless too many of the sequences ended.
+    /// Launches the forward pass over pending tokens, reads these into `tokens`, and completes the
+    /// pass unless too many of the sequences ended.
     fn run_speculative(
         &self,
         cache: &mut Cache,

@@ -1,10 +1,11 @@
-//! The passes of a step: which positions each sequence feeds, and where its hidden state is after.
+//! The forward passes of a step: the positions that each sequence feeds, and the location of its
+//! hidden state afterwards.
 //!
 //! How much of a prompt the sequences of an item share depends on the perturbation. Without one, or
-//! with noise, the whole prompt and the first hidden state; with dropout on thoughts, all but the
-//! last token, which every sequence passes with masks of its own; with dropout in the prompt,
-//! nothing. Where sequences are few, all of this is one pass: sequences attend to prefixes that are
-//! computed in the same pass.
+//! with noise: the whole prompt and the first hidden state; with dropout on thoughts: all but the
+//! last token, which every sequence computes with its own masks; with dropout in the prompt:
+//! nothing. If there are few sequences, all of this is one forward pass, in which sequences attend
+//! to prefixes that are computed in the same pass.
 
 use std::sync::Arc;
 
@@ -20,18 +21,18 @@ use crate::perturb::PromptSharing;
 use crate::sampler::{PassStage, RecordedMasks, Sampler};
 use crate::stage_timer::Stage;
 
-/// Prefix tokens and sequences that fork them in a single pass, at most: beyond, two passes fill a
-/// GPU as well, and fit its waves of tiles better.
+/// Maximum prefix tokens plus sequences that fork them in a single pass: beyond that, two passes
+/// utilize a GPU equally well, with less tile quantization.
 const MAX_SINGLE_PASS: usize = 2048;
-/// Sequences whose private prompts are passed together: enough for full speed, few enough to keep
-/// the inputs small.
+/// Number of sequences whose private prompts are computed together: enough for full speed, few
+/// enough to keep the inputs small.
 const PRIVATE_PROMPTS: usize = 16;
 
 /// The hidden states after a step, by sequence.
 pub(super) struct StepOutputs(pub(super) Vec<Option<HiddenRef>>);
 
 impl StepOutputs {
-    /// Those of some sequences: (sequences, width).
+    /// Selects those of some sequences: (sequences, width).
     pub(super) fn select(
         &self,
         executor: &Executor<'_>,
@@ -49,7 +50,8 @@ impl StepOutputs {
 }
 
 impl Executor<'_> {
-    /// Passes what the sequences feed: in one pass, unless prompts take more.
+    /// Runs the forward pass over the inputs of the sequences: a single pass, unless prompts
+    /// require more.
     pub(super) fn forward(
         &mut self,
         cache: &mut Cache,
@@ -109,8 +111,8 @@ impl Executor<'_> {
         Ok(hidden)
     }
 
-    /// Adds the shared prompts that are not in the cache yet. They are passed by themselves where
-    /// they and the sequences that fork them are many.
+    /// Adds the shared prompts that are not in the cache yet. They are computed in a separate pass
+    /// if they and the sequences that fork them are many.
     fn pass_prefixes(
         &mut self,
         cache: &mut Cache,
@@ -143,7 +145,7 @@ impl Executor<'_> {
                 prefix.is_passed = true;
             }
         }
-        // Recorded masks fall on all rows of a pass, which prefixes must not be among.
+        // Recorded masks apply to all rows of a pass, which therefore must not contain prefixes.
         let is_single = sampler.recorded.is_none() && inputs.rows() + forks <= MAX_SINGLE_PASS;
         if forks > 0 && !is_single {
             let prefixes = std::mem::take(&mut inputs);
@@ -152,8 +154,8 @@ impl Executor<'_> {
         Ok(inputs)
     }
 
-    /// Keeps no more of a pass than the hidden states that sequences may yet begin with: a prefix
-    /// stays longer than the pass. Aligned sequences have all begun.
+    /// Copies the hidden states from which sequences may still start and drops the other outputs: a
+    /// prefix outlives its pass. Aligned sequences have all started.
     fn keep_prefix_hidden(&mut self, begun: &[usize]) -> Result<(), DeviceError> {
         let device = self.model.decoder.device();
         for &i in begun {
@@ -171,7 +173,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Adds the last prompt token of a sequence that passes it by itself.
+    /// Adds the last prompt token of a sequence that computes it separately.
     fn push_last_token(
         &mut self,
         cache: &mut Cache,
@@ -186,7 +188,7 @@ impl Executor<'_> {
         inputs.push(cache, &mut sequence.kv, (Input::Token(token), dropout), owner);
     }
 
-    /// The whole prompts of sequences that share nothing.
+    /// Runs the whole prompts of sequences that share nothing.
     fn private_prompts(
         &mut self,
         cache: &mut Cache,
@@ -208,7 +210,7 @@ impl Executor<'_> {
         inputs
     }
 
-    /// Adds what a sequence feeds after its prompt.
+    /// Adds the input of a sequence after its prompt.
     pub(super) fn push_input(
         &mut self,
         cache: &mut Cache,
@@ -254,7 +256,7 @@ impl Executor<'_> {
         }
     }
 
-    /// The stage of a pass of aligned sequences: what recorded masks are looked up by.
+    /// The stage of a pass of aligned sequences: the key for recorded masks.
     fn pass_stage(&self, fed: &[NextInput]) -> PassStage {
         let is_looped = self.model.method.looped.is_some();
         let stage = |(i, next): (usize, &NextInput)| match next {
@@ -267,7 +269,7 @@ impl Executor<'_> {
         fed.iter().enumerate().find_map(stage).unwrap_or(PassStage::Answer)
     }
 
-    /// Runs a pass, if it has positions, and notes whose hidden states its outputs are.
+    /// Runs a forward pass, if it has positions, and records the owners of its outputs.
     fn run_pass(
         &mut self,
         cache: &mut Cache,
@@ -291,7 +293,7 @@ impl Executor<'_> {
         let output = if is_answer { self.answer_dtype() } else { OutputDtype::F32 };
         let options = ForwardOptions { dropout, output };
         let outputs = if inputs.has_prompts {
-            // Its metadata take a while to copy: they are, while the first block runs.
+            // Copying its metadata takes a while: it overlaps with the first block.
             decoder.forward(cache, &inputs.pass, x, dropout)?
         } else {
             let deferred = DeferredInputs { x: || Ok::<_, DeviceError>(x), proceed: || Ok(()) };
@@ -301,7 +303,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Gives the outputs of a pass to their owners.
+    /// Assigns the outputs of a forward pass to their owners.
     pub(super) fn assign_outputs(
         &mut self,
         owners: &[OutputOwner],
@@ -320,7 +322,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Attributes the time from here on to the stage of the pass.
+    /// Attributes the time from here on to the stage of the forward pass.
     pub(super) fn enter_stage(&mut self, fed: &[NextInput]) -> Result<(), DeviceError> {
         let Some(timer) = &mut self.timer else { return Ok(()) };
         let stage = match fed.iter().map(|next| next.stage()).min() {

@@ -1,4 +1,4 @@
-//! The positions of one pass with the vectors that they feed, and gathering rows of tensors.
+//! The positions of one forward pass with their input vectors; and gathering rows of tensors.
 
 use model::{Cache, Dropout, Pass, Sequence};
 use tensor::ops::{self, RowPerturbation};
@@ -7,18 +7,18 @@ use tensor::{Device, DeviceError, Tensor};
 use super::sequence::{HiddenRef, ThoughtRef};
 use crate::reasoner::LatentModel;
 
-/// What a position feeds.
+/// The input at a position.
 #[derive(Clone)]
 pub(super) enum Input {
     Token(u32),
-    /// An end token, by its index among them.
+    /// An end token, by its index among the end tokens.
     EndToken(usize),
     /// The token of this index among the pending ones.
     PendingToken(usize),
     Thought(ThoughtRef),
 }
 
-/// Whose hidden state an output of a pass is.
+/// The owner of an output hidden state.
 #[derive(Clone, Copy)]
 pub(super) enum OutputOwner {
     Sequence(usize),
@@ -26,14 +26,15 @@ pub(super) enum OutputOwner {
     Prefix(usize),
 }
 
-/// Positions of a pass with their inputs and dropout.
+/// The positions of a forward pass with their inputs and dropout.
 #[derive(Default)]
 pub(super) struct PassInputs {
     pub(super) pass: Pass,
     inputs: Vec<Input>,
     dropout: Vec<Option<RowPerturbation>>,
     pub(super) outputs: Vec<OutputOwner>,
-    /// It has positions of prompts beside those that each sequence passes by itself.
+    /// Whether it contains prompt positions other than those that each sequence computes
+    /// separately.
     pub(super) has_prompts: bool,
 }
 
@@ -52,8 +53,8 @@ impl PassInputs {
         self.outputs.extend(owner);
     }
 
-    /// Adds a position of a sequence that is its next one, or one of those that it has, whose keys
-    /// and values are then replaced.
+    /// Adds a position of a sequence: its next one, or an existing one, whose keys and values are
+    /// then replaced.
     pub(super) fn push_at(
         &mut self,
         cache: &mut Cache,
@@ -74,7 +75,7 @@ impl PassInputs {
         self.inputs.is_empty()
     }
 
-    /// The dropout of the pass, if any falls on it.
+    /// The dropout of the forward pass, if any.
     pub(super) fn dropout(&self) -> Option<Dropout<'_>> {
         let is_perturbed = self.dropout.iter().any(Option::is_some);
         is_perturbed.then_some(Dropout::Sampled(&self.dropout))
@@ -84,7 +85,7 @@ impl PassInputs {
         self.inputs.len()
     }
 
-    /// The input vectors, (positions, width); `pending` are those of the pending tokens.
+    /// The input vectors, (positions, width); `pending` contains those of the pending tokens.
     pub(super) fn vectors(
         &self,
         model: &LatentModel,
@@ -117,10 +118,10 @@ impl PassInputs {
     }
 }
 
-/// Rows of several tensors, gathered in one operation.
+/// Gathers rows of several tensors in one operation.
 #[derive(Default)]
 pub(crate) struct Gather<'a> {
-    /// With the index of its first row in their concatenation.
+    /// Each tensor with the index of its first row in their concatenation.
     parts: Vec<(&'a Tensor, usize)>,
     total: usize,
     indices: Vec<usize>,
@@ -150,12 +151,12 @@ impl<'a> Gather<'a> {
         self.indices.is_empty()
     }
 
-    /// The rows in the order in which they were added: (rows, width).
+    /// The rows in insertion order: (rows, width).
     pub(crate) fn select(self, device: &Device) -> Result<Tensor, DeviceError> {
         ops::select(device, self.parts.iter().map(|(part, _)| *part), &self.indices)
     }
 
-    /// The same on the host, to which each tensor is copied as it is.
+    /// The same on the host; each tensor is copied whole.
     pub(crate) fn to_host(&self, width: usize) -> Result<Tensor, DeviceError> {
         let mut all = Tensor::zeros(0, width);
         for (part, _) in &self.parts {
@@ -164,14 +165,14 @@ impl<'a> Gather<'a> {
         Ok(all.select(self.indices.iter().copied()))
     }
 
-    /// Hidden states.
+    /// Gathers hidden states.
     pub(crate) fn of_states(states: impl Iterator<Item = &'a HiddenRef>) -> Self {
         let mut gather = Self::default();
         states.for_each(|state| gather.push(&state.outputs, state.row));
         gather
     }
 
-    /// The vectors of thoughts as they were fed.
+    /// Gathers the vectors of thoughts as they were fed.
     pub(crate) fn of_thoughts(thoughts: impl Iterator<Item = &'a ThoughtRef>) -> Self {
         let mut gather = Self::default();
         thoughts.for_each(|thought| gather.push(&thought.made.fed, thought.row));

@@ -6,8 +6,8 @@
 //!                          what the next one reads at the same positions
 //! ```
 //!
-//! A pass replaces the keys and values of the one before. Perturbations fall on the passes before
-//! the last.
+//! A pass replaces the keys and values of the previous one. Perturbations apply to all passes
+//! except the last.
 
 use std::sync::Arc;
 
@@ -24,29 +24,30 @@ use crate::method::LatentLoop;
 use crate::sampler::{PassStage, Sampler};
 use crate::stage_timer::Stage;
 
-/// Positions of a pass over loops, at most: enough for full speed, few enough to keep the
+/// Maximum positions of a pass over loops: enough for full speed, few enough to keep the
 /// activations small.
 pub(super) const MAX_LOOP_ROWS: usize = 16384;
 
-/// Thoughts number `first` to `first + count` of a matrix.
+/// References to thoughts `first` to `first + count` of a matrix.
 fn thought_refs(made: &Arc<MadeThoughts>, first: usize, count: usize) -> SmallVec<[ThoughtRef; 8]> {
     (first..first + count).map(|row| ThoughtRef { made: Arc::clone(made), row }).collect()
 }
 
-/// The positions of a sequence's thoughts, which it has computed, in the random function.
+/// The thoughts of a sequence that are already computed, with their positions in the random number
+/// keys.
 fn looped_rows(sequence: &SequenceState) -> impl Iterator<Item = ThoughtRow<'_>> {
     let count = sequence.thoughts.len();
     let first = sequence.random_position() - count;
     (0..count).map(move |index| ThoughtRow { sequence, position: first + index, index })
 }
 
-/// Whether the last pass over a sequence's thoughts is read by the logit lens.
+/// Whether the logit lens reads the last pass over a sequence's thoughts.
 fn has_lens(sampler: Sampler<'_>, sequence: &SequenceState) -> bool {
     sampler.lens_tokens(sequence).is_some()
 }
 
 impl Executor<'_> {
-    /// What the sequences that think read in their next pass over latent positions.
+    /// Computes the inputs of the next pass over latent positions.
     pub(super) fn loop_thoughts(
         &mut self,
         looped: LatentLoop,
@@ -77,8 +78,8 @@ impl Executor<'_> {
         self.feed_back(looped, hidden, sampler, &looping)
     }
 
-    /// Lets sequences begin with the latent token's embedding at every position, or with the
-    /// thoughts that their requests force.
+    /// Starts sequences with the latent token's embedding at every position, or with their forced
+    /// thoughts.
     fn start_loops(
         &mut self,
         looped: LatentLoop,
@@ -111,7 +112,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Makes the thoughts of the next loop from the hidden states of the last one.
+    /// Computes the thoughts of the next loop from the hidden states of the last one.
     fn feed_back(
         &mut self,
         looped: LatentLoop,
@@ -164,9 +165,9 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Lets a sequence go on from the whole chunks of its shared prompt, and repeat what follows
-    /// them: so prompt and latent positions are one prefix, which attention reads in tiles. Dropout
-    /// on thoughts begins after the prompt.
+    /// Lets a sequence continue from the whole chunks of its shared prompt and recompute the rest:
+    /// prompt and latent positions are then one prefix, which attention reads in tiles. Dropout on
+    /// thoughts starts after the prompt.
     pub(super) fn continue_prompt(
         &mut self,
         cache: &mut Cache,
@@ -189,7 +190,8 @@ impl Executor<'_> {
         inputs.has_prompts = true;
     }
 
-    /// Adds all thoughts of a sequence to a pass: in new slots, or in those of the loop before.
+    /// Adds all thoughts of a sequence to a forward pass: in new slots, or in those of the previous
+    /// loop.
     pub(super) fn push_looped(
         &mut self,
         cache: &mut Cache,
@@ -210,12 +212,12 @@ impl Executor<'_> {
             let input = (Input::Thought(thought.clone()), dropout);
             inputs.push_at(cache, &mut sequence.kv, (prompt + index, input), owner);
         }
-        // The rows are many, as a prompt's are.
+        // There are many rows, as in a prompt.
         inputs.has_prompts = true;
     }
 
-    /// Reads the last pass over latent positions through the LM head. What stands at a position is
-    /// predicted one position earlier: the first at the end of the prompt.
+    /// Reads the last pass over latent positions through the LM head. The token at a position is
+    /// predicted one position earlier, the first one at the end of the prompt.
     fn read_last_pass(
         &mut self,
         hidden: &StepOutputs,

@@ -1,4 +1,4 @@
-//! A sequence in progress, and what it feeds next.
+//! A sequence in progress, and its next input.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use tensor::ops::TokenLogprob;
 
 use crate::sampler::RowId;
 
-/// The tokens of an answer, stored in place while they are few.
+/// The tokens of an answer, stored inline while there are few.
 pub type AnswerTokens = SmallVec<[u32; 16]>;
 
-/// A sequence to begin.
+/// The specification of a new sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SequenceSpec {
     /// Index of its question among the sampler's items.
     pub(crate) item: usize,
     pub(crate) id: RowId,
-    /// False for the greedy trajectory, which no perturbation touches.
+    /// False for the greedy trajectory, which is never perturbed.
     pub(crate) perturbed: bool,
 }
 
-/// The thoughts that were made at one step.
+/// The thoughts computed in one step.
 pub(crate) struct MadeThoughts {
     /// As they are fed: (thoughts, width), on the device.
     pub(crate) fed: Tensor,
-    /// As they were before noise was added, where that is kept.
+    /// Without noise, if that is stored.
     pub(crate) noiseless: Option<Tensor>,
 }
 
@@ -44,35 +44,36 @@ pub(crate) struct HiddenRef {
     pub(crate) row: usize,
 }
 
-/// One trajectory in progress.
+/// The state of one trajectory in progress.
 #[derive(Clone)]
 pub(crate) struct SequenceState {
     pub(crate) spec: SequenceSpec,
     /// Its keys and values.
     pub(crate) kv: Sequence,
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
-    /// The most thoughts that it may have; `None` until it has passed its prompt.
+    /// Maximum number of thoughts; `None` until its prompt is computed.
     pub(crate) limit: Option<usize>,
-    /// Passes over latent positions so far, where these are looped.
+    /// Passes over latent positions so far, if these are looped.
     pub(crate) loops: usize,
-    /// Consecutive thoughts of low entropy, where Cold Stop counts them.
+    /// Number of consecutive low-entropy thoughts, for Cold Stop.
     pub(crate) certain: u32,
-    /// The tokens that the LM head predicts where each thought is made, if its request has a lens.
+    /// The tokens that the LM head predicts where each thought is computed, if its request has a
+    /// lens.
     pub(crate) lens: Vec<Vec<TokenLogprob>>,
-    /// The hidden states from which its thoughts were made and its answer's tokens read, in that
-    /// order, where they are kept.
+    /// The hidden states from which its thoughts and then its answer's tokens were computed, if
+    /// they are stored.
     pub(crate) states: Vec<HiddenRef>,
-    /// The last thought has not been fed yet; it goes with the end tokens, in a clean pass.
+    /// Whether the last thought has not been fed yet; it is fed with the end tokens, unperturbed.
     pub(crate) pending: bool,
     pub(crate) tokens: AnswerTokens,
     pub(crate) logprob: f32,
     pub(crate) next: NextInput,
-    /// It is done with its last thought.
+    /// Whether it ends after its last thought, without an answer.
     pub(crate) without_answer: bool,
 }
 
 impl SequenceState {
-    /// A sequence that begins with its prompt.
+    /// A new sequence, whose first input is its prompt.
     pub(crate) fn new(spec: SequenceSpec) -> Self {
         Self {
             spec,
@@ -91,8 +92,7 @@ impl SequenceState {
         }
     }
 
-    /// Adds its next thought, which is to be fed next: alone, or with the end tokens if it is the
-    /// last.
+    /// Appends a thought, which is fed next: alone, or with the end tokens if it is the last.
     pub(crate) fn push_thought(&mut self, thought: ThoughtRef) {
         self.thoughts.push(thought);
         self.pending = self.limit == Some(self.thoughts.len());
@@ -102,8 +102,8 @@ impl SequenceState {
         }
     }
 
-    /// Has these thoughts in place of those before, to be fed together: in a pass of their own, or
-    /// with the end tokens if they are the last.
+    /// Replaces its thoughts by these, which are fed together: in their own pass, or with the end
+    /// tokens if they are the last.
     pub(super) fn set_thoughts(&mut self, thoughts: SmallVec<[ThoughtRef; 8]>, are_last: bool) {
         self.thoughts = thoughts;
         self.next = NextInput::Thought;
@@ -113,45 +113,45 @@ impl SequenceState {
         }
     }
 
-    /// The position in the random function of what is fed next. Loops over the same positions count
-    /// on, so that no random number is used twice.
+    /// The position of the next input in the random number key. Loops over the same positions keep
+    /// counting, so that no random number is reused.
     pub(crate) fn random_position(&self) -> usize {
         self.kv.len() + self.loops * self.thoughts.len()
     }
 
-    /// The thought that is fed next, if thoughts are fed one by one.
+    /// The next thought to feed, if thoughts are fed one by one.
     pub(crate) fn next_thought(&self) -> ThoughtRow<'_> {
         ThoughtRow { sequence: self, position: self.random_position(), index: 0 }
     }
 
-    /// Goes on to the answer, if there is to be one.
+    /// Ends the thoughts and continues with the answer, if there is one.
     pub(super) fn end_thoughts(&mut self) {
         self.next = if self.without_answer { NextInput::Done } else { NextInput::End };
     }
 }
 
-/// A thought that is about to be fed, as the sampler sees it.
+/// A thought to be fed, as seen by the sampler.
 #[derive(Clone, Copy)]
 pub(crate) struct ThoughtRow<'s> {
     pub(crate) sequence: &'s SequenceState,
-    /// Its position in the random function.
+    /// Its position in the random number key.
     pub(crate) position: usize,
     /// Its index among the thoughts that are fed together.
     pub(crate) index: usize,
 }
 
-/// What a sequence feeds at the next step.
+/// The input of a sequence in the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextInput {
     Prompt,
-    /// Its last thought; where latent positions are looped, the thoughts of all of them.
+    /// Its last thought, or the thoughts of all latent positions if these are looped.
     Thought,
     /// Nothing: it forks the sequence of this index, which feeds their last thought.
     Fork(usize),
-    /// What `Thought` would feed, if that is pending, and the end tokens.
+    /// The input of `Thought`, if pending, and the end tokens.
     End,
     Token(u32),
-    /// The token of this index among the pending ones, which the host has not read.
+    /// The pending token of this index, which the host has not read.
     PendingToken(usize),
     /// Nothing: its last token is pending.
     AwaitLastToken,
@@ -162,7 +162,7 @@ pub(crate) enum NextInput {
 }
 
 impl NextInput {
-    /// The order in which the sequences of an aligned batch are taken.
+    /// The stage of the input: aligned batches run the lowest stage first.
     pub(crate) fn stage(self) -> u8 {
         match self {
             Self::Prompt => 0,
@@ -172,7 +172,7 @@ impl NextInput {
         }
     }
 
-    /// Whether a thought may still be made.
+    /// Whether a thought may still be computed.
     pub(crate) fn is_before_end(self) -> bool {
         matches!(self, Self::Prompt | Self::Thought | Self::Fork(_))
     }

@@ -1,4 +1,4 @@
-//! Steps that are launched before the tokens of the last one are read, on a CPU.
+//! Tests, on a CPU, of steps that are launched before the tokens of the last one are read.
 
 use model::Cache;
 
@@ -25,7 +25,8 @@ fn answers(
     let id = |trajectory| RowId { question: 3, trajectory };
     let specs: Vec<SequenceSpec> =
         (0..SEQUENCES).map(|k| SequenceSpec { item: 0, id: id(k), perturbed: true }).collect();
-    let (device, config) = (model.decoder.device(), model.decoder.config());
+    let device = model.decoder.device();
+    let config = model.decoder.config();
     let mut cache = Cache::new(device, config, 1 << 14).unwrap();
     let mut executor = Executor::aligned(model, &specs);
     executor.lookahead = lookahead;
@@ -33,7 +34,8 @@ fn answers(
     executor.sequences.into_iter().map(|sequence| (sequence.tokens, sequence.logprob)).collect()
 }
 
-/// Whether few sequences end with the tokens that a step feeds, or so many that it is called off.
+/// Both if few sequences end with the tokens that a step feeds, and if enough do that it is
+/// aborted.
 #[test]
 fn answers_are_the_same_one_step_ahead() {
     for (model, rewards) in MODELS {
@@ -42,7 +44,7 @@ fn answers_are_the_same_one_step_ahead() {
             let params = SamplingParams { samples: count(SEQUENCES as usize), ..params };
             set_eos(&mut engine, Vec::new());
             let endless = answers(&engine, &params, Lookahead::WhileComputed);
-            // Some of the tokens become what ends an answer, wherever it is said.
+            // Some of the generated tokens become end-of-answer tokens.
             for position in [0, 3, 9] {
                 let eos = endless.iter().step_by(4).map(|(tokens, _)| tokens[position]).collect();
                 set_eos(&mut engine, eos);

@@ -1,4 +1,4 @@
-//! The next thoughts: the latent head, noise, thoughts that are given, and the logit lens.
+//! Computes the next thoughts: the latent head, noise, forced thoughts, and the logit lens.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::reasoner::LatentModel;
 use crate::sampler::Sampler;
 use crate::stage_timer::Stage;
 
-/// Whether a sequence's request thinks at all.
+/// Whether a sequence's request has thoughts.
 pub(super) fn has_thoughts(sampler: Sampler<'_>, sequence: &SequenceState) -> bool {
     sampler.params(sequence).length != LatentLength::None
 }
 
 impl Executor<'_> {
-    /// Makes the next thought of every sequence that thinks, from its hidden state. Sequences that
-    /// end their thoughts by themselves make none.
+    /// Computes the next thought of every sequence in its latent phase from its hidden state.
+    /// Sequences that stop here get none.
     pub(super) fn make_thoughts(
         &mut self,
         hidden: &StepOutputs,
@@ -80,8 +80,8 @@ impl Executor<'_> {
     }
 }
 
-/// The next thought of each `live` sequence, without noise, from hidden states (live, width): (live
-/// sequences that go on, width). Sequences that end here leave `live`.
+/// The next thought of each `live` sequence, without noise, from hidden states (live, width):
+/// (remaining live sequences, width). Sequences that stop here are removed from `live`.
 fn next_thoughts(
     model: &LatentModel,
     sampler: Sampler<'_>,
@@ -104,15 +104,16 @@ fn next_thoughts(
     ops::select(device, [&made.thoughts], &stay)
 }
 
-/// The latent head's output for hidden states (live, width). Rows whose mixtures have a rule of
-/// their own go through another operation than the others, as they would alone.
+/// The latent head's output for hidden states (live, width). Rows whose mixtures have a special
+/// rule use a separate operation, as they would alone.
 fn latent_output(
     model: &LatentModel,
     sampler: Sampler<'_>,
     hidden: &Tensor,
     (sequences, live): (&[SequenceState], &[usize]),
 ) -> Result<LatentOutput, DeviceError> {
-    let (device, head) = (model.decoder.device(), &model.head);
+    let device = model.decoder.device();
+    let head = &model.head;
     let plain_output = |hidden: &Tensor, rows: &[usize]| {
         let noise = sampler.mixture_noise(device, rows.iter().map(|&i| &sequences[i]))?;
         head.forward_perturbed(&model.decoder, hidden, noise.as_ref())
@@ -147,7 +148,7 @@ fn latent_output(
     })
 }
 
-/// Counts the consecutive thoughts of low entropy of each `live` sequence with Cold Stop.
+/// Counts the consecutive low-entropy thoughts of each `live` sequence with Cold Stop.
 fn count_certain(
     sampler: Sampler<'_>,
     entropies: &[f32],
@@ -160,8 +161,8 @@ fn count_certain(
     }
 }
 
-/// Which of the next thoughts (live, width) are the last ones of sequences of open length, by the
-/// model's gate; empty without one.
+/// Which of the next thoughts (live, width) are the last ones of open-ended sequences according to
+/// the model's gate; empty without a gate.
 fn last_thoughts(
     model: &LatentModel,
     sampler: Sampler<'_>,
@@ -179,12 +180,12 @@ fn last_thoughts(
     Ok(live.iter().zip(ends).map(|(&i, ends)| ends && is_open(i)).collect())
 }
 
-/// Lets sequences end before their limit: those of open length where the model's argmax at their
-/// position ends the thoughts, where its gate does, or where it has been certain for long; those
-/// with forced thoughts after the last of these.
+/// Stops sequences before their limit: open-ended ones if the argmax token at their position or the
+/// gate ends the thoughts, or after a run of low-entropy thoughts; those with forced thoughts after
+/// the last of these.
 ///
-/// Removes them from `live` and returns the indices in it of the others; `None` where no sequence
-/// can end early.
+/// Removes them from `live` and returns the previous indices of the others; `None` if no sequence
+/// can stop early.
 fn undecided(
     model: &LatentModel,
     sampler: Sampler<'_>,
@@ -225,8 +226,8 @@ fn undecided(
     Ok(Some(rows))
 }
 
-/// Reads the hidden states (live, width) from which the next thoughts are made through the LM head,
-/// for the sequences whose requests ask for it.
+/// Reads the hidden states (live, width) from which the next thoughts are computed through the LM
+/// head, for sequences whose requests have a lens.
 pub(super) fn read_lens(
     model: &LatentModel,
     sampler: Sampler<'_>,
@@ -240,7 +241,8 @@ pub(super) fn read_lens(
         |(row, &i): (usize, &usize)| Some((row, i, sampler.lens_tokens(&sequences[i])?));
     let requested: Vec<_> = live.iter().enumerate().filter_map(requested).collect();
     let Some(most) = requested.iter().map(|&(_, _, count)| count).max() else { return Ok(()) };
-    let (decoder, device) = (&model.decoder, model.decoder.device());
+    let decoder = &model.decoder;
+    let device = model.decoder.device();
     let rows: Vec<usize> = requested.iter().map(|&(row, ..)| row).collect();
     let hidden = ops::select(device, [hidden], &rows)?;
     let read = ops::top_tokens(device, &hidden, decoder.lm_head(), most)?;
@@ -251,7 +253,7 @@ pub(super) fn read_lens(
     Ok(())
 }
 
-/// The next thoughts (sequences, width) with those that requests force in their places.
+/// The next thoughts (sequences, width), with forced thoughts replacing computed ones.
 fn force_thoughts<'s>(
     model: &LatentModel,
     sampler: Sampler<'_>,

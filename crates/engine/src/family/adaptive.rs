@@ -1,5 +1,5 @@
-//! Adaptive latent reasoning: a hidden state goes through a filter before it is fed back, and two
-//! rows of the LM head decide at every step whether to think on.
+//! Adaptive latent reasoning: a hidden state passes through a filter before it is fed back, and two
+//! rows of the LM head decide at every step whether to continue.
 
 use data::answer::AnswerRule;
 use model::config::RecurrentFilter;
@@ -21,7 +21,7 @@ const MLP_FILTER: MlpNames = MlpNames {
 };
 /// The module names of the filter with one layer.
 const LINEAR_FILTER: [&str; 2] = ["recurrent_filter.linear_layer", "recurrent_filter.norm"];
-/// The most thoughts: beyond what its training asks for.
+/// Maximum thoughts, more than in training.
 const MAX_THOUGHTS: usize = 64;
 
 impl FamilySpec for Adaptive {

@@ -1,5 +1,5 @@
-//! COCONUT: the last hidden state is the next input embedding, between two marker tokens. A gate on
-//! the thought may say which one is the last (SLPO).
+//! COCONUT: the last hidden state is the next input embedding, between two marker tokens.
+//! Optionally a gate on the thought decides which one is the last (SLPO).
 
 use model::config::Architecture;
 use model::{Checkpoint, StopGate, Tokenizer};
@@ -11,9 +11,9 @@ use crate::method::{LatentLength, Method, START_LATENT, TokenLookup, non_zero};
 
 pub(super) struct Coconut;
 
-/// The most thoughts of a model with a stop gate, as SLPO publishes it.
+/// Maximum thoughts of a model with a stop gate, as published for SLPO.
 const GATED_THOUGHTS: usize = 12;
-/// The gate's probability above which a thought is the last: SLPO's.
+/// The gate probability above which a thought is the last, as published for SLPO.
 const STOP_THRESHOLD: f32 = 0.6;
 
 impl FamilySpec for Coconut {

@@ -1,4 +1,4 @@
-//! CODI: hidden states go through a projector (linear, GELU, linear, layer norm) before they are
+//! CODI: hidden states pass through a projector (linear, GELU, linear, layer norm) before they are
 //! fed back.
 
 use data::answer::AnswerRule;
@@ -27,14 +27,15 @@ impl FamilySpec for Codi {
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
         // The markers of the published checkpoints have no text: they are the last two rows of a
-        // vocabulary that is three larger than the tokenizer's, or two where that has the padding
-        // token.
+        // vocabulary that is three larger than the tokenizer's, or two larger if the tokenizer has
+        // the padding token.
         let vocab = tokens.vocab();
         let own = usize::from(tokens.named("[PAD]").is_ok());
         let is_unnamed = tokens.tokenizer_vocab() + 3 == vocab + own;
         let unnamed = is_unnamed.then(|| [vocab as u32 - 2, vocab as u32 - 1]);
         let [start, end] = tokens.latent_markers(unnamed)?;
-        let (base, gpt2) = (tokens.base()?, tokens.is_gpt2());
+        let base = tokens.base()?;
+        let gpt2 = tokens.is_gpt2();
         Ok(Method {
             prompt_prefix: if gpt2 { "" } else { "<|begin_of_text|>" }.into(),
             begin_latent: vec![start],

@@ -1,4 +1,4 @@
-//! CoLaR: a Gaussian head predicts the next compressed embedding; the model decides when to end.
+//! CoLaR: a Gaussian head predicts the next compressed embedding; the model decides when to stop.
 
 use data::answer::AnswerRule;
 use model::head::GaussianMeanNames;
@@ -19,7 +19,7 @@ pub const COLAR_HEAD: GaussianMeanNames = GaussianMeanNames {
     mean: "lt_head.mean",
     log_std: "lt_head.log_std",
 };
-/// The embeddings' standard deviation where config.json does not give it: Llama-3.2-1B's.
+/// Default standard deviation of the embeddings if config.json has none: that of Llama-3.2-1B.
 const EMBEDDING_STD: f32 = 0.018;
 
 impl FamilySpec for Colar {
@@ -34,7 +34,7 @@ impl FamilySpec for Colar {
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
         let end_latent = tokens.encoded("###")?;
         if end_latent.len() != 1 {
-            return Err(tokens.absent("###", "as one token of its own"));
+            return Err(tokens.absent("###", "as a single token"));
         }
         Ok(Method {
             prompt_prefix: "Question: ".into(),

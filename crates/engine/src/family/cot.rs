@@ -1,7 +1,7 @@
-//! The baseline without latent thoughts: an explicit chain of thought, or an answer without any.
+//! The baseline without latent thoughts: an explicit chain of thought, or a direct answer.
 //!
-//! Every plain language model could be one, so that it is never detected: config.json or the
-//! caller names it.
+//! Every plain language model qualifies, so it is never detected: config.json or the caller must
+//! name it.
 
 use super::FamilySpec;
 use crate::error::EngineError;

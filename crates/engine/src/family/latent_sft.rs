@@ -1,4 +1,4 @@
-//! Latent-SFT and Latent-GRPO: a thought is the mixture of the most probable tokens' embeddings.
+//! Latent-SFT and Latent-GRPO: a thought is a mixture of the most probable tokens' embeddings.
 
 use data::answer::AnswerRule;
 use model::config::Architecture;
@@ -24,11 +24,11 @@ const QWEN_PROMPT: [&str; 2] = [
      \\boxed{}.<|im_end|>\n<|im_start|>user\n",
     "<|im_end|>\n<|im_start|>assistant\n",
 ];
-/// The most thoughts on Llama and on Qwen.
+/// Maximum thoughts on Llama and on Qwen.
 const MAX_THOUGHTS: [usize; 2] = [64, 4096];
-/// The texts before and after the thoughts, each tokenized by itself.
+/// The texts before and after the thoughts, each tokenized separately.
 pub const LATENT_SFT_MARKERS: [&str; 2] = ["<think>", "</think>"];
-/// Tokens of a mixture.
+/// Number of tokens in a mixture.
 pub const LATENT_SFT_MIXTURE: usize = 10;
 
 impl FamilySpec for LatentSft {
@@ -36,7 +36,7 @@ impl FamilySpec for LatentSft {
         "latent-sft"
     }
 
-    /// It adds no tensors, so that every Llama that is not of another family passes for one.
+    /// The family adds no tensors, so every Llama that belongs to no other family matches.
     fn detect(&self, checkpoint: &Checkpoint, _tokenizer: &Tokenizer) -> bool {
         checkpoint.config().architecture == Architecture::Llama
     }

@@ -1,8 +1,9 @@
 //! LOTUS: blocks of latent positions, computed in parallel and in several loops. Each loop adds the
-//! hidden states of the pass before to the latent token's embedding; block k is trained to predict
-//! step k of the solution, so that the LM head reads thoughts as text.
+//! hidden states of the previous pass to the latent token's embedding; block k is trained to
+//! predict step k of the solution, so that the LM head reads thoughts as text.
 //!
-//! A checkpoint has nothing that tells it from COCONUT's: config.json or the caller names it.
+//! A checkpoint cannot be distinguished from COCONUT's: config.json or the caller must name the
+//! family.
 
 use super::FamilySpec;
 use crate::error::EngineError;
@@ -14,9 +15,9 @@ pub(super) struct Lotus;
 pub const LOTUS_BLOCKS: usize = 6;
 /// The published number of loops.
 pub const LOTUS_LOOPS: usize = 6;
-/// The published widths of a block: GPT-2's and others'.
+/// The published widths of a block: GPT-2's and that of other backbones.
 const BLOCK_WIDTHS: [usize; 2] = [13, 25];
-/// What Llama's prompts begin with.
+/// The first token of Llama's prompts.
 const BEGIN_OF_TEXT: &str = "<|begin_of_text|>";
 
 impl FamilySpec for Lotus {

@@ -40,7 +40,8 @@ impl FamilySpec for Rot {
     }
 
     fn method(&self, tokens: &TokenLookup<'_>) -> Result<Method, EngineError> {
-        let ([prefix, suffix], [begin, end]) = (ROT_PROMPT, ROT_MARKERS);
+        let [prefix, suffix] = ROT_PROMPT;
+        let [begin, end] = ROT_MARKERS;
         Ok(Method {
             prompt_prefix: prefix.into(),
             prompt_suffix: suffix.into(),
@@ -60,7 +61,7 @@ impl FamilySpec for Rot {
         Ok(LatentHead::swiglu(device, checkpoint, &ROT_HEAD)?)
     }
 
-    /// The frozen embeddings of the image markers live beside the table.
+    /// The frozen embeddings of the image markers are stored outside the table.
     fn marker_embeddings(
         &self,
         method: &Method,

@@ -1,10 +1,11 @@
-//! Soft Thinking: a plain language model, without training, whose thoughts are mixtures of token
-//! embeddings by their probabilities. It thinks until its most probable token ends the thoughts or
-//! its answer, or until it has been certain for a while (Cold Stop), and then answers in tokens.
+//! Soft Thinking: a plain, untrained language model whose thoughts are mixtures of token embeddings
+//! weighted by their probabilities. It thinks until its most probable token ends the thoughts or
+//! its answer, or until its entropy has been low for a while (Cold Stop), and then answers in
+//! tokens.
 //!
-//! Every plain language model could be one, so that it is never detected: config.json or the caller
-//! names it. Gumbel noise on the mixtures makes trajectories differ (Stochastic Soft Thinking), or
-//! averages of sampled tokens do (Multiplex Thinking).
+//! Every plain language model qualifies, so it is never detected: config.json or the caller must
+//! name it. Trajectories differ by Gumbel noise on the mixtures (Stochastic Soft Thinking), or by
+//! averaging sampled tokens (Multiplex Thinking).
 
 use data::answer::AnswerRule;
 use model::config::Architecture;
@@ -18,11 +19,11 @@ use crate::method::{ColdStop, LatentLength, Method, TokenLookup, non_zero};
 
 pub(super) struct SoftThinking;
 
-/// The published sampling of mixtures: ten tokens at temperature 0.6, of those 95%.
+/// The published sampling of mixtures: ten tokens at temperature 0.6 with top-p 0.95.
 const MIXTURE: LatentHead = LatentHead::SoftMixture { k: 10, temperature: 0.6, top_p: 0.95 };
-/// The most thoughts, each of which stands for a token.
+/// Maximum thoughts, each of which replaces a token.
 const MAX_THOUGHTS: usize = 512;
-/// What is asked of the model, as in the published code.
+/// The instruction of the published code.
 const INSTRUCTION: &str = "Please reason step by step, and put your final answer within \\boxed{}.";
 /// The marker that ends the thoughts of models that think between markers.
 const END_THINKING: &str = "</think>";
@@ -66,7 +67,7 @@ impl FamilySpec for SoftThinking {
     }
 }
 
-/// The texts around the question in the chat format that the vocabulary has; plain text without.
+/// The texts around the question in the vocabulary's chat format; plain text if there is none.
 fn chat_prompt(tokens: &TokenLookup<'_>) -> [String; 2] {
     let think = if tokens.optional("<think>").is_some() { "<think>\n" } else { "" };
     let is_llama = tokens.config().architecture == Architecture::Llama;

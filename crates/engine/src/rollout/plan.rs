@@ -1,8 +1,8 @@
-//! How many questions are annotated at once, and how many rollouts, within the memory budget.
+//! Chooses how many questions, and how many rollouts, run at once within the memory budget.
 //!
-//! Prompts and thoughts of a wave's trajectories stay in the cache until its last rollout is done.
-//! What comes after them, the trajectories' answers and then one batch of rollouts after the other,
-//! takes turns in what is left.
+//! Prompts and thoughts of a batch's trajectories stay in the cache until its last rollout is done.
+//! The remaining slots are used first for the trajectories' answers and then for one batch of
+//! rollouts after another.
 
 use std::ops::Range;
 
@@ -15,23 +15,23 @@ use crate::perturb::PromptSharing;
 use crate::prompt::Prompt;
 use crate::streams;
 
-/// Sizes in slots of the KV cache.
+/// Sizes in KV cache slots.
 pub(super) struct RolloutPlan<'a> {
     pub(super) prompts: &'a [Prompt],
-    /// GPU streams on which waves run concurrently.
+    /// GPU streams on which batches run concurrently.
     pub(super) streams: usize,
-    /// Rows of a pass; more make it no faster.
+    /// Maximum sequences of a forward pass; more are not faster.
     max_rows: usize,
     /// Slots of each stream.
     budget: usize,
-    /// Of each question.
+    /// Trajectories per question.
     trajectories: usize,
     private_prompt: bool,
     /// Slots of a trajectory's thoughts, of its answer, and of a rollout.
     thought_slots: usize,
     answer_slots: usize,
     rollout_slots: usize,
-    /// Rollouts of a question at most.
+    /// Maximum rollouts of a question.
     max_rollouts: usize,
 }
 
@@ -46,7 +46,8 @@ impl<'a> RolloutPlan<'a> {
             return Err(EngineError::ParallelThoughts { family: model.method.family });
         }
         let thoughts = params.length.limit().min(config.context);
-        let (trajectories, rollouts) = (params.samples.get(), labels.rollouts());
+        let trajectories = params.samples.get();
+        let rollouts = labels.rollouts();
         for (what, count, most) in [
             ("trajectories", trajectories, MAX_TRAJECTORIES),
             ("thoughts", params.length.limit(), MAX_THOUGHTS),
@@ -76,7 +77,8 @@ impl<'a> RolloutPlan<'a> {
             check_context(config, prompt, thoughts, model.method.end_latent.len())?;
             let need = plan.slots(q..q + 1, 1);
             if need > plan.budget {
-                let (need, budget) = ((need * position).div_ceil(1 << 20), memory >> 20);
+                let need = (need * position).div_ceil(1 << 20);
+                let budget = memory >> 20;
                 return Err(EngineError::RolloutMemory {
                     id: prompt.id,
                     trajectories,
@@ -92,7 +94,7 @@ impl<'a> RolloutPlan<'a> {
         Ok(plan)
     }
 
-    /// Divides memory and rows among streams, if each can then hold every question.
+    /// Divides memory and sequences among streams, if each can then hold every question.
     fn split_among_streams(&mut self, streams: usize) {
         let most = (0..self.prompts.len()).map(|q| self.slots(q..q + 1, 1)).max();
         if most.unwrap_or(0) <= self.budget / streams {
@@ -102,9 +104,10 @@ impl<'a> RolloutPlan<'a> {
         }
     }
 
-    /// Ranges of questions; as many waves for every stream.
+    /// Ranges of questions, one per batch; the same number of batches for every stream.
     pub(super) fn waves(&self) -> Vec<Range<usize>> {
-        let (mut waves, mut first) = (Vec::new(), 0);
+        let mut waves = Vec::new();
+        let mut first = 0;
         let even = self.prompts.len().div_ceil(self.streams);
         while first < self.prompts.len() {
             let end = first + self.questions(first).min(even);
@@ -121,9 +124,10 @@ impl<'a> RolloutPlan<'a> {
         prompts * prompt_slots + self.trajectories * self.thought_slots
     }
 
-    /// Questions of the wave that begins with `first`: at least one.
+    /// Number of questions of the batch that starts with `first`: at least one.
     fn questions(&self, first: usize) -> usize {
-        let (mut lasting, mut rows) = (0, 0);
+        let mut lasting = 0;
+        let mut rows = 0;
         for question in first..self.prompts.len() {
             lasting += self.lasting_slots(question);
             rows += self.trajectories;
@@ -136,14 +140,14 @@ impl<'a> RolloutPlan<'a> {
         self.prompts.len() - first
     }
 
-    /// Rollouts at a time that fit beside a wave: at least one.
+    /// Number of concurrent rollouts that fit beside a batch: at least one.
     pub(super) fn rollouts(&self, wave: Range<usize>) -> usize {
         let lasting: usize = wave.clone().map(|q| self.lasting_slots(q)).sum();
         let room = self.budget.saturating_sub(lasting) / self.rollout_slots.max(1);
         room.min(self.max_rows).min(wave.len() * self.max_rollouts).max(1)
     }
 
-    /// Slots that a wave takes with so many rollouts at a time.
+    /// Slots used by a batch with `at_once` concurrent rollouts.
     pub(super) fn slots(&self, wave: Range<usize>, at_once: usize) -> usize {
         let lasting: usize = wave.clone().map(|q| self.lasting_slots(q)).sum();
         let answers = wave.len() * self.trajectories * self.answer_slots;

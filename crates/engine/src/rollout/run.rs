@@ -1,5 +1,5 @@
-//! One wave: trajectories first, then batches of rollouts, each a fork of its trajectory at a
-//! thought.
+//! Annotates one batch: trajectories first, then batches of rollouts, each a fork of its trajectory
+//! at a thought.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,28 +25,28 @@ use crate::request::CancelToken;
 use crate::sampler::{RowId, Sampler};
 use crate::stage_timer::StageTimer;
 
-/// A wave of questions and how it is annotated.
+/// A batch of questions and how it is annotated.
 pub(super) struct WaveRun<'a> {
     pub(super) runner: &'a RolloutRunner<'a>,
-    /// The index of the wave's first prompt.
+    /// The index of the batch's first prompt.
     pub(super) first: usize,
     pub(super) prompts: &'a [Prompt],
-    /// Rollouts in a batch.
+    /// Number of concurrent rollouts.
     pub(super) at_once: usize,
 }
 
-/// A rollout to be made.
+/// The specification of a rollout.
 #[derive(Clone, Copy, Debug)]
 struct RolloutSpec {
-    /// Its trajectory, as a row of the wave.
+    /// Index of its trajectory in the batch.
     row: usize,
     /// The thought it starts from, counted from 1.
     thought: usize,
-    /// Its number among those from that thought.
+    /// Its index among the rollouts from that thought.
     rollout: usize,
 }
 
-/// A wave's trajectories, in the cache up to their last thoughts.
+/// The trajectories of a batch, in the cache up to their last thoughts.
 struct TrajectoryWave<'a> {
     sampler: Sampler<'a>,
     sequences: Vec<SequenceState>,
@@ -61,13 +61,14 @@ impl TrajectoryWave<'_> {
 }
 
 impl WaveRun<'_> {
-    /// Annotates the wave; the cache is planned and empty.
+    /// Annotates the batch; the cache is planned and empty.
     pub(super) fn annotate(
         &self,
         cache: &mut Cache,
         spent: &mut RolloutCost,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let (params, never) = (&self.runner.params, CancelToken::default());
+        let params = &self.runner.params;
+        let never = CancelToken::default();
         let cancel = self.runner.cancel.unwrap_or(&never);
         let item = |prompt| BatchItem::new(prompt, params, cancel);
         let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
@@ -113,14 +114,14 @@ impl WaveRun<'_> {
         self.annotated(&wave, &kept, answers, shares)
     }
 
-    /// Rows that were cancelled have ended with what they had: nothing of the wave is complete.
+    /// Cancelled sequences end early: no result of the batch is complete.
     fn check_cancelled(&self, cancel: &CancelToken) -> Result<(), EngineError> {
         let id = self.prompts.first().map_or(0, |prompt| prompt.id);
         if cancel.is_cancelled() { Err(EngineError::Cancelled { id }) } else { Ok(()) }
     }
 
-    /// The questions with their labels: a trajectory's own outcome, but where rollouts gave a
-    /// share.
+    /// The questions with their labels: the share of correct rollouts where there are rollouts,
+    /// else the trajectory's own outcome.
     fn annotated(
         &self,
         wave: &TrajectoryWave<'_>,
@@ -154,7 +155,7 @@ impl WaveRun<'_> {
         Ok(annotated.collect())
     }
 
-    /// The wave's trajectories and their answers.
+    /// The batch's trajectories and their answers.
     fn trajectories<'s>(
         &self,
         cache: &mut Cache,
@@ -171,7 +172,7 @@ impl WaveRun<'_> {
         let specs: Vec<SequenceSpec> = specs.collect();
         let mut executor = Executor::aligned(model, &specs);
         executor.timer = Some(StageTimer::default());
-        // Rollouts draw other noise on the same thoughts.
+        // Rollouts add different noise to the same thoughts.
         executor.keep_noiseless = *labels != ThoughtLabels::Final
             && matches!(params.perturbation, Perturbation::Gaussian { .. });
         executor.run_thoughts(cache, sampler)?;
@@ -193,7 +194,7 @@ impl WaveRun<'_> {
         CostModel { context: self.runner.context(), item: sampler.items[item] }
     }
 
-    /// The rollouts of a wave: those of one thought are neighbours.
+    /// The rollouts of a batch: those of one thought are adjacent.
     fn rollout_specs(&self, wave: &TrajectoryWave<'_>, kept: &[bool]) -> Vec<RolloutSpec> {
         let rows = wave.sequences.iter().enumerate();
         let open = rows.filter(|(_, row)| kept[row.spec.item]).flat_map(|(r, row)| {
@@ -207,16 +208,16 @@ impl WaveRun<'_> {
         .collect()
     }
 
-    /// Whether nothing random happens after a trajectory's thought.
+    /// Whether nothing random follows a trajectory's thought.
     fn is_settled(&self, sampler: Sampler<'_>, row: &SequenceState, thought: usize) -> bool {
         let perturbation = self.runner.params.perturbation;
         match perturbation {
-            // The pass over the last thought that a row may have is clean. One after which the
-            // model chose to end is not.
+            // The pass over the last possible thought is unperturbed. One after which the model
+            // chose to stop is not.
             Perturbation::Dropout { .. } => {
                 !perturbation.affects_answer() && thought == sampler.max_thoughts(row)
             }
-            // All passes are clean, so that a model that chose to end would choose so again.
+            // All passes are unperturbed, so a model that chose to stop would do so again.
             Perturbation::Gaussian { .. }
             | Perturbation::Gumbel { .. }
             | Perturbation::Multiplex { .. }
@@ -228,9 +229,9 @@ impl WaveRun<'_> {
 
     /// Runs some rollouts and returns their answers.
     ///
-    /// Dropout makes the pass over the thought itself differ, noise the thought after it: that is
-    /// the first vector fed. Sampled tokens differ after any thought, the last one included, so the
-    /// thought itself is fed again; and so it is for another mixture, which is made of the hidden
+    /// With dropout the pass over the thought itself differs, with noise the next thought: that is
+    /// the first vector fed. Sampled tokens differ after any thought, including the last one, so
+    /// the thought itself is fed again; likewise for mixtures, which are computed from the hidden
     /// state after it.
     fn run_rollouts(
         &self,
@@ -239,7 +240,8 @@ impl WaveRun<'_> {
         batch: &[RolloutSpec],
         cost: &mut ComputeCost,
     ) -> Result<Vec<AnswerTokens>, DeviceError> {
-        let (model, sampler) = (self.runner.model, wave.sampler);
+        let model = self.runner.model;
+        let sampler = wave.sampler;
         let device = model.decoder.device();
         cache.rewind(wave.mark);
         let perturbation = self.runner.params.perturbation;
@@ -286,7 +288,7 @@ impl WaveRun<'_> {
         Ok(answers)
     }
 
-    /// The thoughts of each trajectory, on the host; none of questions that are left out.
+    /// The thoughts of each trajectory, on the host; empty for skipped questions.
     fn latents_to_host(
         &self,
         sequences: &[SequenceState],
@@ -309,12 +311,12 @@ impl WaveRun<'_> {
     }
 }
 
-/// Grades of a wave's answers. Rollouts of a question give the same few answers again and again,
-/// and decoding one takes longer than looking it up.
+/// Caches grades of a batch's answers. Rollouts of a question repeat the same few answers, and
+/// decoding one takes longer than a lookup.
 struct GradeCache<'a> {
     grader: &'a Grader<'a>,
     first: usize,
-    known: Vec<HashMap<Vec<u32>, Grade>>, // of each question of the wave
+    known: Vec<HashMap<Vec<u32>, Grade>>, // per question of the batch
 }
 
 impl GradeCache<'_> {

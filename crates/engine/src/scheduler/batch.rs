@@ -1,13 +1,13 @@
-//! The batch of the scheduler: at every step sequences are admitted, advance, and leave.
+//! The continuous batch: at every step sequences are admitted, advance, and leave.
 //!
 //! ```text
 //! step: admit -> one forward pass -> sources observe -> done sequences go back to their sources
 //! ```
 //!
 //! The batch owns the KV memory. A sequence's slots are reserved when it is admitted, so that a
-//! step never lacks memory; they are free again when it leaves. The prompts of sources that have
-//! left stay in the [`PrefixCache`] for as long as no other needs their slots. The batch knows its
-//! sources as [`SequenceSource`]s alone: neither rewards nor votes.
+//! step never runs out of memory; they are freed when it leaves. The prompts of sources that have
+//! left stay in the [`PrefixCache`] until their slots are needed. The batch accesses its sources
+//! only through [`SequenceSource`]; it knows neither rewards nor votes.
 
 use std::time::Instant;
 
@@ -31,20 +31,20 @@ pub(crate) struct SequenceBatch<'a, S> {
     executor: Executor<'a>,
     /// In the order of admission. Sequences refer to them by index.
     pub(crate) sources: Vec<S>,
-    /// The cached part of each source's prompt.
+    /// The cached prefix of each source's prompt.
     leases: Vec<PrefixLease>,
     prefixes: PrefixCache,
     cache: Option<Cache>,
-    /// Slots that are reserved beside cached prefixes, of `slots`.
+    /// Reserved slots in addition to cached prefixes, out of `slots`.
     reserved: usize,
     slots: usize,
     max_sequences: usize,
-    /// Others wait for memory.
+    /// Whether admission is paused because other work waits for memory.
     pub(crate) is_closed: bool,
 }
 
 impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
-    /// An empty batch with so many bytes of keys and values.
+    /// An empty batch with `memory` bytes of KV cache.
     pub(crate) fn new(context: &BatchContext<'a>, memory: usize, lookahead: Lookahead) -> Self {
         let model = context.model;
         let device = model.decoder.device();
@@ -60,7 +60,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
             prefixes: PrefixCache::default(),
             cache: None,
             reserved: 0,
-            // Whole chunks, as sequences take them.
+            // Whole chunks, as allocated to sequences.
             slots: memory / bytes / Cache::slots_for(1) * Cache::slots_for(1),
             max_sequences: device.max_batch_rows(),
             is_closed: false,
@@ -71,7 +71,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         self.executor.sequences.len()
     }
 
-    /// Slots in use, cached prefixes aside, and all slots.
+    /// Slots in use, excluding cached prefixes, and all slots.
     pub(crate) fn slot_usage(&self) -> (usize, usize) {
         (self.reserved + self.prefixes.pinned_slots(), self.slots)
     }
@@ -84,8 +84,8 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         self.reserved + self.prefixes.pinned_slots() + slots <= self.slots
     }
 
-    /// Whether a source can join: beside all sequences before it there is memory for one of its
-    /// own.
+    /// Whether a source can join: whether there is memory for one of its sequences in addition to
+    /// all admitted and waiting ones.
     pub(crate) fn has_room(&self, footprint: &Footprint) -> bool {
         let mut sequences = self.executor.sequences.len();
         let mut slots = footprint.shared_slots() + footprint.own_slots();
@@ -96,11 +96,11 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         sequences < self.max_sequences && self.fits(slots)
     }
 
-    /// Lets a source join that has room. Its sequences are admitted with the next steps.
+    /// Adds a source for which there is room. Its sequences are admitted in the next steps.
     pub(crate) fn join(&mut self, source: S) {
         let item = source.item();
         let tokens = &item.prompt.tokens;
-        // A row that shares all of the prompt reads the hidden state at its last token.
+        // A sequence that shares the whole prompt reads the hidden state at its last token.
         let reusable = match item.params.perturbation.prompt_sharing() {
             PromptSharing::Whole => tokens.len() - 1,
             PromptSharing::AllButLast => item.shared_tokens(),
@@ -114,8 +114,8 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         self.sources.push(source);
     }
 
-    /// Reserves slots for positions that are computed outside of the batch's own steps; false where
-    /// there is no room.
+    /// Reserves slots for positions that are computed outside the batch's steps; false if there is
+    /// no room.
     pub(crate) fn reserve(&mut self, positions: usize) -> bool {
         let slots = Cache::slots_for(positions);
         let fits = self.fits(slots);
@@ -123,12 +123,12 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         fits
     }
 
-    /// Gives back what [`Self::reserve`] reserved.
+    /// Frees slots reserved by [`Self::reserve`].
     pub(crate) fn unreserve(&mut self, positions: usize) {
         self.reserved -= Cache::slots_for(positions);
     }
 
-    /// The cache, with room for what is reserved.
+    /// The cache, grown to the reserved size.
     pub(crate) fn cache(&mut self) -> Result<&mut Cache, DeviceError> {
         let decoder = &self.model.decoder;
         let cache = match &mut self.cache {
@@ -139,7 +139,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         Ok(cache)
     }
 
-    /// One step of the sequences that are admitted; returns how many are done with it.
+    /// Runs one step of the admitted sequences; returns how many finished.
     pub(crate) fn step(&mut self) -> Result<usize, EngineError> {
         if self.executor.sequences.is_empty() {
             return Ok(0);
@@ -164,7 +164,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
     }
 
     /// Admits sequences in the order of their sources, as far as there is memory; while the batch
-    /// is closed only one, and only if no other is left.
+    /// is closed only one, and only if there is no other.
     pub(crate) fn admit(&mut self) {
         for item in 0..self.sources.len() {
             let slots = self.sources[item].footprint().own_slots();
@@ -181,7 +181,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         }
     }
 
-    /// Gives the sequences that are done back to their sources.
+    /// Returns finished sequences to their sources.
     fn finish(&mut self) -> Result<usize, EngineError> {
         let is_done = |sequence: &SequenceState| sequence.next == NextInput::Done;
         if !self.executor.sequences.iter().any(is_done) {
@@ -210,12 +210,12 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         Ok(count)
     }
 
-    /// Takes sources, by ascending index, out of the batch, with their sequences.
+    /// Removes sources, given by ascending index, with their sequences.
     pub(crate) fn remove(&mut self, items: &[usize]) -> Vec<S> {
         if items.is_empty() {
             return Vec::new();
         }
-        // A source that is complete has no sequences any more; one that is cancelled has.
+        // A complete source has no sequences left; a cancelled one may have.
         let leaves = |sequence: &SequenceState| items.binary_search(&sequence.spec.item).is_ok();
         for mut sequence in self.executor.remove(leaves) {
             self.release(&mut sequence);
@@ -236,7 +236,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         removed
     }
 
-    /// Frees the slots of a sequence that leaves.
+    /// Frees the slots of a leaving sequence.
     fn release(&mut self, sequence: &mut SequenceState) {
         let source = &self.sources[sequence.spec.item];
         let item = source.item();
@@ -251,8 +251,8 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         }
     }
 
-    /// After the device lacked memory: goes on with half of the slots, where every sequence begins
-    /// anew. Returns the sources of which not even one fits.
+    /// After an out-of-memory error: halves the number of slots and restarts every sequence.
+    /// Returns the sources of which not even one sequence fits.
     pub(crate) fn requeue(&mut self) -> Vec<S> {
         for sequence in std::mem::take(&mut self.executor.sequences) {
             self.sources[sequence.spec.item].requeue(sequence.spec);
@@ -269,13 +269,13 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
         unfit
     }
 
-    /// Takes all sources out; their sequences are lost.
+    /// Removes all sources; their sequences are lost.
     pub(crate) fn clear(&mut self) -> Vec<S> {
         self.release_cache();
         std::mem::take(&mut self.sources)
     }
 
-    /// Gives the memory of the cache back. No sequence is in it.
+    /// Releases the memory of the cache, which contains no sequence.
     pub(crate) fn release_cache(&mut self) {
         self.executor.clear();
         self.leases.clear();
@@ -285,7 +285,7 @@ impl<'a, S: SequenceSource> SequenceBatch<'a, S> {
     }
 }
 
-/// How many sequences of each source are at each stage.
+/// Number of sequences of each source at each stage.
 fn stage_counts(sequences: &[SequenceState], sources: usize) -> Vec<[(Stage, usize); 3]> {
     let none = [(Stage::Prefill, 0), (Stage::Thoughts, 0), (Stage::Answers, 0)];
     let mut counts = vec![none; sources];

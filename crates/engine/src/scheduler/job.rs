@@ -21,7 +21,7 @@ use crate::sampler::RowId;
 use crate::score::Rewards;
 use crate::stage_timer::Stage;
 
-/// Takes a request's events, on the engine's thread: it must not block.
+/// Receives a request's events, on the engine's thread; must not block.
 pub(crate) type EventSink = Box<dyn FnMut(Event) + Send>;
 
 /// A request with its prompt.
@@ -45,7 +45,7 @@ impl Job {
         self.request.item(&self.prompt)
     }
 
-    /// Whether it runs as a closed batch of its own.
+    /// Whether it runs alone, as a closed batch.
     pub(crate) fn runs_alone(&self) -> bool {
         self.request.params.beam.is_some()
     }
@@ -62,7 +62,7 @@ impl Job {
         self.send(Event::Done(Err(error)));
     }
 
-    /// Runs the request as a closed batch of its own.
+    /// Runs the request alone, as a closed batch.
     pub(crate) fn solve_alone(mut self, engine: &Engine) {
         self.send(Event::Started);
         let reply = engine.solve_prompt(self.prompt.clone(), &self.request);
@@ -79,32 +79,32 @@ impl Job {
     }
 }
 
-/// A finished sequence, whose thoughts the reward model may still have to read.
+/// A finished sequence whose thoughts may still have to be scored.
 pub(crate) struct ScoredLater {
     pub(crate) row: FinishedSequence,
     pub(crate) thoughts: SmallVec<[ThoughtRef; 8]>,
-    /// Its hidden states, which a probe may still have to read.
+    /// Its hidden states, which a probe may still have to score.
     pub(crate) states: Vec<HiddenRef>,
 }
 
-/// What comes after a round of sequences.
+/// The result of a round of sequences.
 pub(crate) enum AfterRound {
-    /// The vote is open: the next sequences wait to be admitted.
+    /// The vote is undecided: the next sequences wait to be admitted.
     NextRound,
     Done,
 }
 
-/// A request whose sequences are in the batch, or wait for memory there.
+/// A request whose sequences are in the batch, or waiting for memory.
 pub(crate) struct RunningJob<'a> {
     engine: &'a Engine,
     pub(crate) job: Job,
     pub(crate) footprint: Footprint,
     state: QuestionState,
-    /// Numbers of the round's sequences that are not in the batch.
+    /// Indices of the round's sequences that are not in the batch.
     waiting: VecDeque<usize>,
-    /// Finished sequences of the round; in their order once it is complete.
+    /// Finished sequences of the round; sorted once it is complete.
     finished: Vec<ScoredLater>,
-    /// Answer tokens of the round's sequences that were told.
+    /// Number of answer tokens already sent, per sequence of the round.
     told: Vec<usize>,
     seconds: StageSeconds,
     since: Instant,
@@ -137,7 +137,7 @@ impl<'a> RunningJob<'a> {
         self.told = vec![0; self.state.round.len()];
     }
 
-    /// A sequence's number among the request's: the greedy one comes first.
+    /// A sequence's index within the request: the greedy one comes first.
     fn number(&self, id: RowId, perturbed: bool) -> usize {
         let greedy = usize::from(self.job.request.params.greedy);
         if perturbed { id.trajectory as usize + greedy } else { 0 }
@@ -147,18 +147,18 @@ impl<'a> RunningJob<'a> {
         self.finished.len() == self.state.round.len()
     }
 
-    /// The sequences of a complete round, in their order.
+    /// The sequences of a complete round, in order.
     pub(crate) fn round(&self) -> &[ScoredLater] {
         &self.finished
     }
 
-    /// Sets the rewards of a sequence of the round, which took so many seconds.
+    /// Sets the rewards of a sequence of the round, and adds the seconds that scoring took.
     pub(crate) fn set_rewards(&mut self, row: usize, rewards: Rewards, seconds: f64) {
         self.finished[row].row.rewards = Some(rewards);
         self.seconds.scores += seconds;
     }
 
-    /// Lets a probe read the hidden states of the round, which are released.
+    /// Scores the hidden states of the round with the probe, and releases them.
     pub(crate) fn read_states(&mut self) -> Result<(), DeviceError> {
         let states: Vec<Vec<HiddenRef>> =
             self.finished.iter_mut().map(|done| std::mem::take(&mut done.states)).collect();
@@ -171,12 +171,12 @@ impl<'a> RunningJob<'a> {
         Ok(())
     }
 
-    /// Whether no round can follow this one.
+    /// Whether no further round can follow.
     pub(crate) fn is_last_round(&self) -> bool {
         self.state.round.end == self.job.rows()
     }
 
-    /// Tells the rewards of the finished sequences.
+    /// Sends the rewards of the finished sequences.
     pub(crate) fn send_rewards(&mut self) {
         if !self.job.tells_progress() {
             return;
@@ -189,7 +189,7 @@ impl<'a> RunningJob<'a> {
         }
     }
 
-    /// Adds a complete round to the reply.
+    /// Adds a complete round to the output.
     pub(crate) fn end_round(&mut self) -> Result<AfterRound, EngineError> {
         let rows = std::mem::take(&mut self.finished).into_iter().map(|done| done.row).collect();
         let round = self.state.round.clone();
@@ -202,8 +202,8 @@ impl<'a> RunningJob<'a> {
         Ok(AfterRound::NextRound)
     }
 
-    /// A request whose last round is complete. Its thoughts on the device are released here: only
-    /// this thread uses the device.
+    /// Completes a request after its last round. Its thoughts on the device are released here,
+    /// because only this thread uses the device.
     pub(crate) fn complete(self) -> CompletedRequest {
         let Self { job, state, finished, seconds, since, .. } = self;
         let rows = finished.into_iter().map(|done| done.row).collect();
@@ -243,7 +243,7 @@ impl SequenceSource for RunningJob<'_> {
         let SequenceSpec { id, perturbed, .. } = sequence.spec;
         let row = self.number(id, perturbed) - self.state.round.start;
         let told = std::mem::replace(&mut self.told[row], sequence.tokens.len());
-        // A sequence that begins anew comes to the same tokens again.
+        // A restarted sequence generates the same tokens again.
         self.told[row] = self.told[row].max(told);
         for (position, &token) in sequence.tokens.iter().enumerate().skip(told) {
             self.job.send(Event::Token { number: id.trajectory, position, token });
@@ -258,7 +258,7 @@ impl SequenceSource for RunningJob<'_> {
         self.job.options.latents
     }
 
-    /// Tells the trajectory.
+    /// Sends the trajectory event.
     fn finish(
         &mut self,
         sequence: SequenceState,
@@ -283,18 +283,18 @@ impl SequenceSource for RunningJob<'_> {
     }
 }
 
-/// A request that has left the batch and is to be replied to.
+/// A request that has left the batch, with its output still to be assembled.
 pub(crate) struct CompletedRequest {
     job: Job,
     state: QuestionState,
-    /// Sequences of the last round that are not in the state yet.
+    /// Sequences of the last round that have not been added to the state yet.
     rows: Vec<FinishedSequence>,
     seconds: StageSeconds,
     since: Instant,
 }
 
 impl CompletedRequest {
-    /// Decodes, votes and replies.
+    /// Decodes the answers, votes and sends the output.
     pub(crate) fn reply(self, engine: &Engine) {
         let Self { mut job, mut state, rows, seconds, since } = self;
         let of = QuestionContext { engine, item: job.item() };

@@ -1,16 +1,16 @@
-//! Prompt prefixes of requests that have left, for requests that begin with the same tokens.
+//! Cached prompt prefixes of requests that have left, for requests that begin with the same tokens.
 //!
-//! A block is a chunk of slots with the keys and values of as many tokens, after those of its
-//! parent block. A lease pins the blocks that a prompt begins with; blocks that nobody uses are
-//! evicted in the order of their last use, children before parents, when their slots are needed.
-//! The keys and values of a position depend on the tokens before it alone, so that a prompt that
-//! begins with cached blocks gets the same bits on a CPU.
+//! A block is a chunk of slots with the keys and values of the same number of tokens, following
+//! those of its parent block. A lease pins the blocks that a prompt begins with; unused blocks are
+//! evicted in least-recently-used order, children before parents, when their slots are needed. The
+//! keys and values of a position depend only on the tokens before it, so a prompt that begins with
+//! cached blocks gets the same bits on a CPU.
 
 use std::collections::{BTreeMap, HashMap};
 
 use model::{Cache, Sequence};
 
-/// Names a block; 0 is the beginning of a prompt.
+/// Identifies a block; 0 is the root, the empty prefix.
 type BlockId = u64;
 
 struct PrefixBlock {
@@ -20,26 +20,26 @@ struct PrefixBlock {
     kv: Sequence,
     users: usize,
     children: usize,
-    /// Its place in the order of eviction.
+    /// Time of its last use, which determines the eviction order.
     last_use: u64,
 }
 
-/// The cached blocks that a prompt begins with. They stay for as long as it is not given back.
+/// A lease on the cached blocks that a prompt begins with. They stay pinned until it is returned.
 #[derive(Default)]
 pub(crate) struct PrefixLease {
     blocks: Vec<BlockId>,
-    /// Their positions, to go on from; `None` without any.
+    /// Their positions, to continue from; `None` if there are none.
     pub(crate) kv: Option<Sequence>,
 }
 
 impl PrefixLease {
-    /// Positions that need not be computed.
+    /// Number of positions that need not be computed.
     pub(crate) fn len(&self) -> usize {
         self.kv.as_ref().map_or(0, Sequence::len)
     }
 }
 
-/// Blocks of prompts, by their tokens and those before them.
+/// Blocks of prompts, keyed by parent block and tokens.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
     blocks: HashMap<BlockId, PrefixBlock>,
@@ -49,28 +49,28 @@ pub(crate) struct PrefixCache {
     pinned: usize,
     last_id: BlockId,
     clock: u64,
-    /// Shared prompt tokens of all sources, and those of them that were cached.
+    /// Total shared prompt tokens of all sources; the next field counts those that were cached.
     pub(crate) prompt_tokens: u64,
     pub(crate) cached_tokens: u64,
 }
 
-/// Tokens of a block.
+/// Number of tokens per block.
 fn block_len() -> usize {
     Cache::slots_for(1)
 }
 
 impl PrefixCache {
-    /// Slots of all blocks.
+    /// Number of slots of all blocks.
     pub(crate) fn slots(&self) -> usize {
         self.blocks.len() * block_len()
     }
 
-    /// Slots of the blocks that cannot be evicted.
+    /// Number of slots of blocks that cannot be evicted.
     pub(crate) fn pinned_slots(&self) -> usize {
         self.pinned * block_len()
     }
 
-    /// Counts the shared tokens of a prompt.
+    /// Adds the shared tokens of a prompt to the statistics.
     pub(crate) fn count_prompt(&mut self, tokens: usize) {
         self.prompt_tokens += tokens as u64;
     }
@@ -96,8 +96,8 @@ impl PrefixCache {
         lease
     }
 
-    /// Ends a lease. The whole blocks of the prompt stay in the cache, with their slots; the other
-    /// slots of its sequence are freed.
+    /// Returns a lease. The whole blocks of the prompt stay in the cache, with their slots; the
+    /// other slots of its sequence are freed.
     pub(crate) fn give_back(
         &mut self,
         cache: Option<&mut Cache>,
@@ -110,7 +110,7 @@ impl PrefixCache {
         for tokens in computed.chunks_exact(block_len()).skip(lease.blocks.len()) {
             let key = (parent, tokens.to_vec());
             if self.children.contains_key(&key) {
-                break; // another request has computed it beside this one
+                break; // another request has computed the same block concurrently
             }
             self.last_id += 1;
             self.clock += 1;
@@ -150,7 +150,7 @@ impl PrefixCache {
         }
     }
 
-    /// Evicts the block that was not used for the longest time; false where all are in use.
+    /// Evicts the least recently used block; false if all are in use.
     pub(crate) fn evict(&mut self, cache: &mut Cache) -> bool {
         let Some((_, id)) = self.idle.pop_first() else { return false };
         let Some(block) = self.blocks.remove(&id) else { return false };
@@ -164,7 +164,7 @@ impl PrefixCache {
         true
     }
 
-    /// Forgets all blocks; the counts stay.
+    /// Removes all blocks but keeps the statistics.
     pub(crate) fn clear(&mut self) {
         let Self { prompt_tokens, cached_tokens, .. } = *self;
         *self = Self { prompt_tokens, cached_tokens, ..Self::default() };

@@ -1,11 +1,11 @@
-//! How fast rows leave the batch, lately: what says when a full queue has room again.
+//! Recent throughput in finished sequences, from which the wait for a full queue is estimated.
 
 use std::time::Duration;
 
-/// Seconds after which a measurement counts half.
+/// Seconds after which the weight of a measurement is halved.
 const HALF_LIFE: f64 = 10.0;
 
-/// Rows that were finished and the time that it took, the past fading.
+/// Exponentially weighted counts of finished sequences and elapsed time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowRate {
     rows: f64,
@@ -13,7 +13,7 @@ pub(crate) struct RowRate {
 }
 
 impl RowRate {
-    /// Adds a pass.
+    /// Adds a step that finished `rows` sequences.
     pub(crate) fn add(&mut self, rows: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         let kept = 0.5_f64.powf(seconds / HALF_LIFE);
@@ -21,7 +21,7 @@ impl RowRate {
         self.seconds = kept * self.seconds + seconds;
     }
 
-    /// The time in which so many rows will be finished; `None` before any was.
+    /// Estimated time to finish `rows` sequences; `None` before any has finished.
     pub(crate) fn time_for(&self, rows: usize) -> Option<Duration> {
         let seconds = rows as f64 * self.seconds / self.rows;
         Duration::try_from_secs_f64(seconds).ok().filter(|_| self.rows > 0.0)

@@ -1,5 +1,5 @@
-//! The requests of the scheduler: their sequences run in the [`SequenceBatch`]; rounds of them are
-//! scored and voted on here.
+//! The requests of the scheduler: their sequences run in the [`SequenceBatch`]; rounds of sequences
+//! are scored and voted on here.
 
 use std::sync::mpsc::{SendError, Sender};
 use std::time::Instant;
@@ -21,23 +21,23 @@ use crate::reference_trace::ReferenceTracer;
 use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScoredSequence, score};
 use crate::wave::{ensure_slots, reference_trace};
 
-/// Requests that run.
+/// The running requests.
 pub(crate) struct RunningRequests<'a> {
     engine: &'a Engine,
     pub(crate) batch: SequenceBatch<'a, RunningJob<'a>>,
     token_scores: TokenScores,
     reward_cache: Option<Cache>,
     tracer: ReferenceTracer,
-    /// Bytes of keys and values of the reward model.
+    /// KV memory of the reward model in bytes.
     reward_memory: usize,
-    /// Sequences that the last step finished.
+    /// Number of sequences that the last step finished.
     pub(crate) num_finished: usize,
-    /// Takes the requests that are complete.
+    /// Receives completed requests.
     completed: Sender<CompletedRequest>,
 }
 
 impl<'a> RunningRequests<'a> {
-    /// Requests that are complete are sent to `completed`, to be replied to.
+    /// Completed requests are sent to `completed`, which assembles their outputs.
     pub(crate) fn new(
         engine: &'a Engine,
         completed: Sender<CompletedRequest>,
@@ -56,7 +56,7 @@ impl<'a> RunningRequests<'a> {
         }
     }
 
-    /// Bytes of keys and values of each of the two models: a request must fit them.
+    /// KV memory in bytes of each of the two models: a request must fit both.
     pub(crate) fn memory(engine: &Engine) -> usize {
         engine.memory() / if engine.reward_model().is_some() { 2 } else { 1 }
     }
@@ -74,7 +74,7 @@ impl<'a> RunningRequests<'a> {
         self.batch.join(RunningJob::new(self.engine, job));
     }
 
-    /// What runs; the counts of what waits are those of `stats`.
+    /// Statistics of running requests; those of waiting ones are taken from `stats`.
     pub(crate) fn stats(&self, stats: SchedulerStats) -> SchedulerStats {
         let (used_slots, slots) = self.batch.slot_usage();
         let prefixes = self.batch.prefixes();
@@ -90,7 +90,7 @@ impl<'a> RunningRequests<'a> {
         }
     }
 
-    /// Whether the tokens that were to be scored are.
+    /// Whether all scoring jobs are done, so that it accepts more.
     pub(crate) fn wants_tokens(&self) -> bool {
         self.token_scores.is_empty()
     }
@@ -99,7 +99,7 @@ impl<'a> RunningRequests<'a> {
         self.token_scores.add(job);
     }
 
-    /// Gives the memory of the caches back, while no request runs.
+    /// Releases the memory of the caches while no request runs.
     pub(crate) fn release_caches(&mut self) {
         self.batch.release_cache();
         self.release_reward_cache();
@@ -110,13 +110,13 @@ impl<'a> RunningRequests<'a> {
         self.tracer = ReferenceTracer::default();
     }
 
-    /// One step: cancelled requests leave, all sequences advance, complete rounds are scored.
+    /// Runs one step: cancelled requests leave, all sequences advance, complete rounds are scored.
     pub(crate) fn step(&mut self) -> Result<(), EngineError> {
         let cancelled = self.indices(|running| running.job.is_cancelled());
         self.batch.remove(&cancelled).into_iter().for_each(|running| running.job.cancelled());
         let model = &self.engine.reasoner().model;
         model.decoder.device().run(|| {
-            // Who did not get memory the last time comes first.
+            // Requests that did not get memory the last time come first.
             let tokens_first = self.batch.is_closed;
             if !tokens_first {
                 self.batch.admit();
@@ -130,8 +130,8 @@ impl<'a> RunningRequests<'a> {
         })
     }
 
-    /// After a step that failed: where the device lacked memory, all begin anew in half of it; what
-    /// does not fit it, or failed otherwise, ends with an error.
+    /// Recovers from a failed step: after an out-of-memory error, all requests restart with half
+    /// the memory; requests that do not fit, or after any other error all of them, fail.
     pub(crate) fn recover(&mut self, error: &EngineError) {
         let why = error.to_string();
         let failed = match error {
@@ -147,11 +147,14 @@ impl<'a> RunningRequests<'a> {
         }
     }
 
-    /// Begins all sequences anew in half of the memory. Returns the requests that do not fit it.
+    /// Restarts all sequences with half the memory. Returns the requests that do not fit.
     pub(crate) fn begin_anew(&mut self) -> Vec<RunningJob<'a>> {
         self.reward_memory /= 2;
         let requests = self.batch.sources.len();
-        tracing::warn!(requests, "the device lacks memory; starting again in half of it");
+        tracing::warn!(
+            requests,
+            "out of device memory; restarting the requests with half the memory"
+        );
         self.token_scores.restart();
         self.batch.requeue()
     }
@@ -161,7 +164,7 @@ impl<'a> RunningRequests<'a> {
         such.map(|(index, _)| index).collect()
     }
 
-    /// Scores the rounds that are complete; their requests reply, or go on with the next round.
+    /// Scores complete rounds; their requests complete, or continue with the next round.
     fn end_rounds(&mut self) -> Result<(), EngineError> {
         let complete = self.indices(|running| running.round_is_complete());
         self.score(&complete)?;
@@ -177,7 +180,7 @@ impl<'a> RunningRequests<'a> {
             }
         }
         for running in self.batch.remove(&done) {
-            // The thread that replies is gone only if it has panicked.
+            // The receiving thread is gone only if it has panicked.
             if let Err(SendError(completed)) = self.completed.send(running.complete()) {
                 completed.reply(self.engine);
             }
@@ -185,7 +188,7 @@ impl<'a> RunningRequests<'a> {
         Ok(())
     }
 
-    /// Scores the rounds of some requests, in as few passes as the memory allows.
+    /// Scores the rounds of some requests, in as few forward passes as the memory allows.
     fn score(&mut self, items: &[usize]) -> Result<(), DeviceError> {
         let Some(reward_model) = self.engine.reward_model() else { return Ok(()) };
         let max_rows = reward_model.decoder.device().max_batch_rows();
@@ -212,7 +215,7 @@ impl<'a> RunningRequests<'a> {
         if group.is_empty() { Ok(()) } else { self.score_group(reward_model, &group) }
     }
 
-    /// Scores sequences, each by its request and its place in the request's round.
+    /// Scores sequences, each given by its request and its index in the request's round.
     fn score_group(
         &mut self,
         reward_model: &RewardModel,

@@ -1,4 +1,4 @@
-//! What the scheduler runs: sources of sequences.
+//! The interface between the scheduler's batch and a request: a source of sequences.
 
 use tensor::Tensor;
 
@@ -8,33 +8,33 @@ use crate::error::EngineError;
 use crate::executor::{SequenceSpec, SequenceState};
 use crate::stage_timer::Stage;
 
-/// Hands sequences to a batch and receives their states after each step.
+/// Supplies a batch with sequences and receives their states after each step.
 pub(crate) trait SequenceSource {
-    /// What its sequences are sampled with.
+    /// The question and parameters of its sequences.
     fn item(&self) -> BatchItem<'_>;
 
     /// The memory of its prompt and of each sequence.
     fn footprint(&self) -> &Footprint;
 
-    /// Sequences that wait to be admitted.
+    /// Number of sequences waiting to be admitted.
     fn waiting(&self) -> usize;
 
-    /// The next of these; `item` is the source's index in the batch.
+    /// The next waiting sequence; `item` is the source's index in the batch.
     fn next(&mut self, item: usize) -> Option<SequenceSpec>;
 
-    /// Takes back a sequence that the device lacked memory for: it begins anew.
+    /// Takes back a sequence after an out-of-memory error: it restarts.
     fn requeue(&mut self, spec: SequenceSpec);
 
-    /// Sees a sequence after a step.
+    /// Called with each sequence after a step.
     fn observe(&mut self, sequence: &SequenceState);
 
-    /// Is told a part of a step's seconds, in which its sequences were at this stage.
+    /// Adds a share of a step's seconds, in which its sequences were at this stage.
     fn add_seconds(&mut self, stage: Stage, seconds: f64);
 
     /// Whether the thoughts of its sequences are copied to the host.
     fn returns_latents(&self) -> bool;
 
-    /// Takes a sequence that is done, and its thoughts on the host if it returns them.
+    /// Takes a finished sequence, and its thoughts on the host if `returns_latents`.
     fn finish(
         &mut self,
         sequence: SequenceState,

@@ -1,4 +1,4 @@
-//! Requests whose sequences are requeued.
+//! Tests of requests whose sequences are requeued.
 
 use std::sync::mpsc::channel;
 
@@ -12,8 +12,7 @@ use crate::prompt::Prompt;
 use crate::reply::{Reply, StageSeconds};
 use crate::request::{CancelToken, Request};
 
-/// After the device lacked memory, at any step, requests get what they get otherwise, and tokens
-/// are told once.
+/// After an out-of-memory error at any step, outputs are unchanged and tokens are sent once.
 #[test]
 fn requests_that_begin_anew_get_what_they_get_otherwise() {
     for (model, rewards) in MODELS {
@@ -29,7 +28,8 @@ fn requests_that_begin_anew_get_what_they_get_otherwise() {
             let (sender, events) = channel();
             for request in &requests {
                 let prompt = Prompt::new(engine.reasoner(), request.id, &request.question).unwrap();
-                let (id, sender) = (request.id, sender.clone());
+                let id = request.id;
+                let sender = sender.clone();
                 let tell = move |event| drop(sender.send((id, event)));
                 let mut job = Job::new(request.clone(), prompt, Box::new(tell));
                 job.options = EventOptions { tokens: true, ..EventOptions::default() };

@@ -1,5 +1,5 @@
-//! Log-likelihoods in the scheduler: tokens are scored in bounded parts, one beside each step of
-//! the batch, so that a request of many prompts delays no other by more than such a part.
+//! Log-likelihoods in the scheduler: tokens are scored in bounded parts, one after each step of the
+//! batch, so that a request with many prompts delays others by at most one part.
 
 use std::collections::VecDeque;
 
@@ -12,17 +12,17 @@ use crate::logprobs::{TokenScore, TokenSequence, score_positions};
 use crate::reasoner::LatentModel;
 use crate::request::CancelToken;
 
-/// Positions that are scored beside a step, at most.
+/// Maximum positions that are scored per step.
 pub(crate) const SCORED_POSITIONS: usize = 256;
 
-/// Tokens to be scored.
+/// A scoring job.
 pub(crate) struct TokenJob {
     pub(crate) tokens: Vec<u32>,
     pub(crate) cancel: CancelToken,
     pub(crate) done: Box<dyn FnOnce(Result<Vec<TokenScore>, EngineError>) + Send>,
 }
 
-/// Jobs of which some tokens are scored.
+/// Scoring jobs in progress.
 #[derive(Default)]
 pub(crate) struct TokenScores {
     active: VecDeque<(TokenJob, TokenSequence)>,
@@ -38,7 +38,7 @@ impl TokenScores {
         self.active.push_back((job, sequence));
     }
 
-    /// Scores the next positions. Where there is no memory for any, the batch is closed until there
+    /// Scores the next positions. If there is no memory for any, the batch is closed until there
     /// is.
     pub(crate) fn step<S: SequenceSource>(
         &mut self,
@@ -65,8 +65,8 @@ impl TokenScores {
         }
         batch.is_closed = has_none && !self.active.is_empty();
         if batch.is_closed && batch.sources.is_empty() {
-            // Only after the device had less memory than was promised.
-            let why = "the device has not the memory to score these tokens";
+            // Only after the device turned out to have less memory than budgeted.
+            let why = "not enough device memory to score these tokens";
             self.active.pop_front().into_iter().for_each(|(job, _)| fail(job, why));
         }
         while let Some((job, sequence)) = self.active.pop_front() {
@@ -92,7 +92,7 @@ impl TokenScores {
         }
     }
 
-    /// The jobs begin anew: the cache is gone.
+    /// Restarts all jobs after the cache was lost.
     pub(crate) fn restart(&mut self) {
         for (job, sequence) in &mut self.active {
             *sequence = TokenSequence::new(job.tokens.clone());

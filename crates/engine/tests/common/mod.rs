@@ -1,5 +1,5 @@
-//! What the engine's tests share: tiny random models of every family, questions, sampling
-//! parameters, and comparisons of replies.
+//! Shared parts of the engine's tests: tiny random models of every family, questions, sampling
+//! parameters, and comparisons of outputs.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub const FAMILIES: [testkit::CheckpointFamily; 6] = [
     testkit::CheckpointFamily::Rot,
 ];
 
-/// The seed of a run unless a test is about seeds.
+/// The default seed of a run.
 pub const SEED: u64 = 0x5eed_0001_0000_0007;
 
 /// A reasoner and a reward model for its thoughts.
@@ -42,8 +42,8 @@ impl RewardedReasoner {
         Self::new(device(), &CheckpointSpec { family, ..CheckpointSpec::default() })
     }
 
-    /// A reasoner of the given shape; the reward model has blocks of that shape, other weights and
-    /// the default for everything else.
+    /// A reasoner of the given shape; the reward model has blocks of the same shape, different
+    /// weights and defaults otherwise.
     pub fn new(device: &Device, spec: &CheckpointSpec) -> Self {
         let reasoner = reasoner(device, spec);
         let family = if is_gpt2(spec.family) {
@@ -82,12 +82,12 @@ impl RewardedReasoner {
         Self { reasoner: Arc::new(reasoner), reward_model: Arc::new(reward_model) }
     }
 
-    /// The reasoner, to be changed while no engine holds it.
+    /// Mutable access to the reasoner, while no engine shares it.
     pub fn reasoner_mut(&mut self) -> &mut Reasoner {
         Arc::get_mut(&mut self.reasoner).unwrap()
     }
 
-    /// The reward model, to be changed while no engine holds it.
+    /// Mutable access to the reward model, while no engine shares it.
     pub fn reward_model_mut(&mut self) -> &mut RewardModel {
         Arc::get_mut(&mut self.reward_model).unwrap()
     }
@@ -107,7 +107,7 @@ impl RewardedReasoner {
         run(&self.engine(), params, questions).unwrap()
     }
 
-    /// The same with so many bytes of keys and values.
+    /// The same with `memory` bytes of KV cache.
     pub fn run_in_memory(
         &self,
         memory: usize,
@@ -133,13 +133,13 @@ pub fn is_gpt2(family: testkit::CheckpointFamily) -> bool {
     )
 }
 
-/// The device that tests share unless they are about devices.
+/// The default device of tests.
 pub fn device() -> &'static Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE.get_or_init(|| Device::cpu(NonZeroUsize::new(2)).unwrap())
 }
 
-/// Writes a checkpoint, hands its directory over, and removes it.
+/// Writes a checkpoint, passes its directory to `load`, and removes it.
 pub fn with_checkpoint<T>(spec: &CheckpointSpec, load: impl FnOnce(&Path) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), spec).unwrap();
@@ -151,8 +151,8 @@ pub fn reasoner(device: &Device, spec: &CheckpointSpec) -> Reasoner {
     with_checkpoint(spec, |dir| load(device, dir, spec.family))
 }
 
-/// Loads a checkpoint as its family. The family is named and not detected: all tiny Llamas have the
-/// same tokenizer, so that its markers do not tell Latent-SFT from the others.
+/// Loads a checkpoint as a given family instead of detecting it: all tiny Llamas have the same
+/// tokenizer, so its markers do not distinguish Latent-SFT from the others.
 pub fn load(device: &Device, dir: &Path, family: testkit::CheckpointFamily) -> Reasoner {
     let family = match family {
         testkit::CheckpointFamily::Coconut => Family::COCONUT,
@@ -170,7 +170,7 @@ pub fn load(device: &Device, dir: &Path, family: testkit::CheckpointFamily) -> R
     Reasoner::load(device, dir, Some(family)).unwrap()
 }
 
-/// The replies of some requests, in their order; the first error instead where there is one.
+/// The outputs of some requests, in order; or the first error.
 pub fn run_requests(engine: &Engine, requests: &[Request]) -> Result<Vec<Reply>, EngineError> {
     let mut replies = Vec::new();
     engine.run(requests, |index, reply| -> Result<(), EngineError> {
@@ -191,10 +191,11 @@ pub fn run(
     run_requests(engine, &requests)
 }
 
-/// The smallest memory in which no request is refused, by bisection.
+/// The smallest memory in which no request is rejected, by bisection.
 pub fn smallest_memory(engine: &Engine, requests: &[Request]) -> usize {
     let fits = |memory: usize| engine.clone().with_memory(memory).check(requests).is_ok();
-    let (mut too_small, mut enough) = (0, Engine::DEFAULT_MEMORY);
+    let mut too_small = 0;
+    let mut enough = Engine::DEFAULT_MEMORY;
     while enough - too_small > 1 {
         let middle = (too_small + enough) / 2;
         if fits(middle) { enough = middle } else { too_small = middle }
@@ -202,7 +203,7 @@ pub fn smallest_memory(engine: &Engine, requests: &[Request]) -> usize {
     enough
 }
 
-/// A question under its number, which names its random numbers.
+/// A question with its id, which is the key of its random numbers.
 #[derive(Clone, Debug)]
 pub struct TestQuestion {
     pub id: u32,
@@ -210,18 +211,18 @@ pub struct TestQuestion {
 }
 
 impl TestQuestion {
-    /// A request for a number.
+    /// A request for a numeric answer.
     pub fn request(&self, params: SamplingParams) -> Request {
         Request { id: self.id, ..Request::new(&self.text, params) }
     }
 }
 
-/// A question of a number and a text.
+/// A question with an id and a text.
 pub fn question(id: u32, text: &str) -> TestQuestion {
     TestQuestion { id, text: text.to_owned() }
 }
 
-/// Questions of different lengths: one byte is one token of the tiny tokenizers. Their numbers are
+/// Questions of different lengths: one byte is one token of the tiny tokenizers. Their ids are
 /// neither dense nor ordered.
 pub fn questions() -> Vec<TestQuestion> {
     let long = "Tom has 3 apples and eats one. ".repeat(5);
@@ -234,7 +235,7 @@ pub fn questions() -> Vec<TestQuestion> {
     ]
 }
 
-/// The replies of all requests.
+/// The outputs of all requests.
 pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
     let mut replies = Vec::new();
     engine
@@ -246,12 +247,12 @@ pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
     replies
 }
 
-/// The reply with a given id.
+/// The output with a given id.
 pub fn reply_to(replies: &[Reply], id: u32) -> &Reply {
     replies.iter().find(|reply| reply.id == id).unwrap()
 }
 
-/// The latents of a reply's trajectories.
+/// The latents of an output's trajectories.
 pub fn latents(reply: &Reply) -> Vec<Tensor> {
     reply.trajectories.iter().map(|trajectory| trajectory.latents.clone()).collect()
 }
@@ -273,11 +274,12 @@ pub fn between(a: usize, b: usize) -> LatentLength {
 }
 
 pub fn dropout(p: f32, sites: DropoutSites, scope: DropoutScope) -> Perturbation {
-    let (p, mask) = (Probability::new(p).unwrap(), MaskLifetime::Step);
+    let p = Probability::new(p).unwrap();
+    let mask = MaskLifetime::Step;
     Perturbation::Dropout { p, sites, scope, mask }
 }
 
-/// The same dropout with masks that each trajectory keeps.
+/// The same dropout with masks that are fixed per trajectory.
 pub fn with_kept_masks(perturbation: Perturbation) -> Perturbation {
     match perturbation {
         Perturbation::Dropout { p, sites, scope, .. } => {
@@ -287,7 +289,7 @@ pub fn with_kept_masks(perturbation: Perturbation) -> Perturbation {
     }
 }
 
-/// Dropout as the paper uses it: on the passes that make thoughts, at both sites.
+/// Dropout as in the paper: in the passes that compute thoughts, at both sites.
 pub fn thought_dropout(p: f32) -> Perturbation {
     dropout(p, DropoutSites::BOTH, DropoutScope::Thoughts)
 }
@@ -313,7 +315,7 @@ pub fn perturbations() -> [Perturbation; 7] {
     ]
 }
 
-/// Parameters of a short run; families of open length keep an open length.
+/// Parameters of a short run; open-ended families stay open-ended.
 pub fn short_params(
     reasoner: &Reasoner,
     samples: usize,
@@ -339,7 +341,8 @@ pub fn prompt_of(reasoner: &Reasoner, question: &TestQuestion) -> Prompt {
     Prompt::new(reasoner, question.id, &question.text).unwrap()
 }
 
-/// How [`reference::run_rows`] runs the rows of a request with such parameters.
+/// The arguments with which [`reference::run_rows`] runs the sequences of a request with these
+/// parameters.
 pub fn reference_run(params: &SamplingParams) -> ReferenceRun<'static> {
     ReferenceRun {
         rows: params.samples.get(),
@@ -351,7 +354,7 @@ pub fn reference_run(params: &SamplingParams) -> ReferenceRun<'static> {
     }
 }
 
-/// The rows of a request by themselves, with their first logits.
+/// The sequences of a request run individually, with their first logits.
 pub fn run_rows(
     reasoner: &Reasoner,
     params: &SamplingParams,
@@ -360,12 +363,12 @@ pub fn run_rows(
     reference::run_rows(reasoner, prompt, reference_run(params)).unwrap()
 }
 
-/// The name of a question's trajectory in the random function.
+/// The random number key of a question's trajectory.
 pub fn row_id(question: u32, trajectory: usize) -> RowId {
     RowId { question, trajectory: trajectory as u32 }
 }
 
-/// How many thoughts a row may have, by definition.
+/// Maximum thoughts of a sequence, by definition.
 pub fn max_thoughts(params: &SamplingParams, id: RowId) -> usize {
     match params.length {
         LatentLength::Between(range) => id.rng_key(params.seed, 0).uniform_int(
@@ -377,7 +380,7 @@ pub fn max_thoughts(params: &SamplingParams, id: RowId) -> usize {
     }
 }
 
-/// Fails unless two replies are the same to the bit in everything but the time that they took.
+/// Fails unless two outputs are bitwise equal except for their timings.
 pub fn assert_same(a: &Reply, b: &Reply, what: &str) {
     assert_eq!(a.id, b.id, "{what}: id");
     assert_same_trajectories(&a.trajectories, &b.trajectories, what);
@@ -391,13 +394,13 @@ pub fn assert_same(a: &Reply, b: &Reply, what: &str) {
     assert_eq!((a.stopped, a.rule, a.chosen), (b.stopped, b.rule, b.chosen), "{what}: vote");
 }
 
-/// Fails unless runs of the same questions gave the same replies to the bit.
+/// Fails unless runs of the same questions have bitwise equal outputs.
 pub fn assert_all_same(a: &[Reply], b: &[Reply], what: &str) {
     assert_eq!(a.len(), b.len(), "{what}: number of replies");
     a.iter().zip(b).for_each(|(a, b)| assert_same(a, b, what));
 }
 
-/// Fails unless trajectories are the same to the bit: latents, tokens, text, answers and rewards.
+/// Fails unless trajectories are bitwise equal: latents, tokens, text, answers and rewards.
 pub fn assert_same_trajectories(a: &[Trajectory], b: &[Trajectory], what: &str) {
     assert_eq!(a.len(), b.len(), "{what}: number of trajectories");
     for (a, b) in a.iter().zip(b) {
@@ -417,12 +420,13 @@ pub fn assert_same_trajectories(a: &[Trajectory], b: &[Trajectory], what: &str) 
     }
 }
 
-/// Fails unless two matrices are the same to the bit; `==` would take 0 for -0.
+/// Fails unless two matrices are bitwise equal; `==` would treat 0 and -0 as equal.
 pub fn assert_same_bits(a: &Tensor, b: &Tensor, what: &str) {
     assert_eq!((a.rows(), a.cols()), (b.rows(), b.cols()), "{what}: shapes");
     let differs = a.data().iter().zip(b.data()).position(|(x, y)| x.to_bits() != y.to_bits());
     if let Some(i) = differs {
-        let (x, y) = (a.data()[i], b.data()[i]);
+        let x = a.data()[i];
+        let y = b.data()[i];
         let error = relative_error(a, b);
         panic!("{what}: element {i} is {x} and {y}; the relative error is {error:e}");
     }
@@ -436,8 +440,8 @@ pub fn relative_error(a: &Tensor, b: &Tensor) -> f32 {
     a.data().iter().zip(b.data()).map(|(x, y)| x - y).fold(0.0, largest) / scale
 }
 
-/// The relative error of two rows' thoughts over those that both have: rounding at a near tie may
-/// end one of them earlier.
+/// The relative error of two sequences' thoughts over their common length: rounding at a near tie
+/// may end one of them earlier.
 pub fn common_prefix_error(a: &Tensor, b: &Tensor) -> f32 {
     let both = a.rows().min(b.rows());
     if both == 0 { 0.0 } else { relative_error(&first_rows(both, a), &first_rows(both, b)) }

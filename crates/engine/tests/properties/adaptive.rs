@@ -1,5 +1,5 @@
-//! Adaptive sampling: rounds change no trajectory, and a vote that is certain is the vote of the
-//! full run.
+//! Adaptive sampling: rounds change no trajectory, and a decided vote equals the vote of the full
+//! run.
 
 use aggregate::{Candidate, Confidence, StopReason, majority};
 use latent_tts_engine::{AdaptiveSampling, Engine, Perturbation, Reply, SamplingParams};
@@ -45,8 +45,8 @@ fn rows_of_a_round_are_the_rows_of_the_full_run() {
     }
 }
 
-/// Without perturbation all rows answer alike, so that the first half of the samples decides the
-/// vote and the rest is not computed.
+/// Without perturbation all sequences have the same answer, so that the first half of the samples
+/// decides the vote and the rest is not computed.
 #[test]
 fn a_unanimous_question_stops_as_early_as_possible() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiGpt2);

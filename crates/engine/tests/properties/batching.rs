@@ -1,5 +1,5 @@
-//! A trajectory does not depend on what shares its batch: not on other questions, the number of
-//! samples, the memory, threads, or the order of the questions.
+//! A trajectory does not depend on its batch: not on other questions, the number of samples, the
+//! memory, threads, or the order of the questions.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use tensor::{Device, DeviceError, Isa};
 
 use crate::common::*;
 
-/// Fails unless each question alone gets the reply that it got in the batch.
+/// Fails unless each question run alone has the same output as in the batch.
 pub fn assert_same_alone(
     pair: &RewardedReasoner,
     params: SamplingParams,
@@ -45,7 +45,7 @@ fn a_question_of_a_batch_gets_the_reply_that_it_gets_alone() {
     }
 }
 
-/// The first logits too, which replies do not hold.
+/// Also compares the first logits, which outputs do not contain.
 #[test]
 fn a_row_of_a_batch_is_the_row_alone() {
     for family in FAMILIES {
@@ -64,8 +64,8 @@ fn a_row_of_a_batch_is_the_row_alone() {
     }
 }
 
-/// Makes one token the EOS token: the one that ends the first rows of the questions at the largest
-/// number of different positions.
+/// Makes one token the EOS token: the one that ends the first sequences of the questions at the
+/// largest number of different positions.
 pub fn spread_answer_ends(
     reasoner: &mut Reasoner,
     params: SamplingParams,
@@ -87,9 +87,9 @@ pub fn spread_answer_ends(
     reasoner.model.method.eos = vec![eos];
 }
 
-/// A row that ends leaves nothing behind, neither in other rows nor in the cache, which has no slot
-/// to spare where answers take several chunks of it. On a GPU the next step is launched before it
-/// is known which rows end: see the test of this name there.
+/// A finished sequence has no effect on others and frees its cache slots, of which none are to
+/// spare when answers take several chunks. On a GPU the next step is launched before it is known
+/// which sequences end: see the test of this name there.
 #[test]
 fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
     let questions: Vec<_> =
@@ -105,17 +105,18 @@ fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
     }
 }
 
-/// A pass is called off before its input vectors are there, or after its first block: in both cases
-/// cache and sequences are as before, and the next pass computes what it would have computed.
+/// A pass is aborted before its input vectors are known, or after its first block: in both cases
+/// cache and sequences are unchanged, and the next pass computes the same results.
 #[test]
 fn a_pass_that_is_called_off_leaves_nothing_behind() {
-    let called_off = || DeviceError::UnsupportedIsa(Isa::Portable); // stands for any error
+    let called_off = || DeviceError::UnsupportedIsa(Isa::Portable); // represents any error
     for family in [CheckpointFamily::Coconut, CheckpointFamily::CodiLlama] {
         let reasoner = reasoner(device(), &CheckpointSpec { family, ..CheckpointSpec::default() });
         let decoder = &reasoner.decoder;
         let prefilled = |tokens: &[u32]| {
             let mut cache = Cache::new(device(), decoder.config(), 256).unwrap();
-            let (mut pass, mut prefix) = (Pass::default(), Sequence::default());
+            let mut pass = Pass::default();
+            let mut prefix = Sequence::default();
             tokens.iter().for_each(|_| pass.push(&mut cache, &mut prefix, false));
             decoder.forward(&mut cache, &pass, decoder.embed(tokens).unwrap(), None).unwrap();
             (cache, (0..3).map(|_| prefix.fork()).collect::<Vec<_>>())
@@ -129,7 +130,8 @@ fn a_pass_that_is_called_off_leaves_nothing_behind() {
         let [expected, found] = [0, 2].map(|times| {
             let (mut cache, mut rows) = prefilled(&[1, 2, 3]);
             for time in 0..times {
-                let (before, mark) = (rows.clone(), cache.mark());
+                let before = rows.clone();
+                let mark = cache.mark();
                 let (pass, x) = next_pass(&mut cache, &mut rows);
                 let x = || if time == 0 { Err(called_off()) } else { Ok(x) };
                 let inputs = DeferredInputs { x, proceed: || Err(called_off()) };
@@ -145,9 +147,9 @@ fn a_pass_that_is_called_off_leaves_nothing_behind() {
     }
 }
 
-/// A pass longer than the decoder computes at once is cut, perhaps within a prompt. And where the
-/// prompts of a batch have so many positions that rows pass their last token in a second pass, they
-/// get what they get in a single one.
+/// A pass longer than the decoder's maximum is split, possibly within a prompt. And if the prompts
+/// of a batch have so many positions that sequences compute their last token in a second pass, the
+/// outputs are the same as in a single one.
 #[test]
 fn prompts_that_are_cut_into_parts_give_the_same_replies() {
     let long = |id: u32| question(id, &format!("{id} ").repeat(80));
@@ -164,7 +166,7 @@ fn prompts_that_are_cut_into_parts_give_the_same_replies() {
     }
 }
 
-/// The first samples of a run of few, and of a run of many.
+/// The samples of a small run, and the first samples of a large run.
 pub fn few_of_many(pair: &RewardedReasoner, perturbation: Perturbation) -> [Vec<Reply>; 2] {
     [4, 16].map(|samples| {
         let params = short_params(&pair.reasoner, samples, perturbation);
@@ -195,7 +197,7 @@ fn threads_change_nothing() {
         let run = |threads| {
             let device = Device::cpu(Some(nonzero(threads))).unwrap();
             let pair = RewardedReasoner::new(&device, &spec);
-            // So many that several threads take parts of a pass side by side.
+            // Enough that several threads process parts of a pass in parallel.
             let params = short_params(&pair.reasoner, 60, thought_dropout(0.2));
             let rows = 60 * questions().len();
             assert!(device.part_rows(rows) < rows || threads == 1);
@@ -208,7 +210,7 @@ fn threads_change_nothing() {
     }
 }
 
-/// A run in the default memory, and runs in little memory with the bytes that they had.
+/// A run with the default memory, and runs with little memory, with its size in bytes.
 pub fn run_in_little_memory(
     pair: &RewardedReasoner,
     perturbation: Perturbation,
@@ -239,7 +241,7 @@ fn little_memory_splits_waves_and_changes_nothing() {
     }
 }
 
-/// More rows than any wave takes, whatever the memory.
+/// More sequences than the maximum batch size, with any memory.
 #[test]
 fn more_samples_than_a_wave_holds_are_all_there() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
@@ -259,8 +261,8 @@ fn more_samples_than_a_wave_holds_are_all_there() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// A shard is some of the questions in some order. Random numbers are named by the question's
-    /// id, so that nothing else matters.
+    /// A shard is a subset of the questions in some order. Random numbers are keyed by the
+    /// question's id, so nothing else matters.
     #[test]
     fn shards_and_order_change_nothing(
         order in Just(vec![0usize, 1, 2, 3, 4]).prop_shuffle(),
@@ -281,7 +283,7 @@ proptest! {
     }
 }
 
-/// The same text under another id has the same prompt and other random numbers; likewise under
+/// The same text with another id has the same prompt and different random numbers; likewise with
 /// another seed.
 #[test]
 fn random_numbers_belong_to_the_id_and_the_seed() {

@@ -1,5 +1,5 @@
-//! A beam search finds what its definition does: every extension recomputed from scratch, every
-//! reward read from the whole path, the best kept by sorting.
+//! Compares beam search with its definition: every extension recomputed from scratch, every reward
+//! computed from the whole path, the best selected by sorting.
 
 use std::collections::BTreeSet;
 
@@ -20,14 +20,14 @@ pub fn size(width: usize, candidates: usize) -> Option<BeamSize> {
     Some(BeamSize { width: nonzero(width), candidates: nonzero(candidates) })
 }
 
-/// A path with everything that was fed to make it; its last thought is not fed yet.
+/// A path with all of its inputs; its last thought is not fed yet.
 #[derive(Clone)]
 struct NaivePath<'a> {
     naive: NaiveEngine<'a>,
     thoughts: Tensor,
     process_rewards: Vec<f32>,
     max_thoughts: usize,
-    /// It ended by the model's own decision, with all thoughts fed.
+    /// Whether the model stopped by itself, with all thoughts fed.
     ended_itself: bool,
 }
 
@@ -70,7 +70,8 @@ struct NaiveResult {
 impl<'a> NaiveSearch<'a> {
     fn run(self) -> NaiveResult {
         let BeamSize { width, candidates } = self.params.beam.unwrap();
-        let (width, candidates) = (width.get(), candidates.get());
+        let width = width.get();
+        let candidates = candidates.get();
         let mut extensions: Vec<_> = (0..width * candidates).map(|c| self.empty_path(c)).collect();
         let mut finished = Vec::new();
         while !extensions.is_empty() {
@@ -93,7 +94,8 @@ impl<'a> NaiveSearch<'a> {
 
     /// A path without thoughts, with the random numbers of trajectory `c`.
     fn empty_path(self, c: usize) -> NaivePath<'a> {
-        let (reasoner, id) = (&self.pair.reasoner, row_id(self.prompt.id, c));
+        let reasoner = &self.pair.reasoner;
+        let id = row_id(self.prompt.id, c);
         let max_thoughts = max_thoughts(self.params, id);
         let mut naive = NaiveEngine::new(reasoner, self.params, id, max_thoughts);
         naive.feed_prompt(&self.prompt.tokens);
@@ -102,8 +104,8 @@ impl<'a> NaiveSearch<'a> {
         NaivePath { naive, thoughts, process_rewards, max_thoughts, ended_itself: false }
     }
 
-    /// Adds a thought to each path: those that end go to `finished`, first those that end
-    /// themselves, and the others to `open`.
+    /// Adds a thought to each path: finished paths go to `finished`, first those where the model
+    /// stopped by itself, and the others to `open`.
     fn extend(
         self,
         paths: Vec<NaivePath<'a>>,
@@ -131,7 +133,8 @@ impl<'a> NaiveSearch<'a> {
 
     /// Rewards of a whole path.
     fn rewards(self, thoughts: &Tensor, answers: Option<AnswerBatch<'_>>) -> Rewards {
-        let (model, rows) = (&self.pair.reward_model, std::slice::from_ref(thoughts));
+        let model = &self.pair.reward_model;
+        let rows = std::slice::from_ref(thoughts);
         reference::rewards_with_answers(model, self.prompt, rows, answers).unwrap().remove(0)
     }
 
@@ -150,7 +153,7 @@ impl<'a> NaiveSearch<'a> {
     }
 }
 
-/// Fails unless the search finds what its definition does; returns the numbers of thoughts.
+/// Fails unless the search agrees with its definition; returns the numbers of thoughts.
 pub fn assert_naive(pair: &RewardedReasoner, params: SamplingParams, what: &str) -> Vec<usize> {
     let questions = &questions()[2..4];
     let mut lengths = Vec::new();
@@ -212,8 +215,8 @@ fn every_size_finds_what_the_definition_does() {
     }
 }
 
-/// Paths of different lengths, by their own decision and by a sampled number. Short ones win in
-/// some searches, long ones in others.
+/// Paths of different lengths, where the model stops by itself or the number is sampled. Short ones
+/// win in some searches, long ones in others.
 #[test]
 fn paths_of_different_lengths_compete_by_their_mean() {
     let mut lengths = Vec::new();
@@ -256,14 +259,15 @@ fn one_beam_with_one_extension_is_trajectory_0() {
 }
 
 fn assert_is_trajectory_0(reply: &Reply, what: &str) {
-    let (best, first) = (&reply.beam.as_ref().unwrap().best, &reply.trajectories[0]);
+    let best = &reply.beam.as_ref().unwrap().best;
+    let first = &reply.trajectories[0];
     assert_eq!((best.number, best.thoughts), (first.number, first.thoughts), "{what}");
     assert_eq!((&best.tokens, &best.text), (&first.tokens, &first.text), "{what}");
     assert_eq!(best.answer, first.answer, "{what}");
     assert_eq!(best.process_rewards, first.process_rewards, "{what}");
 }
 
-/// Every weight is zero.
+/// A source of zero weights.
 struct ZeroWeights;
 
 impl TensorSource for ZeroWeights {
@@ -299,13 +303,14 @@ fn equal_rewards_find_trajectory_0_and_without_perturbation_the_greedy_one() {
         let params = short_params(&pair.reasoner, 1, Perturbation::None);
         let params = SamplingParams { beam: size(2, 2), greedy: true, ..params };
         for reply in pair.run(params, &questions()) {
-            let (best, greedy) = (reply.beam.unwrap().best, reply.greedy.unwrap());
+            let best = reply.beam.unwrap().best;
+            let greedy = reply.greedy.unwrap();
             assert_eq!((best.thoughts, &best.text), (greedy.thoughts, &greedy.text), "{family:?}");
         }
     }
 }
 
-/// Neither the other questions nor the memory nor the number of samples changes what is found.
+/// The result does not depend on the other questions, the memory or the number of samples.
 #[test]
 fn a_search_does_not_depend_on_what_shares_its_batch() {
     for family in [CheckpointFamily::Coconut, CheckpointFamily::Colar] {
@@ -315,7 +320,8 @@ fn a_search_does_not_depend_on_what_shares_its_batch() {
             let params = SamplingParams { beam: size(3, 3), ..params };
             let together = pair.run(params, &questions());
             let requests: Vec<_> = questions().iter().map(|q| q.request(params)).collect();
-            // From memory for a search by itself to memory for searches beside their waves.
+            // From enough memory for a search alone to enough for searches in addition to their
+            // batches.
             let least = smallest_memory(&pair.engine(), &requests);
             for memory in [4, 5, 6, 8, 11, 16].map(|quarters| least * quarters / 4) {
                 let tight = pair.run_in_memory(memory, params, &questions());
@@ -333,14 +339,15 @@ fn a_search_does_not_depend_on_what_shares_its_batch() {
     }
 }
 
-/// On the whole, what a search finds has a larger reward than samples have.
+/// On average, the result of a search has a larger reward than samples.
 #[test]
 fn a_search_finds_larger_rewards_than_samples_do() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     let params = short_params(&pair.reasoner, 4, thought_dropout(0.3));
     let params = SamplingParams { beam: size(4, 4), ..params };
     let sum = |rewards: &Option<Vec<f32>>| rewards.as_ref().unwrap().iter().sum::<f32>();
-    let (mut found, mut sampled) = (0.0, 0.0);
+    let mut found = 0.0;
+    let mut sampled = 0.0;
     for reply in pair.run(params, &questions()) {
         found += sum(&reply.beam.unwrap().best.process_rewards);
         let rewards = reply.trajectories.iter().map(|t| sum(&t.process_rewards));
@@ -362,9 +369,9 @@ fn a_search_without_reward_model_thoughts_or_memory_is_refused() {
     let no_thoughts =
         SamplingParams { length: LatentLength::None, perturbation: Perturbation::None, ..params };
     let no_thoughts = refused(&pair.engine(), no_thoughts);
-    assert!(no_thoughts.contains("needs thoughts"), "{no_thoughts}");
+    assert!(no_thoughts.contains("needs latent thoughts"), "{no_thoughts}");
     let large = refused(&pair.engine().with_memory(1 << 20), params);
-    assert!(large.contains("its beam search needs") && large.contains("fewer beams"), "{large}");
+    assert!(large.contains("beam search needs") && large.contains("fewer beams"), "{large}");
 }
 
 #[test]

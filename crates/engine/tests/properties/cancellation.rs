@@ -1,6 +1,6 @@
-//! A cancelled request is handed over as [`EngineError::Cancelled`] and changes nothing in the
-//! others. (That it also stops at every possible moment is tested beside the engine, where its
-//! checks of the token can be counted.)
+//! A cancelled request yields [`EngineError::Cancelled`] and does not affect the others. (That it
+//! also stops at every possible moment is tested in the engine's unit tests, where its checks of
+//! the token can be counted.)
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use crate::common::*;
 use crate::mixed_requests::{mixed_requests, solve_alone, without_searches};
 use crate::requests::results;
 
-/// Fails unless the requests at `cancelled` are handed over as such and the others get `expected`.
+/// Fails unless the requests at `cancelled` are cancelled and the others have the outputs
+/// `expected`.
 fn assert_cancelled(
     found: &[(usize, Result<Reply, EngineError>)],
     cancelled: &BTreeSet<usize>,
@@ -33,14 +34,14 @@ fn assert_cancelled(
     }
 }
 
-/// The requests with tokens of their own.
+/// The requests with separate tokens.
 fn with_own_tokens(requests: &[Request]) -> Vec<Request> {
     let own = |request: &Request| Request { cancel: CancelToken::default(), ..request.clone() };
     requests.iter().map(own).collect()
 }
 
-/// Engines of a few families, with and without rewards for answers, in much memory and in so little
-/// that the requests' rows are split among waves.
+/// Engines of a few families, with and without rewards for answers, with much memory and with so
+/// little that the requests' sequences are split among batches.
 fn engines() -> Vec<(String, Engine, Vec<Request>)> {
     let mut engines = Vec::new();
     for family in [CheckpointFamily::Coconut, CheckpointFamily::Colar] {
@@ -94,8 +95,8 @@ fn a_timeout_of_zero_is_cancelled_before_the_run() {
     assert!(matches!(solved, Err(EngineError::Cancelled { id: found }) if found == id));
 }
 
-/// The callback of one request cancels a later one, whose rows may be computed already; cancelling
-/// an earlier one comes too late.
+/// The callback of one request cancels a later one, whose sequences may already be computed;
+/// cancelling an earlier one has no effect.
 #[test]
 fn requests_that_are_cancelled_by_the_callback_change_nothing_in_the_others() {
     for (what, engine, requests) in engines() {
@@ -135,14 +136,13 @@ fn clones_and_children_of_a_token_are_cancelled_with_it() {
     assert_cancelled(&results(&engine, &requests), &cancelled, &expected, "a shared token");
 }
 
-/// A reasoner with a context of so many positions that filling it takes hours, and a request that
-/// ends soon.
+/// A reasoner with such a long context that filling it takes hours, and a request that ends soon.
 struct EndlessContext {
     engine: Engine,
     short: Request,
 }
 
-/// Positions of the context, less those that prompt and end tokens need.
+/// Positions of the context, minus those of prompt and end tokens.
 const ENDLESS: usize = (1 << 20) - 256;
 
 impl EndlessContext {
@@ -161,13 +161,13 @@ impl EndlessContext {
         Self { engine: Engine::new(reasoner), short }
     }
 
-    /// The short request with so many thoughts.
+    /// The short request, with enough thoughts to fill the context.
     fn endless_thoughts(&self) -> Request {
         let params = SamplingParams { length: exactly(ENDLESS), ..self.short.params };
         self.endless(params)
     }
 
-    /// The short request with so many answer tokens.
+    /// The short request, with enough answer tokens to fill the context.
     fn endless_answer(&self) -> Request {
         let params = SamplingParams { max_new_tokens: nonzero(ENDLESS), ..self.short.params };
         self.endless(params)
@@ -183,8 +183,8 @@ impl EndlessContext {
     }
 }
 
-/// The run would take hours if the cancelled rows did not leave the batch: it ends at all because
-/// they do.
+/// The run terminates only because the cancelled sequences leave the batch; otherwise it would take
+/// hours.
 #[test]
 fn another_thread_cancels_a_request_that_thinks_or_answers() {
     let EndlessContext { engine, short } = &EndlessContext::new();
@@ -193,8 +193,8 @@ fn another_thread_cancels_a_request_that_thinks_or_answers() {
     for endless in [context.endless_thoughts(), context.endless_answer()] {
         let token = endless.cancel.clone();
         let canceller = std::thread::spawn(move || {
-            // Long enough to be in the middle of the run, mostly; at any moment the result is the
-            // same.
+            // Usually long enough to be in the middle of the run; the result is the same at any
+            // moment.
             std::thread::sleep(Duration::from_millis(100));
             token.cancel();
         });
@@ -218,14 +218,14 @@ fn a_timeout_ends_a_request_that_thinks_or_answers() {
     }
 }
 
-/// Dropping the iterator cancels what is left of the stream and waits for its thread; the caller's
-/// own tokens are not cancelled.
+/// Dropping the iterator cancels the rest of the stream and waits for its thread; the caller's
+/// tokens are not cancelled.
 #[test]
 fn dropping_a_stream_ends_it() {
     let context = EndlessContext::new();
     let expected = context.engine.solve(&context.short).unwrap();
     let endless = context.endless_thoughts();
-    // The endless request fits only into a wave of its own, so that the short one is done before.
+    // The endless request only fits into a separate batch, so that the short one is done before.
     let memory = smallest_memory(&context.engine, std::slice::from_ref(&endless));
     let engine = context.engine.clone().with_memory(memory);
     let token = endless.cancel.clone();

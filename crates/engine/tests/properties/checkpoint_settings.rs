@@ -1,5 +1,5 @@
-//! What config.json and the tokenizer say about a checkpoint's use: its family, its lengths and
-//! its default strengths.
+//! Settings from config.json and the tokenizer: a checkpoint's family, lengths and default
+//! perturbation strengths.
 
 use std::path::Path;
 
@@ -87,14 +87,14 @@ fn remove_markers(dir: &Path) {
     });
 }
 
-/// Every language model could be a chain-of-thought baseline, so that none is detected as one: it
-/// has to be named.
+/// Every language model qualifies as a chain-of-thought baseline, so none is detected as one: the
+/// family must be specified.
 #[test]
 fn a_plain_language_model_is_not_detected_as_a_cot_baseline() {
     let error = load_changed(&CheckpointSpec::default(), remove_markers).err().unwrap();
     assert!(matches!(error, EngineError::Unrecognised { .. }), "{error}");
     let message = error.to_string();
-    assert!(message.contains("name its family") && message.contains("cot"), "{message}");
+    assert!(message.contains("specify its family") && message.contains("cot"), "{message}");
     let spec = CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     let llama = load_changed(&spec, remove_markers).unwrap();
     assert_eq!(llama.method.family, Family::LATENT_SFT);

@@ -1,4 +1,4 @@
-//! One model on every instruction set and in every form of its checkpoint.
+//! One model on every instruction set and in every checkpoint format.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,15 +28,15 @@ fn vector_isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_fused() && isa.is_present())
 }
 
-/// The vector kernels sum every element in one order with the same fused steps, whatever the
-/// vectors' width; the portable ones round twice where those round once, and tiles sum in an order
-/// of their own.
+/// The vector kernels sum every element in the same order with the same fused steps, whatever the
+/// vectors' width; the portable ones round twice where those round once, and tiles use a different
+/// order.
 #[test]
 fn instruction_sets_agree() {
     let perturbations =
         [Perturbation::None, thought_dropout(0.2), Perturbation::Gaussian { std: 0.3 }];
     for family in FAMILIES {
-        // Weights that tiles multiply.
+        // Weights that are exact in bf16, for which tiles are used.
         let spec = CheckpointSpec { family, dtype: WeightDtype::Bf16, ..CheckpointSpec::default() };
         for perturbation in perturbations {
             let on = |isa| {
@@ -58,14 +58,14 @@ fn instruction_sets_agree() {
                 let error = latents_error(&on(Isa::Amx), &portable);
                 assert!(error < 5e-4, "{what}: the error of portable kernels to AMX is {error:e}");
             } else {
-                println!("skipped with AMX: this processor has none");
+                println!("skipped with AMX: this CPU has none");
             }
         }
     }
 }
 
-/// In int8 sums are whole numbers; what follows them is f32, as above. A question's trajectories
-/// are the same alone and beside others, on one thread and on three.
+/// In int8 sums are integers; the remaining operations are in f32, as above. A question's
+/// trajectories are the same alone and with others, on one thread and on three.
 #[test]
 fn int8_agrees_with_itself_on_every_vector_set_thread_and_batch() {
     for family in FAMILIES {
@@ -92,9 +92,9 @@ fn int8_agrees_with_itself_on_every_vector_set_thread_and_batch() {
 fn a_precision_that_a_device_does_not_have_is_refused() {
     let refused = Device::cpu_in(None, Isa::Portable, Precision::Bf16).unwrap_err();
     assert!(matches!(refused, DeviceError::UnsupportedPrecision { .. }));
-    assert!(refused.to_string().contains("the processor does not compute in bf16"), "{refused}");
+    assert!(refused.to_string().contains("the CPU does not support bf16"), "{refused}");
     let refused = Device::cuda(0, Precision::Int8).unwrap_err();
-    assert!(refused.to_string().contains("a GPU does not compute in int8"), "{refused}");
+    assert!(refused.to_string().contains("a GPU does not support int8"), "{refused}");
 }
 
 #[test]
@@ -115,10 +115,10 @@ fn shards_of_a_checkpoint_are_the_checkpoint() {
     }
 }
 
-/// A weight in half precision is off by up to 2^-11 (f16) or 2^-8 (bf16) of itself. Over two layers
-/// the errors add up to some tens of that, at random. Thoughts are not compared: where a mixture
-/// takes its ten most probable tokens, or a row decides to stop, the smallest difference can change
-/// them wholly.
+/// A weight in half precision has a relative error of up to 2^-11 (f16) or 2^-8 (bf16). Over two
+/// layers the random errors add up to some tens of that. Thoughts are not compared: if a mixture
+/// selects its ten most probable tokens, or a sequence decides to stop, the smallest difference can
+/// change them completely.
 #[test]
 fn weight_dtypes_agree_to_their_precision() {
     for family in FAMILIES {
@@ -136,7 +136,7 @@ fn weight_dtypes_agree_to_their_precision() {
     }
 }
 
-/// Widening is exact: 16-bit weights give the replies of the same weights written with 32 bits.
+/// Widening is exact: 16-bit weights give the same outputs as the same weights stored in 32 bits.
 #[test]
 fn sixteen_bit_weights_are_widened_without_loss() {
     for family in FAMILIES {
@@ -194,7 +194,8 @@ fn merge_adapters(
     for (name, (a_shape, a)) in adapted.iter().filter(|(name, _)| name.contains(".lora_A.")) {
         let b = &adapted[&name.replace("lora_A", "lora_B")].1;
         let module = name.split(".lora_A.").next().unwrap();
-        let (rank, inputs) = (a_shape[0], a_shape[1]);
+        let rank = a_shape[0];
+        let inputs = a_shape[1];
         // The plain layout has another prefix before the same names.
         let tail = &module[module.find(".h.").or(module.find(".layers.")).unwrap()..];
         let is_module = |name: &str| name.ends_with(&format!("{tail}.weight"));
@@ -227,7 +228,8 @@ fn unmerged_adapters_give_the_thoughts_of_merged_ones() {
     ];
     for (family, scale) in scales {
         let spec = CheckpointSpec { family, ..CheckpointSpec::default() };
-        let (plain, adapted) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let plain = tempfile::tempdir().unwrap();
+        let adapted = tempfile::tempdir().unwrap();
         write_checkpoint(plain.path(), &spec).unwrap();
         write_checkpoint(adapted.path(), &CheckpointSpec { lora: true, ..spec }).unwrap();
         let run_dir = |dir: &Path| run(load(device(), dir, family), thought_dropout(0.2));

@@ -1,5 +1,4 @@
-//! Thoughts that a request brings: they are fed in place of the computed ones, and nothing else
-//! changes.
+//! Forced thoughts: they are fed instead of the computed ones, and nothing else changes.
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use tensor::Tensor;
 
 use crate::common::*;
 
-/// Clean requests and their replies.
+/// Unperturbed requests and their outputs.
 fn clean_run(pair: &RewardedReasoner) -> (Vec<Request>, Vec<Reply>) {
     let params = short_params(&pair.reasoner, 1, Perturbation::None);
     let requests: Vec<Request> = questions().iter().map(|q| q.request(params)).collect();
@@ -47,7 +46,7 @@ fn a_row_does_not_depend_on_what_else_is_forced() {
             forcing(request, vec![zeros(&own), own])
         };
         let mixed: Vec<Request> = requests.iter().zip(&clean).map(both).collect();
-        // Rows that think by themselves are in the same passes.
+        // Sequences without forced thoughts are in the same passes.
         let mixed: Vec<Request> = mixed.into_iter().chain(requests.clone()).collect();
         let together = solve_all(&pair.engine(), &mixed);
         for (request, reply) in mixed.iter().zip(&together) {
@@ -80,14 +79,15 @@ fn what_is_fed_decides_the_answer() {
             let mut other = own.clone();
             other.data_mut().iter_mut().for_each(|x| *x = 1.0 - 2.0 * *x);
             let forced = pair.engine().solve(&forcing(request, vec![other])).unwrap();
-            let (a, b) = (&forced.trajectories[0], &reply.trajectories[0]);
+            let a = &forced.trajectories[0];
+            let b = &reply.trajectories[0];
             assert_eq!(a.thoughts, b.thoughts);
             assert_ne!(a.logprob, b.logprob, "{family:?}, question {}", request.id);
         }
     }
 }
 
-/// Thoughts fewer than the length allows end the row, whatever the model would decide.
+/// Fewer forced thoughts than the length allows end the sequence, whatever the model would decide.
 #[test]
 fn a_row_ends_with_its_forced_thoughts() {
     for family in FAMILIES {
@@ -99,7 +99,7 @@ fn a_row_ends_with_its_forced_thoughts() {
             let reply = pair.engine().solve(&forcing(&requests[0], vec![thoughts])).unwrap();
             assert_eq!(reply.trajectories[0].thoughts, count, "{family:?}");
         }
-        // The greedy trajectory thinks by itself.
+        // The greedy trajectory computes its thoughts.
         let mut request = forcing(&requests[0], vec![Tensor::zeros(1, width)]);
         request.params.greedy = true;
         let greedy = pair.engine().solve(&request).unwrap().greedy.unwrap();

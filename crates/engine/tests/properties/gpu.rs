@@ -1,11 +1,11 @@
-//! The engine on a GPU: what holds to the bit on the CPU holds to rounding there, and the two
-//! devices agree. On a GPU that was opened as deterministic it holds to the bit: [`deterministic`].
+//! The engine on a GPU: properties that hold bitwise on the CPU hold up to rounding there, and the
+//! two devices agree. On a GPU opened as deterministic they hold bitwise: [`deterministic`].
 //!
-//! A GPU's products sum in an order that depends on the number of rows, so that a row's numbers
-//! depend on its batch in the last digits. Where numbers are compared closely, thoughts are
-//! therefore forced: thought t is computed from given ones before it, because a random model
-//! amplifies rounding from thought to thought. Rows that feed their own thoughts are compared by
-//! their results: how many thoughts they have and what they answer.
+//! A GPU's products sum in an order that depends on the number of rows, so a sequence's numbers
+//! depend on its batch in the last digits. Close comparisons therefore force thoughts: thought t is
+//! computed from given thoughts before it, because a random model amplifies rounding from thought
+//! to thought. Sequences that feed their own thoughts are compared by their number of thoughts and
+//! their answers.
 //!
 //! Without a GPU every test here prints that it is skipped.
 
@@ -30,22 +30,22 @@ use crate::{
 };
 use agreement::AgreementCount;
 
-/// The largest error along forced thoughts, relative to the largest element. On an H200 it was 5e-6
-/// at most.
+/// The largest error with forced thoughts, relative to the largest element. At most 5e-6 was
+/// measured on an H200.
 const FORCED_F32: f32 = 2e-4;
-/// The same in bf16; it was 8e-2 at most.
+/// The same in bf16; at most 8e-2 was measured.
 const FORCED_BF16: f32 = 0.1;
-/// The same in single precision for rows that feed their own thoughts, a few thoughts long; it was
-/// 4e-4 at most, and every row gave the same answer.
+/// The same in single precision for sequences that feed their own thoughts, for a few thoughts; at
+/// most 4e-4 was measured, with equal answers of every sequence.
 const FREE_F32: f32 = 2e-3;
 
-/// A GPU that no other test uses meanwhile: one test takes all of its memory.
+/// Exclusive use of a GPU: one test allocates all of its memory.
 struct GpuFixture {
     device: Device,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The GPU if there is one; prints why if not.
+/// The GPU, if there is one; otherwise prints the reason.
 fn gpu(precision: Precision) -> Option<GpuFixture> {
     gpu_as(precision, false)
 }
@@ -182,8 +182,7 @@ fn numbers_in_bf16_are_near_those_of_the_cpu() {
     }
 }
 
-/// Fails unless runs of every family agree: `compare` adds runs that differ only in how rows are
-/// batched.
+/// Fails unless runs of every family agree: `compare` adds runs that differ only in batching.
 fn assert_batching_changes_nothing(
     what: &str,
     compare: impl Fn(&RewardedReasoner, Perturbation, &mut AgreementCount),
@@ -257,8 +256,8 @@ fn mixed_requests_get_what_they_get_alone() {
     all.assert_within(FREE_F32, "mixed requests together and alone");
 }
 
-/// Too many rows for CUDA graphs, whose next step is launched before it is known which rows go on;
-/// and few enough for one stream.
+/// Too many sequences for CUDA graphs, for which the next step is launched before it is known which
+/// sequences continue; and few enough for one stream.
 #[test]
 fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
     let Some(gpu) = gpu(Precision::F32) else { return };
@@ -276,9 +275,9 @@ fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
     all.assert_agreeing("rows that end, many and few");
 }
 
-/// Rows enough for waves on several streams at once, and the same questions a few at a time on one
-/// stream. The same waves give the same bits again: a stream that wrote into another's memory would
-/// show.
+/// Enough sequences for batches on several streams at once, and the same questions a few at a time
+/// on one stream. Repeating the same batches gives the same bits, which detects streams that write
+/// to each other's memory.
 #[test]
 fn streams_change_nothing() {
     let Some(gpu) = gpu(Precision::F32) else { return };
@@ -296,14 +295,14 @@ fn streams_change_nothing() {
             assert_all_same(&together, &pair.run(params, &questions), &what);
         }
     }
-    // Batches of other sizes round differently, and models of random weights amplify rounding from
-    // thought to thought: among a hundred thousand rows that feed their own thoughts some end far
-    // apart, so that only their results are compared.
+    // Batches of different sizes round differently, and models with random weights amplify rounding
+    // from thought to thought: among a hundred thousand sequences that feed their own thoughts some
+    // diverge, so only their results are compared.
     all.print("on several streams and on one");
     all.assert_agreeing("on several streams and on one");
 }
 
-/// The same of rollouts, and of adaptive sampling.
+/// The same for rollouts, and for adaptive sampling.
 #[test]
 fn streams_change_neither_labels_nor_votes() {
     let Some(gpu) = gpu(Precision::F32) else { return };
@@ -332,11 +331,10 @@ fn streams_change_neither_labels_nor_votes() {
     assert!(agreeing * 100 >= all * 97, "{agreeing} of {all}");
 }
 
-/// How often each run is repeated: a pass is captured when it is met again and replayed from then
-/// on.
+/// Number of repetitions of each run: a pass is captured when it recurs and replayed from then on.
 const TIMES: usize = 3;
 
-/// Rows that feed their own thoughts, so that a difference anywhere would grow, in both precisions.
+/// Sequences that feed their own thoughts, so that any difference would grow, in both precisions.
 #[test]
 fn replayed_graphs_are_launched_passes_to_the_bit() {
     for precision in [Precision::F32, Precision::Bf16] {
@@ -358,8 +356,8 @@ fn replayed_graphs_are_launched_passes_to_the_bit() {
             };
             let [reasoner, reward] = replays(&replaying);
             println!("{family:?} in {precision}: {reasoner} and {reward} passes replayed");
-            // A reward model reads a wave once: it replays only if its cache is put where the last
-            // one was.
+            // A reward model scores a batch once: it replays only if its cache is at the same
+            // address as the last one.
             assert!(reasoner > 0, "{family:?} in {precision}: nothing was replayed");
             assert_eq!(replays(&launching), [0, 0]);
         }
@@ -370,7 +368,8 @@ fn replayed_graphs_are_launched_passes_to_the_bit() {
 #[test]
 fn a_beam_search_finds_what_it_finds_on_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
-    let (mut agreeing, mut searches) = (0, 0);
+    let mut agreeing = 0;
+    let mut searches = 0;
     for family in FAMILIES {
         let gpu = RewardedReasoner::new(&gpu.device, &tiny(family));
         let cpu = RewardedReasoner::of(family);
@@ -379,7 +378,8 @@ fn a_beam_search_finds_what_it_finds_on_the_cpu() {
             let params = SamplingParams { beam: beam_search::size(2, 3), ..params };
             let [found, expected] = [&gpu, &cpu].map(|on| on.run(params, &questions()));
             for (a, b) in found.into_iter().zip(expected) {
-                let (a, b) = (a.beam.unwrap().best, b.beam.unwrap().best);
+                let a = a.beam.unwrap().best;
+                let b = b.beam.unwrap().best;
                 searches += 1;
                 agreeing += usize::from((a.thoughts, &a.text) == (b.thoughts, &b.text));
             }
@@ -399,14 +399,14 @@ fn masks_are_those_of_the_random_function() {
 /// The positions of a long context.
 const CONTEXT: usize = 4096;
 
-/// A reasoner whose rows take much memory and little time, and a question for it.
+/// A reasoner whose sequences need much memory and little time, and a question for it.
 ///
-/// A row's slots are reserved for the longest answer that the context allows, however little of it
-/// the prompt leaves. So a prompt that almost fills a long context makes such rows.
+/// A sequence's slots are reserved for the longest answer that the context allows, so a prompt that
+/// almost fills a long context makes such sequences.
 struct LargeRows {
     reasoner: Reasoner,
     question: TestQuestion,
-    /// Bytes of a row, and of the device.
+    /// Bytes of a sequence, and of the device.
     row: usize,
     total: usize,
 }
@@ -436,14 +436,15 @@ impl LargeRows {
     }
 }
 
-/// A budget beyond the GPU's memory plans waves that cannot be allocated; they are halved until
+/// A budget beyond the GPU's memory plans batches that cannot be allocated; they are halved until
 /// they can.
 #[test]
 fn waves_beyond_the_memory_are_halved() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let rows = LargeRows::new(&gpu.device);
     let params = rows.params(rows.total / rows.row + 1);
-    let (row, total) = (rows.row, rows.total);
+    let row = rows.row;
+    let total = rows.total;
     let request = rows.question.request(params);
     let engine = Engine::new(rows.reasoner);
     let run = |memory| vec![engine.clone().with_memory(memory).solve(&request).unwrap()];
@@ -458,7 +459,7 @@ fn waves_beyond_the_memory_are_halved() {
     count.assert_within(FREE_F32, &what);
 }
 
-/// Neither thoughts nor end tokens: answers are read from the prompt, some greedy and some sampled.
+/// Neither thoughts nor end tokens: answers start from the prompt, some greedy and some sampled.
 #[test]
 fn the_cot_baseline_is_that_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
@@ -474,7 +475,8 @@ fn the_cot_baseline_is_that_of_the_cpu() {
             let found = found.iter().flat_map(|reply| &reply.trajectories);
             let expected = expected.iter().flat_map(|reply| &reply.trajectories);
             for (a, b) in found.zip(expected).filter(|(a, b)| a.text == b.text) {
-                let (a, b) = (a.logprob.unwrap(), b.logprob.unwrap());
+                let a = a.logprob.unwrap();
+                let b = b.logprob.unwrap();
                 let what = format!("{family:?}, {perturbation:?}: {a} and {b}");
                 assert!((a - b).abs() <= FREE_F32 * b.abs().max(1.0), "{what}");
             }
@@ -500,21 +502,24 @@ fn answers_without_thoughts_have_the_outcome_rewards_of_the_cpu() {
         replies.into_iter().flat_map(|reply| reply.trajectories).collect::<Vec<_>>()
     });
     let agreeing: Vec<_> = found.iter().zip(&expected).filter(|(a, b)| a.text == b.text).collect();
-    let (count, all) = (agreeing.len(), expected.len());
+    let count = agreeing.len();
+    let all = expected.len();
     assert!(count * 100 >= all * 99, "{count} of {all} rows have the same answer");
     for (a, b) in agreeing {
-        let (a, b) = (a.outcome_reward.unwrap(), b.outcome_reward.unwrap());
+        let a = a.outcome_reward.unwrap();
+        let b = b.outcome_reward.unwrap();
         assert!((a - b).abs() <= FORCED_F32 * b.abs().max(1.0), "{a} and {b}");
     }
 }
 
-/// How many labels of two runs are the same, and how many there are.
+/// Number of equal labels of two runs, and number of labels.
 fn same_labels(found: &[AnnotatedQuestion], expected: &[AnnotatedQuestion]) -> (usize, usize) {
     let labels = |all: &[AnnotatedQuestion]| {
         let trajectories = all.iter().flat_map(|question| &question.trajectories);
         trajectories.map(|trajectory| trajectory.labels.clone()).collect::<Vec<_>>()
     };
-    let (found, expected) = (labels(found), labels(expected));
+    let found = labels(found);
+    let expected = labels(expected);
     assert_eq!(found.len(), expected.len());
     let pairs = found.iter().zip(&expected).flat_map(|(a, b)| a.iter().zip(b));
     (pairs.filter(|(a, b)| a == b).count(), expected.iter().map(Vec::len).sum())
@@ -550,7 +555,8 @@ fn rollouts_beyond_the_memory_are_made_in_parts() {
     let run = |memory| rollout::annotate(RolloutRunner { memory, ..runner }, &prompt).remove(0);
     let whole = run(usize::MAX / 2);
     let parts = run(rows.total / 8);
-    let (row, total) = (rows.row >> 20, rows.total >> 20);
+    let row = rows.row >> 20;
+    let total = rows.total >> 20;
     println!("{} rollouts of {row} MiB in {total} MiB", whole.rollouts);
     assert_eq!(whole.rollouts, 2 * labels.rollouts());
     for (a, b) in whole.trajectories.iter().zip(&parts.trajectories) {

@@ -12,7 +12,8 @@ fn gumbel(tau: f32) -> Perturbation {
     Perturbation::Gumbel { tau: Temperature::new(tau).unwrap(), one_sided: None }
 }
 
-/// A reasoner that mixes, and parameters of fixed length: no row ends before it is perturbed.
+/// A reasoner with mixtures, and parameters of fixed length: no sequence ends before it is
+/// perturbed.
 fn mixing(samples: usize, tau: f32) -> (RewardedReasoner, SamplingParams) {
     let pair = RewardedReasoner::of(CheckpointFamily::LatentSft);
     let params = short_params(&pair.reasoner, samples, gumbel(tau));

@@ -1,4 +1,4 @@
-//! Samplers of the calling program: a function on the thoughts of a step.
+//! Custom samplers: a function on the thoughts of a step.
 
 use latent_tts_engine::{Perturbation, SamplingParams};
 use model::testkit::CheckpointFamily;
@@ -7,8 +7,8 @@ use tensor::rng::RngKey;
 
 use crate::common::*;
 
-/// The built-in Gaussian noise, written again. Prompts differ in length, so it is told that of its
-/// question.
+/// A reimplementation of the built-in Gaussian noise. Prompts differ in length, so it receives the
+/// length of its question's prompt.
 struct SameNoise {
     name: String,
     question: u32,
@@ -54,7 +54,7 @@ fn noise_as_a_function_is_the_built_in_noise() {
     }
 }
 
-/// A sampler that moves a thought by its own number.
+/// A sampler that shifts a thought by its trajectory's index.
 struct Numbered;
 
 impl LatentSampler for Numbered {

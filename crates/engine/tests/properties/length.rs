@@ -1,5 +1,4 @@
-//! How many thoughts a row has: a fixed number, its own decision up to a limit, or a sampled
-//! number.
+//! The number of thoughts of a sequence: fixed, decided by the model up to a limit, or sampled.
 
 use latent_tts_engine::{LatentLength, Perturbation, Reply, SamplingParams, Trajectory};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
@@ -8,14 +7,14 @@ use crate::common::*;
 
 const LIMIT: usize = 6;
 
-/// A family of open length. With these weights some rows stop at once, some later, and some not
-/// before the limit.
+/// An open-ended family. With these weights some sequences stop at once, some later, and some only
+/// at the limit.
 pub fn open_length(family: CheckpointFamily) -> RewardedReasoner {
     let spec = CheckpointSpec { family, seed: 11, ..CheckpointSpec::default() };
     RewardedReasoner::new(device(), &spec)
 }
 
-/// The families whose thoughts end by the model's own decision.
+/// The families in which the model decides when thoughts stop.
 pub const OPEN_LENGTH: [CheckpointFamily; 2] =
     [CheckpointFamily::Colar, CheckpointFamily::LatentSft];
 
@@ -28,13 +27,13 @@ fn trajectories(replies: &[Reply]) -> impl Iterator<Item = &Trajectory> {
     replies.iter().flat_map(|reply| &reply.trajectories)
 }
 
-/// Rows with that many thoughts, over all questions.
+/// Number of sequences with this number of thoughts, over all questions.
 fn rows_of_length(length: usize, replies: &[Reply]) -> usize {
     trajectories(replies).filter(|t| t.latents.rows() == length).count()
 }
 
-/// Fails unless the rows of `some` whose length `which` picks are to the bit those of `others`,
-/// answers included.
+/// Fails unless the sequences of `some` whose length satisfies `which` are bitwise equal to those
+/// of `others`, including answers.
 fn assert_same_rows(some: &[Reply], others: &[Reply], which: impl Fn(usize) -> bool, what: &str) {
     let mut compared = 0;
     for (a, b) in trajectories(some).zip(trajectories(others)) {
@@ -46,10 +45,12 @@ fn assert_same_rows(some: &[Reply], others: &[Reply], which: impl Fn(usize) -> b
     assert!(compared > 0, "{what}: no row to compare");
 }
 
-/// Random numbers belong to positions, so that a row that stops early starts as one that does not.
+/// Random numbers are keyed by position, so a sequence that stops early starts like one that does
+/// not.
 fn assert_prefixes(short: &[Reply], long: &[Reply], what: &str) {
     for (a, b) in trajectories(short).zip(trajectories(long)) {
-        let (a, b) = (&a.latents, &b.latents);
+        let a = &a.latents;
+        let b = &b.latents;
         if a.rows() > 0 {
             assert_same_bits(a, &first_rows(a.rows(), b), what);
         }
@@ -88,17 +89,18 @@ fn at_most_stops_where_the_model_does() {
         for perturbation in [thought_dropout(0.3), Perturbation::Gaussian { std: 0.6 }] {
             let what = format!("{family:?}, {perturbation:?}");
             let open = run(&pair, at_most(LIMIT), perturbation);
-            let (none, all) = (rows_of_length(0, &open), rows_of_length(LIMIT, &open));
+            let none = rows_of_length(0, &open);
+            let all = rows_of_length(LIMIT, &open);
             assert!(
                 none > 0 && all > 0 && none + all < 16 * open.len(),
                 "{what}: {none} without thoughts, {all} at the limit"
             );
             let fixed = run(&pair, exactly(LIMIT), perturbation);
             assert_prefixes(&open, &fixed, &what);
-            // At the limit the end tokens are forced, and the last thought is fed as in a row of
-            // fixed length.
+            // At the limit the end tokens are forced, and the last thought is fed as in a sequence
+            // of fixed length.
             assert_same_rows(&open, &fixed, |n| n == LIMIT, &what);
-            // A lower limit changes no row that ends below it.
+            // A lower limit changes no sequence that ends below it.
             let lower = run(&pair, at_most(4), perturbation);
             assert_same_rows(&lower, &open, |n| n < 4, &what);
             assert!(trajectories(&lower).all(|t| t.latents.rows() <= 4));
@@ -106,8 +108,8 @@ fn at_most_stops_where_the_model_does() {
     }
 }
 
-/// Where no pass is stochastic, a row that stops by itself gives the answer of a row of that fixed
-/// length.
+/// If no pass is stochastic, a sequence that stops by itself gives the answer of a sequence of that
+/// fixed length.
 #[test]
 fn a_row_that_stops_by_itself_answers_as_one_of_fixed_length() {
     for family in OPEN_LENGTH {

@@ -1,4 +1,4 @@
-//! The logit lens: the tokens that the LM head predicts where a thought is made.
+//! The logit lens: the tokens that the LM head predicts where a thought is computed.
 
 use latent_tts_engine::{Lens, Perturbation, Request, SamplingParams};
 use model::head;
@@ -11,8 +11,7 @@ fn lens(tokens: usize, sampled: bool) -> Option<Lens> {
     Some(Lens { tokens: nonzero(tokens), sampled })
 }
 
-/// COCONUT's thoughts are its hidden states, so that logits can be computed from a trajectory's
-/// latents alone.
+/// COCONUT's thoughts are its hidden states, so logits can be computed from a trajectory's latents.
 #[test]
 fn a_lens_is_the_head_on_the_hidden_state() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
@@ -44,7 +43,7 @@ fn a_lens_is_the_head_on_the_hidden_state() {
     }
 }
 
-/// For every family: the state that the latent head reads, not the thought it makes of it.
+/// For every family: the lens reads the input of the latent head, not its output.
 #[test]
 fn a_lens_reads_what_the_latent_head_reads() {
     for family in FAMILIES {
@@ -79,8 +78,8 @@ fn a_lens_changes_nothing_else_and_covers_what_it_is_asked_for() {
             .zip(lenses)
             .map(|(request, lens)| Request { lens, ..request.clone() })
             .collect();
-        let (plain, read) =
-            (solve_all(&pair.engine(), &requests), solve_all(&pair.engine(), &seen));
+        let plain = solve_all(&pair.engine(), &requests);
+        let read = solve_all(&pair.engine(), &seen);
         assert_all_same(&plain, &read, &format!("{family:?}"));
         for (reply, lens) in read.iter().zip(lenses) {
             let has = |trajectory: &latent_tts_engine::Trajectory, asked: bool| {

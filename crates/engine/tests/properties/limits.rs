@@ -1,4 +1,4 @@
-//! Where rows end, and what is refused before it is run.
+//! The ends of sequences, and the rejection of invalid requests.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::common::*;
 
-/// The answer tokens of every row of every question.
+/// The answer tokens of every sequence of every question.
 fn tokens(reasoner: &Reasoner, params: &SamplingParams) -> Vec<Vec<u32>> {
     let prompts = questions().into_iter().map(|question| prompt_of(reasoner, &question));
     let rows = prompts.flat_map(|prompt| run_rows(reasoner, params, &prompt));
     rows.map(|row| row.tokens.to_vec()).collect()
 }
 
-/// Rows that finish leave the batch; those that stay go on as before.
+/// Finished sequences leave the batch; the others continue unchanged.
 #[test]
 fn answers_end_at_the_first_eos_token() {
     for family in FAMILIES {
@@ -29,7 +29,7 @@ fn answers_end_at_the_first_eos_token() {
         reasoner.model.method.eos.clear();
         let unended = tokens(&reasoner, &params);
         assert!(unended.iter().all(|t| t.len() == 12), "{family:?}: only the limit ends answers");
-        // Tokens that some rows have, at different positions, become EOS tokens.
+        // Tokens of some sequences, at different positions, become EOS tokens.
         reasoner.model.method.eos = vec![unended[0][3], unended[5][0]];
         let is_eos = |token: &u32| reasoner.method.eos.contains(token);
         let end = |row: &Vec<u32>| row.iter().position(is_eos).map_or(12, |at| at + 1);
@@ -78,7 +78,7 @@ fn answers_never_pass_the_context() {
     for family in FAMILIES {
         for room in [1, 2, 5] {
             let (reasoner, params, question) = with_small_context(family, room);
-            // A token is read from the last position as well, and not fed.
+            // A token is also decoded at the last position, but not fed.
             for row in run_rows(&reasoner, &params, &prompt_of(&reasoner, &question)) {
                 assert_eq!(row.tokens.len(), room as usize + 1, "{family:?}");
             }
@@ -167,8 +167,8 @@ fn a_reward_model_is_not_a_reasoner_and_a_reasoner_not_a_reward_model() {
     ));
 }
 
-/// A reference reasoner has to have the reward model's width, and its trace and the answer have to
-/// fit the reward model's context.
+/// A reference reasoner must have the reward model's width, and its trace and the answer must fit
+/// the reward model's context.
 #[test]
 fn a_reference_reasoner_has_to_fit_its_reward_model() {
     let load_reference = |spec: CheckpointSpec| {
@@ -194,7 +194,7 @@ fn a_reference_reasoner_has_to_fit_its_reward_model() {
     assert!(matches!(run_with_context(11), Err(EngineError::TooLong { id: 9, .. })));
 }
 
-/// Thoughts that overflow have no largest logit; token 0 stands in, and nothing panics.
+/// Thoughts that overflow have no largest logit; token 0 is used instead, and nothing panics.
 #[test]
 fn thoughts_that_are_not_numbers_still_end() {
     for family in FAMILIES {
@@ -208,7 +208,7 @@ fn thoughts_that_are_not_numbers_still_end() {
     }
 }
 
-/// Lengths beyond every memory are refused or bounded, and overflow nothing.
+/// Excessive lengths are rejected or bounded, and overflow nothing.
 #[test]
 fn absurd_lengths_are_refused_or_bounded() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
@@ -219,7 +219,7 @@ fn absurd_lengths_are_refused_or_bounded() {
         let result = run(&pair.engine(), SamplingParams { length, ..base }, &questions());
         assert!(matches!(result, Err(EngineError::TooLong { .. })), "{length:?}: {result:?}");
     }
-    // No answer passes the context, so that an unlimited one is planned as one that fills it.
+    // No answer exceeds the context, so an unlimited one is planned as one that fills it.
     let with_limit = |limit| SamplingParams { max_new_tokens: nonzero(limit), ..base };
     let question = &questions()[0];
     let bounded = pair.solve(with_limit(1024), question);
@@ -231,8 +231,8 @@ fn absurd_lengths_are_refused_or_bounded() {
     assert_same_bits(&rows[0].thoughts, latents, "unlimited answers, row by row");
 }
 
-/// A token without an embedding: the tokenizer belongs to another model than the reasoner or its
-/// reward model.
+/// A token without an embedding: the tokenizer belongs to a different model than the reasoner or
+/// its reward model.
 #[test]
 fn tokens_beyond_the_vocabulary_are_refused() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);
@@ -245,8 +245,8 @@ fn tokens_beyond_the_vocabulary_are_refused() {
         matches!(result, Err(EngineError::UnknownToken { id: 9, vocab: 260, .. })),
         "{result:?}"
     );
-    // A tokenizer with one token more than the embedding table: the text of a question that spells
-    // it is read as its characters, so the token is never looked up.
+    // A tokenizer with one token more than the embedding table: a question that contains its text
+    // is encoded as characters, so the token is never looked up.
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &CheckpointSpec::default()).unwrap();
     let engine = Engine::new(add_token(dir.path(), "<|extra|>"));
@@ -259,7 +259,8 @@ fn add_token(dir: &Path, content: &str) -> Reasoner {
     let file = dir.join("tokenizer.json");
     let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let tokens = tokenizer["added_tokens"].as_array_mut().unwrap();
-    let (mut token, last) = (tokens[0].clone(), &tokens[tokens.len() - 1]);
+    let mut token = tokens[0].clone();
+    let last = &tokens[tokens.len() - 1];
     token["id"] = json!(last["id"].as_u64().unwrap() + 1);
     token["content"] = json!(content);
     tokens.push(token);
@@ -267,8 +268,8 @@ fn add_token(dir: &Path, content: &str) -> Reasoner {
     load(device(), dir, CheckpointFamily::Coconut)
 }
 
-/// Published CODI checkpoints have marker tokens without a text. Where a model generates one, it is
-/// left out of the text, and the run goes on.
+/// Published CODI checkpoints have marker tokens without text. If a model generates one, it is
+/// omitted from the text, and the run continues.
 #[test]
 fn tokens_without_a_text_are_left_out_of_answers() {
     let dir = tempfile::tempdir().unwrap();

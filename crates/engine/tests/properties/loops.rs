@@ -1,5 +1,4 @@
-//! Looped latent positions: they equal whole sequences computed from scratch, whatever shares their
-//! batch.
+//! Looped latent positions: they equal whole sequences computed from scratch, in every batch.
 
 use std::sync::Arc;
 
@@ -81,7 +80,7 @@ fn loops_equal_whole_sequences_computed_from_scratch() {
         for (a, b) in trajectory.latents.data().iter().zip(thoughts.data()) {
             assert!((a - b).abs() < 1e-4, "question {}: {a} {b}", question.id);
         }
-        // What stands at a latent position is predicted one position earlier.
+        // The token at a latent position is predicted one position earlier.
         let whole = ops::concat(device(), &[&prompt, &thoughts]).unwrap();
         let before = hidden_of(reasoner, whole).select(latent.start - 1..latent.end - 1);
         let logits = head::logits(&reasoner.decoder, &before).unwrap();
@@ -92,7 +91,7 @@ fn loops_equal_whole_sequences_computed_from_scratch() {
     }
 }
 
-/// Thoughts that are given are those of the last pass.
+/// Forced thoughts replace those of the last pass.
 #[test]
 fn the_thoughts_of_a_reply_give_its_answer_again() {
     let pair = lotus();

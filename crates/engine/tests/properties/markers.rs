@@ -1,11 +1,11 @@
-//! A question's text is text: whatever it says, no control token comes of it.
+//! A question's text never encodes to a control token.
 
 use latent_tts_engine::Prompt;
 use model::testkit::CheckpointSpec;
 
 use crate::common::*;
 
-/// What users, and data files, may say.
+/// Markers that may occur in texts of users and data files.
 const MARKERS: [&str; 10] = [
     "<|start-latent|>",
     "<|end-latent|>",
@@ -38,7 +38,7 @@ fn markers_in_a_question_are_read_as_their_characters() {
             {
                 assert_eq!(count(&text), plain, "{family:?}: {text}");
             }
-            // Guarded text is the same text.
+            // Guarding does not change the decoded text.
             let guarded = tokenizer.encode(&tokenizer.guard(marker)).unwrap();
             assert_eq!(tokenizer.decode(&guarded).unwrap(), marker, "{family:?}");
         }

@@ -1,5 +1,5 @@
-//! Requests with different parameters share the waves and passes of one run, and each gets what it
-//! gets alone, to the bit.
+//! Requests with different parameters share the batches and passes of one run, and each has bitwise
+//! the same output as alone.
 
 use std::sync::{Arc, LazyLock};
 
@@ -69,13 +69,13 @@ pub fn without_searches(requests: &[Request]) -> Vec<Request> {
     requests.map(|r| Request { params: unsearched(r.params), ..r }).collect()
 }
 
-/// The reply to each request alone.
+/// The output of each request run alone.
 pub fn solve_alone(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
     requests.iter().map(|request| engine.solve(request).unwrap()).collect()
 }
 
-/// Fails unless the requests get together what they get alone: in much memory, and in little, where
-/// their rows are split among waves.
+/// Fails unless the requests have the same outputs together as alone: with much memory, and with
+/// little, where their sequences are split among batches.
 fn assert_same_alone(engine: &Engine, requests: &[Request], what: &str) {
     let alone = solve_alone(engine, requests);
     let least = smallest_memory(engine, requests);
@@ -99,8 +99,8 @@ fn mixed_requests_get_what_they_get_alone() {
     }
 }
 
-/// A family without end tokens: rows without thoughts answer from their prompt's last position,
-/// beside rows that still have to feed their last thought.
+/// A family without end tokens: sequences without thoughts answer from their prompt's last
+/// position, together with sequences that still have to feed their last thought.
 #[test]
 fn mixed_requests_without_end_tokens_get_what_they_get_alone() {
     let engine = Engine::new(token_sampling::cot_reasoner(device(), &CheckpointSpec::default()));
@@ -117,8 +117,8 @@ fn mixed_requests_without_end_tokens_get_what_they_get_alone() {
     assert_same_alone(&engine, &requests, "cot");
 }
 
-/// One request many times, with parameters that differ in one field: nothing is taken from a
-/// neighbour.
+/// One request many times, with parameters that differ in one field: nothing leaks from adjacent
+/// requests.
 #[test]
 fn requests_that_differ_in_one_field_do_not_share_it() {
     let pair = RewardedReasoner::of(FAMILIES[0]);
@@ -183,7 +183,7 @@ fn any_length() -> impl Strategy<Value = LatentLength> {
     ]
 }
 
-/// Parameters that every engine accepts; beam searches are removed where there is no reward model.
+/// Parameters that every engine supports; beam searches are removed without a reward model.
 fn any_params() -> impl Strategy<Value = SamplingParams> {
     let confidence = prop::option::of(prop::sample::select(vec![0.6, 0.95, 1.0]));
     let beam = prop::option::weighted(0.3, (1usize..4, 1usize..4));
@@ -235,7 +235,7 @@ fn any_request() -> impl Strategy<Value = Request> {
     )
 }
 
-/// Requests, and an order of them.
+/// Requests, and a permutation of them.
 fn any_requests() -> impl Strategy<Value = (Vec<Request>, Vec<usize>)> {
     prop::collection::vec(any_request(), 2..9).prop_flat_map(|requests| {
         let order = Just((0..requests.len()).collect::<Vec<_>>()).prop_shuffle();
@@ -246,7 +246,7 @@ fn any_requests() -> impl Strategy<Value = (Vec<Request>, Vec<usize>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any requests in any order and any memory that holds each of them alone.
+    /// Any requests in any order, with any memory that suffices for each of them alone.
     #[test]
     fn any_mixed_requests_get_what_they_get_alone(
         (requests, order) in any_requests(),

@@ -1,5 +1,5 @@
-//! Mixtures with a rule of their own: one-sided noise, sampled tokens, sharpened distributions,
-//! Cold Stop; and dropout on what is generated.
+//! Mixtures with per-row rules: one-sided noise, sampled tokens, sharpened distributions, Cold
+//! Stop; and dropout on generated positions.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ fn cold_stop_ends_thoughts_that_stay_certain() {
             reply.trajectories.iter().map(|trajectory| trajectory.latents.rows()).collect()
         };
         let free = lengths(stop(0.0, 1));
-        // Everything counts as certain: the first position ends the thoughts, or the third.
+        // Every thought counts as low-entropy: the first position ends the thoughts, or the third.
         assert_eq!(lengths(stop(1e9, 1)), [0, 0]);
         let expected: Vec<usize> = free.iter().map(|&thoughts| thoughts.min(2)).collect();
         assert_eq!(lengths(stop(1e9, 3)), expected);
@@ -123,8 +123,8 @@ fn families_that_do_not_mix_refuse_rules_of_mixtures() {
     }
 }
 
-/// Dropout on what is generated leaves the prompt to all: the first token, which is read from it,
-/// is the greedy one, and the others differ.
+/// With dropout on generated positions the prompt is shared: the first token, which is computed
+/// from it, is the greedy one, and the others differ.
 #[test]
 fn the_prompt_of_generated_dropout_is_shared_and_clean() {
     let perturbation = dropout(0.4, DropoutSites::BOTH, DropoutScope::Generated);

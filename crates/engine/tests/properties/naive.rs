@@ -1,9 +1,9 @@
 //! Forked rows equal whole sequences computed from scratch: no cache, no sharing, one row at a
 //! time, every step from the first position on.
 //!
-//! The naive engine knows the method (which vector comes next, which positions are stochastic) and
-//! leaves only the decoder and the latent head to the crates under test. Sums run in the order of
-//! positions whatever the cache slots, so that the two agree to the bit.
+//! The naive engine implements the method (the order of input vectors, the stochastic positions)
+//! and uses only the decoder and the latent head of the crates under test. Sums run in position
+//! order for any cache slots, so the two agree bitwise.
 
 use std::sync::Arc;
 
@@ -21,20 +21,20 @@ use tensor::rng::{RngKey, Site};
 use crate::common::*;
 use crate::token_sampling;
 
-/// One row, computed by definition.
+/// One sequence, computed by definition.
 #[derive(Clone)]
 pub struct NaiveEngine<'a> {
     reasoner: &'a Reasoner,
     params: &'a SamplingParams,
     pub row: RowId,
     max_thoughts: usize,
-    /// Everything that was fed: (positions, width).
+    /// All inputs so far: (positions, width).
     inputs: Tensor,
     /// The key of each position's masks, where its pass is stochastic: (positions).
     keys: Vec<Option<RngKey>>,
 }
 
-/// A row's results.
+/// The results of a sequence.
 pub struct NaiveRow {
     pub thoughts: Tensor,
     pub tokens: Vec<u32>,
@@ -76,10 +76,12 @@ impl<'a> NaiveEngine<'a> {
 
     /// The hidden state at the last position, with every position computed again.
     fn hidden(&self) -> Tensor {
-        let (decoder, positions) = (&self.reasoner.decoder, self.inputs.rows());
+        let decoder = &self.reasoner.decoder;
+        let positions = self.inputs.rows();
         let slots = Cache::slots_for(positions);
         let mut cache = Cache::new(decoder.device(), decoder.config(), slots).unwrap();
-        let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+        let mut pass = Pass::default();
+        let mut sequence = Sequence::default();
         (1..=positions).for_each(|n| pass.push(&mut cache, &mut sequence, n == positions));
         let rows = match self.params.perturbation {
             Perturbation::Dropout { p, sites, .. } => {
@@ -100,17 +102,19 @@ impl<'a> NaiveEngine<'a> {
         head::logits(&self.reasoner.decoder, &self.hidden()).unwrap().data().to_vec()
     }
 
-    /// The thought that follows what was fed.
+    /// The thought that follows the inputs so far.
     pub fn thought(&self) -> Vec<f32> {
         let noise = match self.params.perturbation {
             Perturbation::Gumbel { tau, .. } => {
-                let (key, strength) = (self.next_key(), tau.get());
+                let key = self.next_key();
+                let strength = tau.get();
                 let row = RowPerturbation { key, strength, sites: SiteSet::GUMBEL };
                 Some(PerturbedRows::new(self.reasoner.decoder.device(), vec![Some(row)]).unwrap())
             }
             _ => None,
         };
-        let (head, decoder) = (&self.reasoner.head, &self.reasoner.decoder);
+        let head = &self.reasoner.head;
+        let decoder = &self.reasoner.decoder;
         let made = head.forward_perturbed(decoder, &self.hidden(), noise.as_ref()).unwrap();
         let mut thought = made.thoughts.data().to_vec();
         if let Perturbation::Gaussian { std } = self.params.perturbation {
@@ -119,7 +123,7 @@ impl<'a> NaiveEngine<'a> {
         thought
     }
 
-    /// Which passes dropout falls on, if there is dropout.
+    /// The scope of dropout, if any.
     pub fn scope(&self) -> Option<DropoutScope> {
         match self.params.perturbation {
             Perturbation::Dropout { scope, .. } => Some(scope),
@@ -155,8 +159,8 @@ impl<'a> NaiveEngine<'a> {
         self.feed_tokens(&[*last], self.scope().is_some());
     }
 
-    /// Feeds thought `number`, counted from 1. The pass over the last thought makes no thought, so
-    /// that it is stochastic only where the answer's passes are.
+    /// Feeds thought `number`, counted from 1. The pass over the last thought computes no thought,
+    /// so it is stochastic only if the answer's passes are.
     pub fn feed_thought(&mut self, thought: &[f32], number: usize) {
         let makes_thought = number < self.max_thoughts;
         let stochastic =
@@ -181,7 +185,8 @@ impl<'a> NaiveEngine<'a> {
     /// The answer after all thoughts were fed: its tokens, their log-probability, and the logits of
     /// the first one.
     pub fn answer(mut self) -> (Vec<u32>, f64, Vec<f32>) {
-        let (method, stochastic) = (&self.reasoner.method, self.scope() == Some(DropoutScope::All));
+        let method = &self.reasoner.method;
+        let stochastic = self.scope() == Some(DropoutScope::All);
         self.feed_tokens(&method.end_latent, stochastic);
         let first_logits = self.logits();
         let (token, mut logprob) = self.next_token(&first_logits);
@@ -219,8 +224,9 @@ fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     weights.iter().map(|w| w / total).collect()
 }
 
-/// Keeps the fewest tokens whose probabilities sum to `top_p`, and returns the one at `at` (in
-/// `[0, 1)`) of their cumulative distribution in the order of token ids.
+/// Restricts the distribution to the smallest set of tokens whose probabilities sum to `top_p`, and
+/// returns the token at `at` (in `[0, 1)`) of the cumulative distribution in the order of token
+/// ids.
 fn sample_top_p(probabilities: &[f64], top_p: f64, at: f64) -> u32 {
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]).then(a.cmp(&b)));
@@ -229,7 +235,7 @@ fn sample_top_p(probabilities: &[f64], top_p: f64, at: f64) -> u32 {
         mass += probabilities[i];
         mass >= top_p
     };
-    // All of them may sum to a little less than 1.
+    // The total may be slightly less than 1.
     let count = order.iter().position(is_enough).map_or(order.len(), |last| last + 1);
     let mut kept = order[..count].to_vec();
     kept.sort_unstable();
@@ -241,13 +247,13 @@ fn sample_top_p(probabilities: &[f64], top_p: f64, at: f64) -> u32 {
     *kept.iter().find(is_reached).unwrap() as u32
 }
 
-/// The index of the largest element, the lowest among equals.
+/// The index of the largest element, the lowest one of a tie.
 pub fn argmax(logits: &[f32]) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter().position(|&x| x == largest).unwrap() as u32
 }
 
-/// Fails unless the engine's rows are those of the naive engine.
+/// Fails unless the engine's sequences equal those of the naive engine.
 pub fn assert_naive(reasoner: &Arc<Reasoner>, params: &SamplingParams, what: &str) {
     let engine = Engine::new(Arc::clone(reasoner));
     for question in &questions()[2..4] {
@@ -290,7 +296,7 @@ fn every_family_is_the_naive_one() {
     }
 }
 
-/// Without thoughts and end tokens, answers are read from the prompt's last position; with either,
+/// Without thoughts and end tokens, answers start from the prompt's last position; with either,
 /// from the last position after it.
 #[test]
 fn every_family_without_thoughts_is_the_naive_one() {
@@ -335,8 +341,10 @@ fn every_scope_and_site_is_the_naive_one() {
 
 /// Masks and noise as another implementation would record them, for rows of one length.
 fn record_noise(reasoner: &Reasoner, params: &SamplingParams, prompt: &Prompt) -> RecordedNoise {
-    let (thoughts, rows) = (params.length.limit(), params.samples.get());
-    let (layers, width) = (reasoner.decoder.config().layers, reasoner.decoder.config().width);
+    let thoughts = params.length.limit();
+    let rows = params.samples.get();
+    let layers = reasoner.decoder.config().layers;
+    let width = reasoner.decoder.config().width;
     let shape = [thoughts, layers, rows, 1, width];
     let mut recorded = RecordedNoise { shape, ..RecordedNoise::default() };
     let key = |k: usize, position: usize| row_id(prompt.id, k).rng_key(params.seed, position);
@@ -363,8 +371,8 @@ fn record_noise(reasoner: &Reasoner, params: &SamplingParams, prompt: &Prompt) -
     recorded
 }
 
-/// Another implementation is compared by running with its masks, its noise or its thoughts; so a
-/// run with one's own must change nothing.
+/// Comparisons with another implementation run with its masks, noise or thoughts; so a run with
+/// recordings of itself must change nothing.
 #[test]
 fn recorded_noise_and_forced_thoughts_of_ones_own_change_nothing() {
     let mlp_only = dropout(0.3, DropoutSites::MLP, DropoutScope::Thoughts);
@@ -393,7 +401,7 @@ fn recorded_noise_and_forced_thoughts_of_ones_own_change_nothing() {
     }
 }
 
-/// A prompt of one token: where rows pass the last token by themselves, nothing is left to share.
+/// A prompt of one token: if sequences compute the last token separately, nothing is left to share.
 #[test]
 fn a_prompt_of_one_token_is_the_naive_one() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiGpt2);

@@ -1,5 +1,5 @@
-//! A probe on the hidden states: it reads those of every thought and answer token, scores a
-//! trajectory the same in every batch, and changes no trajectory. Checked steps likewise.
+//! Probes: a probe reads the hidden states of every thought and answer token, gives a trajectory
+//! the same score in every batch, and changes no trajectory. Likewise for checked steps.
 
 use aggregate::{Rule, signals};
 use latent_tts_engine::{Engine, Lens, Reply, Request, SamplingParams, Trajectory};
@@ -27,7 +27,7 @@ fn run(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
     requests.iter().map(|request| engine.solve(request).unwrap()).collect()
 }
 
-/// The trajectories without what a probe adds.
+/// The trajectories without the results of a probe.
 fn plain(replies: &[Reply]) -> Vec<Trajectory> {
     let all = replies.iter().flat_map(|reply| reply.trajectories.iter().chain(&reply.greedy));
     let plain = |trajectory: &Trajectory| Trajectory {

@@ -1,4 +1,4 @@
-//! What dropout and noise do to a trajectory, and that they do nothing at strength zero.
+//! The effects of dropout and noise on a trajectory, which vanish at strength zero.
 
 use latent_tts_engine::{DropoutScope, DropoutSites, Perturbation, SamplingParams, reference};
 use model::config::Config;
@@ -22,7 +22,7 @@ fn one_unperturbed_trajectory_is_the_greedy_one() {
     }
 }
 
-/// Rewards are functions of the thoughts, so that they are compared to the bit with the rest.
+/// Rewards are functions of the thoughts, so they are also compared bitwise.
 #[test]
 fn the_greedy_trajectory_of_a_stochastic_run_is_the_deterministic_one() {
     for family in FAMILIES {
@@ -49,7 +49,8 @@ fn masks_that_are_kept_make_other_trajectories_than_fresh_ones() {
             let params = short_params(&pair.reasoner, 3, perturbation);
             latents(&pair.run(params, &questions()[..1])[0])
         };
-        let (fresh, kept) = (run(thought_dropout(0.4)), run(with_kept_masks(thought_dropout(0.4))));
+        let fresh = run(thought_dropout(0.4));
+        let kept = run(with_kept_masks(thought_dropout(0.4)));
         for k in 0..3 {
             assert_ne!(fresh[k], kept[k], "{family:?}, trajectory {k}");
             assert_ne!(kept[k], kept[(k + 1) % 3], "{family:?}, trajectory {k}");
@@ -95,7 +96,7 @@ fn the_first_thought_is_the_head_output_plus_noise() {
         let clean = pair.reasoner.head.forward(&pair.reasoner.decoder, &last).unwrap().thoughts;
         for std in [0.3, 1.4] {
             let params = short_params(&pair.reasoner, 3, Perturbation::Gaussian { std });
-            // Of exact length, because a family of open length may stop at once; at length 1 the
+            // With exact length, because an open-ended family may stop at once; at length 1 the
             // first thought is also the last.
             for length in [exactly(1), exactly(4)] {
                 let reply = pair.solve(SamplingParams { length, ..params }, question);
@@ -142,16 +143,17 @@ fn next_thought(pair: &RewardedReasoner, prompt: &[u32], thoughts: &Tensor) -> T
     (0..thoughts.rows()).for_each(|t| x.push(thoughts.row(t)));
     let mut cache =
         Cache::new(decoder.device(), decoder.config(), Cache::slots_for(x.rows())).unwrap();
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     (0..x.rows()).for_each(|i| pass.push(&mut cache, &mut sequence, i + 1 == x.rows()));
     let hidden = decoder.forward(&mut cache, &pass, x, None).unwrap();
     pair.reasoner.head.forward(decoder, &hidden).unwrap().thoughts
 }
 
-/// Weights that make a mask visible: everything is zero but the bias of one projection, which is
-/// one. The residual then is the mask times its scale; after the final norm, kept elements are at
-/// about zero or above it (zero where all are kept), and dropped ones, fewer than three in four,
-/// well below zero.
+/// Weights that expose a mask: everything is zero except the bias of one projection, which is one.
+/// The residual then is the mask times its scale; after the final norm, kept elements are about
+/// zero or above (zero if all are kept), and dropped ones, fewer than three in four, well below
+/// zero.
 struct SingleBias(&'static str);
 
 impl TensorSource for SingleBias {
@@ -165,7 +167,7 @@ impl TensorSource for SingleBias {
     }
 }
 
-/// Which elements of the site a decoder keeps, row by row.
+/// The elements of the site that a decoder keeps, per row.
 fn kept(
     device: &Device,
     bias: &'static str,
@@ -190,8 +192,8 @@ fn the_masks_of_a_pass_are_those_of_the_random_function() {
     assert_masks_match_the_random_function(device());
 }
 
-/// Fails unless a device's masks are, element by element, those of the random function, and keep
-/// the share of elements that they should.
+/// Fails unless a device's masks equal, element by element, those of the random number generator,
+/// and keep the expected share of elements.
 pub fn assert_masks_match_the_random_function(device: &Device) {
     let text = r#"{"model_type": "gpt2", "n_layer": 3, "n_embd": 68, "n_head": 4,
                   "n_positions": 8, "vocab_size": 4}"#;
@@ -213,7 +215,8 @@ pub fn assert_masks_match_the_random_function(device: &Device) {
                     "{bias}, {p}, {key:?}"
                 );
             }
-            let (n, share) = ((found.len() * 68) as f64, f64::from(1.0 - p));
+            let n = (found.len() * 68) as f64;
+            let share = f64::from(1.0 - p);
             let count = found.iter().flatten().filter(|k| **k).count() as f64;
             assert!(
                 (count - n * share).abs() < 4.0 * (n * share * (1.0 - share)).sqrt(),
@@ -223,8 +226,8 @@ pub fn assert_masks_match_the_random_function(device: &Device) {
     }
 }
 
-/// The paper's algorithm stores a thought before its noise: the first ones are then all alike, and
-/// the second ones less diverse than what is fed. Under dropout the two are one.
+/// The paper's algorithm stores a thought before its noise: the first ones are then all equal, and
+/// the second ones less diverse than the fed ones. Under dropout there is no difference.
 #[test]
 fn diversity_is_that_of_thoughts_before_their_noise() {
     for family in [CheckpointFamily::Coconut, CheckpointFamily::CodiLlama, CheckpointFamily::Rot] {
@@ -234,10 +237,11 @@ fn diversity_is_that_of_thoughts_before_their_noise() {
             pair.run(SamplingParams { length: exactly(3), ..params }, &questions())
         };
         for reply in replies(Perturbation::Gaussian { std: 0.3 }) {
-            let (stored, fed) = (&reply.diversity, &reply.fed_diversity);
+            let stored = &reply.diversity;
+            let fed = &reply.fed_diversity;
             assert!(stored[0] < 1e-9, "{family:?}: {stored:?}");
             assert_eq!((stored.len(), fed.len()), (3, 3));
-            // At the third step a random model has scattered its thoughts already.
+            // At the third step the thoughts of a random model have already diverged.
             assert!(stored[1] < fed[1], "{family:?}: {stored:?} {fed:?}");
         }
         for reply in replies(thought_dropout(0.2)) {

@@ -1,9 +1,10 @@
-//! A reference GPT-2, written from its definition in double precision and plain loops, with dropout
-//! as it is specified.
+//! A reference GPT-2, implemented from its definition in double precision and plain loops, with
+//! dropout as specified.
 //!
-//! It shares with the crates under test only the numbers: weights are read from the checkpoint and
-//! masks from the random function. So it specifies which outputs are dropped (after the projection
-//! and its bias, before the residual), how (zeroed, or divided by 1 - p), and in which passes.
+//! It shares only the numbers with the crates under test: weights are read from the checkpoint and
+//! masks come from the random number generator. So it specifies which outputs are dropped (after
+//! the projection and its bias, before the residual), how (zeroed, or divided by 1 - p), and in
+//! which passes.
 
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Perturbation, Reasoner, RowId, SamplingParams,
@@ -23,7 +24,8 @@ struct ReferenceGpt2 {
     spec: CheckpointSpec,
 }
 
-/// Where dropout falls: the row's random numbers, the rate, the sites, the stochastic positions.
+/// The specification of dropout: the sequence's random number key, the rate, the sites, the
+/// stochastic positions.
 struct ReferenceDropout {
     row: RowId,
     p: f32,
@@ -46,10 +48,8 @@ impl ReferenceGpt2 {
     }
 
     fn layer_norm(&self, name: &str, x: &MatrixF64) -> MatrixF64 {
-        let (g, b) = (
-            self.vector(&format!("{name}.weight"), self.spec.width),
-            self.vector(&format!("{name}.bias"), self.spec.width),
-        );
+        let g = self.vector(&format!("{name}.weight"), self.spec.width);
+        let b = self.vector(&format!("{name}.bias"), self.spec.width);
         let one = |row: &Vec<f64>| {
             let n = row.len() as f64;
             let mean = row.iter().sum::<f64>() / n;
@@ -64,10 +64,8 @@ impl ReferenceGpt2 {
     /// `Conv1D`: x W + b with W stored (in, out).
     fn conv(&self, name: &str, x: &MatrixF64, outputs: usize) -> MatrixF64 {
         let inputs = x[0].len();
-        let (w, b) = (
-            self.matrix(&format!("{name}.weight"), inputs, outputs),
-            self.vector(&format!("{name}.bias"), outputs),
-        );
+        let w = self.matrix(&format!("{name}.weight"), inputs, outputs);
+        let b = self.vector(&format!("{name}.bias"), outputs);
         x.iter()
             .map(|row| {
                 (0..outputs)
@@ -79,7 +77,8 @@ impl ReferenceGpt2 {
 
     /// Causal attention, heads side by side.
     fn attention(&self, qkv: &MatrixF64) -> MatrixF64 {
-        let (d, heads) = (self.spec.width, self.spec.heads);
+        let d = self.spec.width;
+        let heads = self.spec.heads;
         let dim = d / heads;
         let mut out = vec![vec![0.0; d]; qkv.len()];
         for t in 0..qkv.len() {
@@ -159,7 +158,7 @@ struct ReferenceCoconut<'a> {
 }
 
 impl ReferenceCoconut<'_> {
-    /// Which positions of a prompt, the thoughts and one end token are specified as stochastic.
+    /// The positions of a prompt, the thoughts and one end token that are specified as stochastic.
     fn stochastic(scope: DropoutScope, prompt: usize, thoughts: usize) -> Vec<bool> {
         let first = if scope == DropoutScope::Thoughts { prompt - 1 } else { 0 };
         let end =
@@ -224,7 +223,8 @@ impl ReferencePair {
             ..short_params(&self.reasoner, 2, perturbation)
         };
         let prompt = prompt_of(&self.reasoner, &question(21, "If 3 cats eat 3 mice?"));
-        let (mut thoughts, mut logits) = (0f32, 0f32);
+        let mut thoughts = 0f32;
+        let mut logits = 0f32;
         for (k, found) in run_rows(&self.reasoner, &params, &prompt).iter().enumerate() {
             let dropout = match perturbation {
                 Perturbation::Dropout { p, sites, .. } => Some(ReferenceDropout {
@@ -268,7 +268,8 @@ fn dropout_falls_exactly_where_it_is_specified() {
     }
 }
 
-/// The comparison above can fail: one stochastic position more or less shows in what follows it.
+/// The comparison above is sensitive: one stochastic position more or less changes the results
+/// after it.
 #[test]
 fn one_stochastic_position_more_or_less_shows() {
     let both = ReferencePair::load();

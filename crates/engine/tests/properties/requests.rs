@@ -1,4 +1,4 @@
-//! How replies and errors reach the caller: each at its request's place, from any thread, and until
+//! The delivery of outputs and errors to the caller: in request order, from any thread, and until
 //! the caller's own error.
 
 use aggregate::{Candidate, Rule};
@@ -24,7 +24,7 @@ const _: () = {
     is_send::<Replies>();
 };
 
-/// Every result, in the order in which they are handed over, with its index.
+/// Every result with its index, in order of delivery.
 pub fn results(engine: &Engine, requests: &[Request]) -> Vec<(usize, Result<Reply, EngineError>)> {
     let mut results = Vec::new();
     let take = |index, result| -> Result<(), EngineError> {
@@ -35,7 +35,7 @@ pub fn results(engine: &Engine, requests: &[Request]) -> Vec<(usize, Result<Repl
     results
 }
 
-/// Why a caller ended a run.
+/// The reason that a caller ended a run.
 #[derive(Debug)]
 pub enum CallerError {
     Enough,
@@ -48,7 +48,7 @@ impl From<EngineError> for CallerError {
     }
 }
 
-/// Requests that are refused: too long, without anything to perturb, with nothing to search.
+/// Invalid requests: too long, without anything to perturb, with nothing to search.
 fn refused_requests(params: SamplingParams) -> [Request; 3] {
     let long = question(100, &"too long ".repeat(200)).request(params);
     let gaussian = Perturbation::Gaussian { std: 0.3 };
@@ -82,7 +82,8 @@ fn refused_requests_are_handed_over_at_their_places_and_the_others_run() {
         requests.insert(0, long.clone());
         let found = results(&engine, &requests);
         assert!(found.iter().map(|(index, _)| *index).eq(0..requests.len()), "{family:?}");
-        let (mut replies, mut errors) = (Vec::new(), Vec::new());
+        let mut replies = Vec::new();
+        let mut errors = Vec::new();
         for (index, result) in found {
             match result {
                 Ok(reply) => replies.push(reply),
@@ -103,7 +104,7 @@ fn refused_requests_are_handed_over_at_their_places_and_the_others_run() {
     }
 }
 
-/// A run of nothing but refused requests, and of no requests at all.
+/// A run of only invalid requests, and of no requests.
 #[test]
 fn a_run_without_rows_ends() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
@@ -115,7 +116,7 @@ fn a_run_without_rows_ends() {
     assert!(results(&pair.engine(), &[]).is_empty());
 }
 
-/// A request that needs more memory than there is does not keep the smaller ones.
+/// A request that needs more memory than available does not prevent smaller ones.
 #[test]
 fn a_request_beyond_the_memory_does_not_keep_the_others() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
@@ -155,11 +156,12 @@ fn the_callers_error_ends_the_run_and_is_returned() {
     assert!(matches!(end, Err(CallerError::Engine(EngineError::TooLong { id: 100, .. }))));
 }
 
-/// One engine serves several threads at once; each gets what it would get by itself.
+/// One engine serves several threads at once; each gets the same outputs as alone.
 #[test]
 fn an_engine_serves_several_threads() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiGpt2);
-    let (engine, requests) = (pair.engine(), mixed_requests(&pair.reasoner));
+    let engine = pair.engine();
+    let requests = mixed_requests(&pair.reasoner);
     let expected = run_requests(&engine, &requests).unwrap();
     std::thread::scope(|scope| {
         let run = || scope.spawn(|| run_requests(&engine, &requests).unwrap());
@@ -184,7 +186,7 @@ fn the_stream_of_replies_is_the_run() {
     assert_all_same(&replies, &expected, "streamed");
 }
 
-/// The rule that chooses the reply's answer: the request's own, or the one that fits the rewards.
+/// The rule that chooses the answer: the request's own, or the default for the available rewards.
 #[test]
 fn the_answer_is_that_of_the_rule() {
     let plain = RewardedReasoner::of(CheckpointFamily::CodiGpt2);

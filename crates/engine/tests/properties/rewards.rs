@@ -1,4 +1,4 @@
-//! Rewards are read at each thought's own position, whatever else is scored with it.
+//! Rewards are computed at each thought's own position, in every batch.
 
 use latent_tts_engine::{
     AnswerBatch, LatentLength, Perturbation, ReferenceTracer, RewardModel, SamplingParams,
@@ -10,7 +10,7 @@ use tensor::Tensor;
 
 use crate::common::*;
 
-/// Everything that a reward model reads of a row, in the order in which it reads it.
+/// The inputs of a reward model for one sequence, in order.
 struct ScoredText<'a> {
     prompt: &'a [u32],
     /// The reference reasoner's thoughts: (thoughts, width).
@@ -59,7 +59,7 @@ fn scored_together_is_scored_alone_is_scored_step_by_step() {
         let spec = CheckpointSpec { family, seed: 11, ..CheckpointSpec::default() };
         let pair = RewardedReasoner::new(device(), &spec);
         for perturbation in [thought_dropout(0.3), Perturbation::Gaussian { std: 0.3 }] {
-            // Rows of different lengths, in every family.
+            // Sequences of different lengths, in every family.
             let length = match pair.reasoner.method.length {
                 LatentLength::AtMost(_) => at_most(6),
                 _ => between(1, 6),
@@ -132,7 +132,7 @@ fn a_reference_trace_is_read_before_the_thoughts_and_the_answer_after_them() {
     }
 }
 
-/// A reward model reads trajectories and changes nothing in them but the rewards.
+/// A reward model scores trajectories without changing anything but the rewards.
 #[test]
 fn a_reward_model_changes_no_trajectory() {
     for family in [CheckpointFamily::Coconut, CheckpointFamily::Colar] {
@@ -146,13 +146,14 @@ fn a_reward_model_changes_no_trajectory() {
                 assert!(trajectory.process_rewards.take().is_some());
             }
             assert_same_trajectories(&a.trajectories, &b.trajectories, "with a reward model");
-            let (a, b) = (a.greedy.as_slice(), b.greedy.as_slice());
+            let a = a.greedy.as_slice();
+            let b = b.greedy.as_slice();
             assert_same_trajectories(a, b, "with a reward model, greedy");
         }
     }
 }
 
-/// A process reward depends on what comes before its thought, and on nothing after it.
+/// A process reward depends only on positions up to its thought.
 #[test]
 fn a_process_reward_does_not_look_ahead() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);

@@ -1,8 +1,8 @@
 //! Labels of thoughts: rollouts that share their trajectory's cache equal rollouts computed from
-//! scratch, whatever shares their batch.
+//! scratch, in every batch.
 //!
-//! Tiny random models give no right answers, so that the grader here is an arbitrary function of
-//! the answer's tokens: one rollout with any other token changes its label in half of the cases.
+//! Tiny random models give no correct answers, so the grader here is an arbitrary function of the
+//! answer's tokens: any different token in a rollout changes its label in half of the cases.
 
 use latent_tts_engine::rollout::{
     self, AnnotatedQuestion, Grade, Grader, RolloutRunner, ThoughtLabels, rollout_row,
@@ -19,7 +19,7 @@ use crate::length::OPEN_LENGTH;
 use crate::naive::NaiveEngine;
 use crate::requests::CallerError;
 
-/// Right or wrong by a hash of the tokens.
+/// Grades an answer by a hash of its tokens.
 fn is_right(tokens: &[u32]) -> bool {
     let mixed = tokens
         .iter()
@@ -121,8 +121,8 @@ fn labels_are_those_of_rollouts_from_scratch() {
     }
 }
 
-/// Rows that end at once, later, and at the limit: after the last thought of a row that chose to
-/// end, a rollout may continue with more thoughts.
+/// Sequences that end at once, later, and at the limit: after the last thought of a sequence that
+/// chose to end, a rollout may continue with more thoughts.
 #[test]
 fn rows_that_end_by_themselves_are_labelled_too() {
     for family in OPEN_LENGTH {
@@ -214,9 +214,10 @@ fn more_rollouts_keep_the_first() {
         let labels = trajectories.flat_map(|trajectory| &trajectory.labels);
         labels.map(|label| (label * m as f32).round() as usize).collect()
     };
-    let (few, many) = (right(4), right(6));
+    let few = right(4);
+    let many = right(6);
     // Nothing random follows the last thought of a trajectory: all or none of its rollouts are
-    // right.
+    // correct.
     let open = few.iter().zip(&many).enumerate().filter(|(i, _)| (i + 1) % 4 != 0);
     assert!(open.clone().all(|(_, (few, many))| (few..=&(few + 2)).contains(&many)));
     assert!(open.clone().any(|(_, (few, many))| few != many));
@@ -250,7 +251,7 @@ fn labels_do_not_depend_on_batch_memory_or_threads() {
     }
 }
 
-/// The smallest memory, to 16 KiB, that is not refused.
+/// The smallest sufficient memory, to 16 KiB.
 fn smallest_memory(runner: RolloutRunner<'_>, prompts: &[Prompt]) -> usize {
     let fits = |memory: &usize| match (RolloutRunner { memory: *memory, ..runner }).check(prompts) {
         Err(EngineError::RolloutMemory { .. }) => false,
@@ -360,7 +361,7 @@ fn the_callers_error_ends_a_rollout_run() {
     assert_eq!(seen, 2);
 }
 
-/// The names of rollouts are part of what makes a result reproducible: they must not change.
+/// The random number keys of rollouts are required for reproducibility: they must not change.
 #[test]
 fn rollouts_are_named_as_documented() {
     let id = rollout_row(RowId { question: 7, trajectory: 5 }, 3, 9);

@@ -1,5 +1,5 @@
-//! Requests that arrive while others run join their passes, and each gets what it gets alone, to
-//! the bit; requests that are cancelled leave nothing behind.
+//! Requests that arrive while others run join their forward steps, and each has bitwise the same
+//! output as alone; cancelled requests leave no trace.
 
 use std::collections::HashSet;
 use std::sync::mpsc::{Receiver, channel};
@@ -15,18 +15,18 @@ use crate::common::*;
 use crate::mixed_requests::{mixed_requests, solve_alone, without_searches};
 use crate::token_sampling;
 
-/// More rows than any test submits.
+/// More sequences than any test submits.
 const ROOM: usize = 10_000;
 
 fn submit(scheduler: &Scheduler, request: &Request) -> Receiver<Event> {
     let (sender, receiver) = channel();
-    // A receiver that is gone has no use for the event.
+    // Ignore errors: the receiver may be gone.
     let events = move |event| drop(sender.send(event));
     scheduler.submit(request.clone(), events).unwrap();
     receiver
 }
 
-/// Everything that a request was told.
+/// All events of a request.
 struct Told {
     trajectories: Vec<Trajectory>,
     result: Result<Reply, EngineError>,
@@ -60,7 +60,8 @@ pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Rep
 }
 
 fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Vec<Reply> {
-    let (mut pending, mut replies) = (Vec::new(), Vec::new());
+    let mut pending = Vec::new();
+    let mut replies = Vec::new();
     let mut reply = |events: Receiver<Event>| {
         let Told { trajectories, result } = wait(&events);
         let reply = result.unwrap();
@@ -74,7 +75,7 @@ fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Ve
         pending.push(events.split_off(1));
         reply(events.remove(0));
     }
-    // In the order of the requests again.
+    // Restore the order of the requests.
     pending.into_iter().flatten().for_each(reply);
     let stats = scheduler.stats();
     assert!(stats.passes > 0);
@@ -147,8 +148,8 @@ fn rows_without_thoughts_and_end_tokens_get_what_they_get_alone() {
     assert_as_alone(&engine, &requests, "cot");
 }
 
-/// Answers of unlike lengths, which end where the model says so: a row that ends has then fed a
-/// token too many, which must not show.
+/// Answers of different lengths, where the model decides when to stop: a finished sequence has then
+/// fed one token too many, which must have no effect.
 #[test]
 fn answers_that_end_early_are_the_same_looking_ahead() {
     for family in FAMILIES {
@@ -159,7 +160,7 @@ fn answers_that_end_early_are_the_same_looking_ahead() {
             ..short_params(&pair.reasoner, 6, thought_dropout(0.3))
         };
         let requests: Vec<Request> = questions().iter().map(|q| q.request(long)).collect();
-        // What is said third becomes what ends an answer, wherever it is said.
+        // The third token becomes an end-of-answer token, wherever it occurs.
         let said = solve_alone(&pair.unrewarded_engine(), &requests);
         let third = said[0].trajectories.iter().map(|t| t.tokens[2]).collect();
         pair.reasoner_mut().model.method.eos = third;
@@ -175,8 +176,8 @@ fn answers_that_end_early_are_the_same_looking_ahead() {
     }
 }
 
-/// Fails unless the batch and the queue are empty. The last event is sent before the row's leaving
-/// is counted.
+/// Fails unless the batch and the queue are empty. The last event is sent before the sequence's
+/// removal is counted.
 fn assert_empty(scheduler: &Scheduler) {
     for _ in 0..1000 {
         let stats = scheduler.stats();
@@ -229,7 +230,8 @@ fn the_queue_is_bounded_in_rows() {
     let too_wide = scheduler.submit(Request { params: wide, ..request.clone() }, |_| {});
     assert!(matches!(too_wide, Err(SubmitError::TooManyRows { rows: 11, limit: 10 })));
     let long = SamplingParams { max_new_tokens: nonzero(100), ..params };
-    let (mut taken, mut full) = (Vec::new(), 0);
+    let mut taken = Vec::new();
+    let mut full = 0;
     for _ in 0..200 {
         let (sender, receiver) = channel();
         let long = Request { params: long, ..request.clone() };
@@ -330,7 +332,7 @@ fn tokens_are_told_one_by_one_and_in_their_order() {
                     assert_eq!(position, told[number as usize].len());
                     told[number as usize].push(token);
                 }
-                // Its tokens were told before it.
+                // Its tokens were sent before it.
                 Event::Trajectory(t) => assert_eq!(told[t.number as usize][..], t.tokens[..]),
                 Event::Done(reply) => break reply.unwrap(),
                 Event::Started | Event::Rewards { .. } => {}
@@ -344,8 +346,8 @@ fn tokens_are_told_one_by_one_and_in_their_order() {
     }
 }
 
-/// Many prompts to be scored do not keep a request, nor a few prompts of another, from being done
-/// before them; nor where they do not fit the memory together.
+/// Many scored prompts do not delay a request, nor a few scored prompts of another submission; nor
+/// if they do not fit the memory together.
 #[test]
 fn tokens_are_scored_in_parts_and_in_turn() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiLlama);
@@ -366,7 +368,8 @@ fn tokens_are_scored_in_parts_and_in_turn() {
             Submission::score((0..30).collect(), CancelToken::default(), done)
         };
         let prompt = Prompt::new(&pair.reasoner, request.id, &request.question).unwrap();
-        let (events, expected) = (sender.clone(), alone.clone());
+        let events = sender.clone();
+        let expected = alone.clone();
         let generate = Submission::generate(prompt, request.clone(), move |event| {
             if let Event::Done(reply) = event {
                 assert_same(&reply.unwrap(), &expected, "beside tokens");
@@ -386,8 +389,8 @@ fn tokens_are_scored_in_parts_and_in_turn() {
     }
 }
 
-/// A prompt that begins as another did is not computed again up to there, and its trajectories are
-/// what they are alone.
+/// A prompt with a cached prefix is not recomputed up to there, and its trajectories are the same
+/// as alone.
 #[test]
 fn prompts_that_begin_alike_are_computed_once() {
     for family in FAMILIES {

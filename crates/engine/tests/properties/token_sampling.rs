@@ -12,7 +12,7 @@ use tensor::Device;
 use crate::common;
 use crate::common::*;
 
-/// A chain-of-thought baseline: the backbone of a family without what the family adds.
+/// A chain-of-thought baseline: the backbone of a family without the family's additions.
 pub fn cot_reasoner(device: &Device, spec: &CheckpointSpec) -> Reasoner {
     // COCONUT and Latent-SFT add no tensors to their backbones.
     let plain =
@@ -47,7 +47,7 @@ fn the_cot_baseline_has_no_thoughts_and_does_not_depend_on_its_batch() {
         assert!(texts.len() > 8, "sampled answers differ");
     }
     let few = run(SamplingParams { samples: nonzero(4), ..many });
-    // Memory for some rows of a question at a time.
+    // Memory for some sequences of a question at a time.
     let split = engine.clone().with_memory(200 << 10);
     let split = common::run(&split, many, &questions()).unwrap();
     for (((all, few), split), question) in all.iter().zip(&few).zip(&split).zip(questions()) {
@@ -78,7 +78,7 @@ fn the_smallest_top_p_and_the_lowest_temperature_are_greedy() {
     }
 }
 
-/// Where only tokens are sampled, all rows have the same thoughts and different answers.
+/// If only tokens are sampled, all sequences have the same thoughts and different answers.
 #[test]
 fn sampled_tokens_leave_thoughts_unchanged() {
     for family in FAMILIES {
@@ -98,7 +98,7 @@ fn sampled_tokens_leave_thoughts_unchanged() {
     }
 }
 
-/// Every token is a step; the first is read from the prompt and the last is not fed.
+/// Every token is a step; the first is computed from the prompt and the last is not fed.
 #[test]
 fn the_cost_of_the_cot_baseline_is_counted() {
     let engine = cot_engine();
@@ -113,7 +113,8 @@ fn the_cost_of_the_cot_baseline_is_counted() {
         let lengths: Vec<usize> =
             rows(&params).iter().chain(&rows(&greedy)).map(|row| row.tokens.len()).collect();
         assert_eq!(reply.cost.steps, lengths.iter().sum::<usize>() as u64);
-        let (decoder, start) = (&engine.reasoner().decoder, prompt.tokens.len());
+        let decoder = &engine.reasoner().decoder;
+        let start = prompt.tokens.len();
         let position =
             |i: usize| decoder.flops_per_position() + (i + 1) as f64 * decoder.flops_per_attended();
         let mut flops: f64 = (0..start).map(position).sum();

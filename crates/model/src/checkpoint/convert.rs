@@ -23,7 +23,7 @@ pub(crate) fn to_f32(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
     Some(values)
 }
 
-/// Converts little-endian values into `out`, one for each; leaves it as it is for the dtypes that
+/// Converts little-endian values into `out`, one for each; leaves it unchanged for dtypes that
 /// [`to_f32`] rejects.
 pub(crate) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
@@ -58,7 +58,7 @@ where
 
 /// Index and value of the first infinity or NaN.
 pub(super) fn first_non_finite(values: &[f32]) -> Option<(usize, f32)> {
-    // Whole blocks first: a loop without early exit vectorises.
+    // Whole blocks first: a loop without early exit is vectorized.
     let is_broken = |block: &[f32]| !block.iter().fold(true, |ok, v| ok & v.is_finite());
     let block = values.par_chunks(BLOCK).position_first(is_broken)?;
     let start = block * BLOCK;

@@ -1,9 +1,9 @@
-//! A digest of a checkpoint's weights, by which an adapter recognises its base and a reward model
+//! A digest of a checkpoint's weights, by which an adapter identifies its base and a reward model
 //! its reasoner.
 //!
-//! Names and shapes of all tensors, and the values of some rows of each: another training changes
-//! every row. The values are those in f32, so that a GGUF file and the directory that it was
-//! widened to have one digest. It reads about one percent of the weights, in milliseconds.
+//! It covers the names and shapes of all tensors, and the values of some rows of each: any training
+//! changes every row. Values are hashed as f32, so that a GGUF file and the directory that it was
+//! widened to have the same digest. It reads about one percent of the weights, in milliseconds.
 
 use rayon::prelude::*;
 use record::Fingerprint;
@@ -11,7 +11,7 @@ use record::Fingerprint;
 use super::{Checkpoint, StoredTensor};
 use crate::error::ModelError;
 
-/// Rows of each tensor that are read.
+/// Number of rows of each tensor that are hashed.
 const SAMPLED_ROWS: usize = 8;
 
 impl Checkpoint {
@@ -48,7 +48,7 @@ impl Checkpoint {
         let digest = (0..sampled).fold(Fingerprint::default().with(name, &sizes), |digest, i| {
             match stored.encoding.row_to_f32(row(i), rows, bytes) {
                 Some(values) => digest.with("", bytemuck::cast_slice(&values)),
-                // A tensor that cannot be read as numbers is compared as it is.
+                // A tensor with an unsupported encoding is hashed as raw bytes.
                 None => digest.with("", bytes),
             }
         });

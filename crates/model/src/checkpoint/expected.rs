@@ -30,7 +30,7 @@ impl Checkpoint {
         let config = self.config();
         let toy = toy_config(config);
         let recorder = RecordingSource { checkpoint: self, requests: Mutex::default() };
-        // One thread asks for them in order.
+        // A single thread requests them in order.
         let device = Device::cpu(Some(NonZeroUsize::MIN))?;
         device.run(|| Decoder::load(&device, &toy, &recorder, head))?;
         let real = |size: &usize| {

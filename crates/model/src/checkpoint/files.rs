@@ -17,8 +17,8 @@ use crate::gguf::{self, GgufFile};
 use crate::model_files::{FileBytes, ModelFiles};
 use crate::names::{self, TensorRole};
 
-/// Weight files that some families publish beside the model, and the prefix that their tensor names
-/// lack.
+/// Weight files that some families publish next to the model, and the prefix that their tensor
+/// names lack.
 const SIDE_FILES: [(&str, &str); 8] = [
     ("projection_head.safetensors", "projection_head."),
     ("special_tokens.safetensors", ""),
@@ -29,11 +29,11 @@ const SIDE_FILES: [(&str, &str); 8] = [
     (ADAPTER_WEIGHTS, ""),
     (ADAPTER_HEADS_FILE, ""),
 ];
-/// What a training with LoRA writes beside the adapter: heads and embeddings of new tokens.
+/// The file that LoRA training writes next to the adapter: heads and embeddings of new tokens.
 pub const ADAPTER_HEADS_FILE: &str = "heads.safetensors";
 /// File extensions of Python's pickle format.
 const PICKLE_EXTENSIONS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
-/// Stems of pickle files that trainers write and that hold no weights.
+/// Stems of pickle files that trainers write and that contain no weights.
 const TRAINER_PICKLES: [&str; 4] = ["training_args", "optimizer", "scheduler", "rng_state"];
 /// The limit of the safetensors library.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -54,7 +54,7 @@ pub(super) struct WeightFiles {
     pub pickles: Vec<PathBuf>,
 }
 
-/// Whether some file names include weights of a whole model, in a format that is read.
+/// Whether the file names include weights of a full model in a supported format.
 pub(crate) fn has_whole_weights(names: &[String]) -> bool {
     let is_side = |name: &String| SIDE_FILES.iter().any(|(side, _)| side == name);
     names.iter().any(|name| {
@@ -70,7 +70,8 @@ pub(super) fn find_weights(model_files: &ModelFiles) -> Result<WeightFiles, Mode
         let files = vec![WeightFile { path: path.clone(), prefix: "" }];
         return Ok(WeightFiles { files, index: None, pickles: Vec::new() });
     }
-    let (dir, names) = (model_files.path(), model_files.file_names()?);
+    let dir = model_files.path();
+    let names = model_files.file_names()?;
     let pickles: Vec<PathBuf> =
         names.iter().filter(|n| is_pickle(n)).map(|n| dir.join(n)).collect();
     let mut index = None;

@@ -1,4 +1,4 @@
-//! The LoRA factors of one adapter, or of those in a whole model's own files.
+//! The LoRA factors of one adapter, or of a full model's own files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,12 +14,12 @@ pub(super) struct LoraLayer {
     files: ModelFiles,
     /// The first of the checkpoint's weight files that belongs to it.
     pub(super) first_file: usize,
-    /// By module.
+    /// Factors by module.
     pub(super) pairs: BTreeMap<String, LoraPair>,
     scale: Option<LoraScale>,
 }
 
-/// The LoRA factors of one module; opening a checkpoint fails if only one is there.
+/// The LoRA factors of one module; opening a checkpoint fails if one of them is missing.
 #[derive(Default)]
 pub(super) struct LoraPair {
     pub(super) a: Option<StoredTensor>,
@@ -84,7 +84,7 @@ impl LoraLayer {
         path: impl Fn(&'a StoredTensor) -> &'a Path,
     ) -> Result<(), ModelError> {
         let Some(rank) = self.scale.as_ref().and_then(LoraScale::rank) else { return Ok(()) };
-        let reason = "by `r` of adapter_config.json; save the adapter again";
+        let reason = "from `r` in adapter_config.json; save the adapter again";
         for (a, b) in self.pairs.values().filter_map(LoraPair::both) {
             for (factor, axis) in [(a, 0), (b, 1)] {
                 let mut expected = factor.shape.clone();
@@ -96,7 +96,7 @@ impl LoraLayer {
         Ok(())
     }
 
-    /// The factor of a module's product.
+    /// The scale of a module's product.
     pub(super) fn scale(&self, module: &str, a: &StoredTensor) -> Result<f32, ModelError> {
         let rank = a.shape.first().copied().unwrap_or(0);
         let scale = self.scale.as_ref().and_then(|scale| scale.for_rank(rank));
@@ -119,7 +119,8 @@ impl StoredTensor {
         if self.shape == expected {
             return Ok(());
         }
-        let (file, tensor) = (file.to_path_buf(), self.original.clone());
+        let file = file.to_path_buf();
+        let tensor = self.original.clone();
         Err(ModelError::FactorShape { file, tensor, found: self.shape.clone(), expected, reason })
     }
 }

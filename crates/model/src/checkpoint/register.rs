@@ -1,5 +1,4 @@
-//! Registers the tensors of a checkpoint's files, layer by layer, and checks that they belong
-//! together.
+//! Registers the tensors of a checkpoint's files, layer by layer, and checks their consistency.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -16,7 +15,7 @@ use crate::parameters::NEW_ROWS;
 use crate::weights::WeightLayout;
 
 impl Checkpoint {
-    /// Registers the files of a whole model, or of an adapter over what is registered.
+    /// Registers the files of a full model, or of an adapter on top of the registered layers.
     pub(super) fn add_layer(&mut self, model_files: &ModelFiles) -> Result<(), ModelError> {
         let weights = files::find_weights(model_files)?;
         self.layers.push(LoraLayer::new(model_files, self.weight_files.len()));
@@ -28,7 +27,7 @@ impl Checkpoint {
         layer.check_ranks(|factor| self.path(factor))
     }
 
-    /// Refuses a whole model beside the description of an adapter whose weights are not there: it
+    /// Rejects a full model next to the configuration of an adapter whose weights are missing: it
     /// would run as the base model.
     pub(super) fn check_described_adapter(&self, whole: &ModelFiles) -> Result<(), ModelError> {
         let in_directory = !matches!(whole, ModelFiles::Gguf(_));
@@ -59,19 +58,20 @@ impl Checkpoint {
             let Some((a, b)) = pair.both() else { continue };
             let file = || self.path(a).to_path_buf();
             let Some(weight) = self.weights.get(&format!("{module}.weight")) else {
-                let (module, base) = (module.clone(), base.path().to_owned());
+                let module = module.clone();
+                let base = base.path().to_owned();
                 let tensor = a.original.clone();
                 return Err(ModelError::UnknownModule { file: file(), tensor, module, base });
             };
             let &[rows, columns] = weight.shape.as_slice() else {
-                let what = format!("`{}` on a weight that is no matrix", a.original);
+                let what = format!("`{}` on a weight that is not a matrix", a.original);
                 return Err(ModelError::UnsupportedAdapter { file: file(), what });
             };
             let layout = WeightLayout::of(self.config.architecture, module);
             let (inputs, outputs) = layout.inputs_and_outputs(rows, columns);
             let rank = a.shape.first().copied().unwrap_or(0);
             for (factor, expected) in [(a, vec![rank, inputs]), (b, vec![outputs, rank])] {
-                let reason = "by the base; give the model that it was trained on";
+                let reason = "from the base; pass the model that it was trained on";
                 factor.check_shape(expected, self.path(factor), reason)?;
             }
         }
@@ -113,8 +113,8 @@ impl Checkpoint {
                 return Ok(());
             }
             TensorRole::Unmergeable(what) => {
-                let (file, what) =
-                    (self.path(&stored).to_path_buf(), format!("`{}`, {what},", stored.original));
+                let file = self.path(&stored).to_path_buf();
+                let what = format!("`{}`, {what},", stored.original);
                 return Err(ModelError::UnsupportedAdapter { file, what });
             }
             TensorRole::Weight(name) => return self.register_weight(name, stored),
@@ -135,7 +135,7 @@ impl Checkpoint {
     }
 
     /// Training scripts save some weights twice: an equal copy is ignored, a different one is an
-    /// error. An adapter's take the place of those below.
+    /// error. An adapter's weights replace those below.
     fn register_weight(&mut self, name: String, stored: StoredTensor) -> Result<(), ModelError> {
         match self.weights.get(&name) {
             None => {
@@ -144,7 +144,7 @@ impl Checkpoint {
             Some(below) if below.file < self.first_own_file() => {
                 self.check_new_rows(&name, below, &stored)?;
                 if let Some(below) = self.weights.insert(name, stored) {
-                    self.ignored.push((below, "an adapter has it in its place"));
+                    self.ignored.push((below, "replaced by an adapter"));
                 }
             }
             Some(first) if self.same_content(first, &stored) => {
@@ -173,8 +173,8 @@ impl Checkpoint {
         }
     }
 
-    /// The rows of new tokens are the last of their table: those of an adapter have to include
-    /// those of the adapters below.
+    /// The rows of new tokens are the last of their table: those of an adapter must include those
+    /// of the adapters below.
     fn check_new_rows(
         &self,
         name: &str,
@@ -182,7 +182,7 @@ impl Checkpoint {
         stored: &StoredTensor,
     ) -> Result<(), ModelError> {
         if name.starts_with(NEW_ROWS) && stored.shape.first() < below.shape.first() {
-            let what = format!("`{}` with fewer rows than its base's", stored.original);
+            let what = format!("`{}` with fewer rows than the base's", stored.original);
             let file = self.path(stored).to_path_buf();
             return Err(ModelError::UnsupportedAdapter { file, what });
         }

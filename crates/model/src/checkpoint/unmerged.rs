@@ -1,11 +1,11 @@
-//! A checkpoint as training goes on with it: the factors of its topmost adapter apart.
+//! A checkpoint for continued training: the factors of its topmost adapter are kept separate.
 
 use super::{Checkpoint, StoredTensor};
 use crate::error::ModelError;
 use crate::source::TensorSource;
 
-/// A checkpoint whose topmost adapter is not merged: its factors are tensors of their own. For
-/// training that goes on with an adapter. A whole model is merged with the factors in its files.
+/// A checkpoint whose topmost adapter is not merged: its factors are separate tensors, for
+/// continued training of the adapter. A full model is merged with the factors in its own files.
 #[derive(Clone, Copy)]
 pub struct UnmergedCheckpoint<'a>(pub &'a Checkpoint);
 

@@ -23,7 +23,7 @@ impl<'a> JsonFields<'a> {
             Value::Object(map) => Ok(JsonFields { file, parent: None, map }),
             other => Err(ModelError::BadJson {
                 file: file.to_path_buf(),
-                why: format!("an object was expected, not {}", json_type(other)),
+                why: format!("expected an object, not {}", json_type(other)),
             }),
         }
     }
@@ -44,7 +44,7 @@ impl<'a> JsonFields<'a> {
         match self.map.keys().find(|name| !known.contains(&name.as_str())) {
             Some(name) => {
                 Err(self
-                    .bad(name, &format!("is not known here; the fields are {}", known.join(", "))))
+                    .bad(name, &format!("is unknown; the known fields are {}", known.join(", "))))
             }
             None => Ok(()),
         }
@@ -179,7 +179,7 @@ impl<'a> JsonFields<'a> {
 fn json_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "a truth value",
+        Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",

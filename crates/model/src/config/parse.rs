@@ -14,10 +14,10 @@ use super::{
 };
 use crate::error::{self, ModelError};
 
-/// Above any real model; bounds loops over the blocks. A random number's name has ten bits for the
-/// layer, so that more of them would repeat.
+/// Above any real model; bounds loops over the blocks. The layer has ten bits of a random number
+/// key, so random numbers would repeat beyond this.
 const MAX_LAYERS: usize = tensor::rng::MAX_LAYERS;
-/// Above any real model. A random number's name has so many elements of a row.
+/// Above any real model. A random number key covers this many elements of a row.
 const MAX_WIDTH: usize = tensor::rng::MAX_ELEMENTS;
 /// Above any real model.
 const MAX_FFN: usize = 1 << 24;
@@ -312,16 +312,17 @@ fn validate(f: JsonFields, c: &Config) -> Result<(), ModelError> {
     ];
     if let Some((field, found, limit)) = limits.into_iter().find(|(_, found, limit)| found > limit)
     {
-        return Err(f.bad(field, &format!("is {found}; at most {limit} are read")));
+        return Err(f.bad(field, &format!("is {found}; the maximum is {limit}")));
     }
     if !c.heads.is_multiple_of(c.kv_heads) {
         let why = format!("is {}; it must divide num_attention_heads, {}", c.kv_heads, c.heads);
         return Err(f.bad("num_key_value_heads", &why));
     }
     if c.positions != PositionEncoding::Learned && !c.head_dim.is_multiple_of(2) {
-        return Err(
-            f.bad("head_dim", &format!("is {}; rotary positions need an even number", c.head_dim))
-        );
+        return Err(f.bad(
+            "head_dim",
+            &format!("is {}; rotary embeddings need an even number", c.head_dim),
+        ));
     }
     Ok(())
 }

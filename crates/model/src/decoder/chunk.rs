@@ -1,9 +1,9 @@
 //! The inputs of a forward pass on the device: slot mapping, attention metadata and dropout of a
 //! chunk of rows.
 //!
-//! A [`PassChunk`] is staged ahead (all inputs are copied before the first kernel) or lazily (what
-//! the first kernels do not need is copied while they run). After the last layer's keys and values,
-//! only the [`OutputRows`] are computed.
+//! A [`PassChunk`] is either staged ahead (all inputs are copied before the first kernel) or lazily
+//! (inputs that the first kernels do not need are copied while they run). After the last layer's
+//! keys and values, only the [`OutputRows`] are computed.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -69,7 +69,7 @@ pub(super) struct PassChunk<'a> {
     output: Option<OutputRows<'a>>, // if staged ahead
 }
 
-/// What a layer needs after its QKV projection: attention metadata and dropout.
+/// The inputs of a layer after its QKV projection: attention metadata and dropout.
 #[derive(Debug)]
 pub(super) struct ChunkMetadata<'a> {
     pub(super) attention: AttentionMetadata<'a>,
@@ -85,7 +85,7 @@ pub(super) struct OutputRows<'a> {
 }
 
 impl<'a> OutputRows<'a> {
-    /// `spans` are those of the output rows, `dropout` is that of all rows of the chunk.
+    /// `spans` are those of the output rows, `dropout` covers all rows of the chunk.
     pub(super) fn new(
         device: &Device,
         rows: &ChunkRows<'_>,
@@ -133,7 +133,7 @@ impl<'a> PassChunk<'a> {
         })
     }
 
-    /// Copies the metadata to the device now rather than while the first kernels run.
+    /// Copies the metadata to the device now instead of while the first kernels run.
     pub(super) fn stage(&mut self, device: &Device, width: usize) -> Result<(), DeviceError> {
         let metadata = ChunkMetadata::new(device, self.rows, self.dropout, width)?;
         if self.rows.drops_rows() {
@@ -160,7 +160,7 @@ impl<'a> PassChunk<'a> {
         OutputRows::new(device, self.rows, spans, &metadata.dropout, width)
     }
 
-    /// The metadata, copied to the device if it is not there yet.
+    /// The metadata, copied to the device if it has not been yet.
     pub(super) fn take_metadata(
         &mut self,
         device: &Device,
@@ -171,7 +171,7 @@ impl<'a> PassChunk<'a> {
         }
     }
 
-    /// What its QKV projection reads and writes.
+    /// The rows that the QKV projection reads and writes.
     pub(super) fn qkv_rows(&mut self) -> QkvRows<'_> {
         let ChunkActivations { normed, qkv, .. } = &mut self.work;
         QkvRows { x: normed, slot_mapping: &self.slot_mapping, qkv }

@@ -1,4 +1,4 @@
-//! The dropout of a chunk's rows, cut out of that of a pass.
+//! The dropout of a chunk's rows, extracted from that of a pass.
 
 use std::ops::Range;
 

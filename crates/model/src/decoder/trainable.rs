@@ -6,9 +6,9 @@
 //! a latent one consists of the prompt, each thought and the completion, and the backward runs over
 //! them in reverse order. `segment` has the forward pass, `backward` that of a layer.
 //!
-//! With [`TrainableDecoder::set_recompute`] a segment keeps the inputs of its layers only. Before a
-//! layer's backward its other activations are computed again by the kernels of the forward pass;
-//! dropout masks are functions of their keys, so they are the same.
+//! With [`TrainableDecoder::set_recompute`] a segment stores only the inputs of its layers. Before
+//! a layer's backward its other activations are recomputed by the kernels of the forward pass;
+//! dropout masks are functions of their keys, so they are identical.
 
 mod backward;
 mod segment;
@@ -36,7 +36,7 @@ pub use segment::Segment;
 #[derive(Debug)]
 pub struct TrainableDecoder {
     /// The decoder that runs the kernels; its weights are copies of the parameters. An engine may
-    /// share it, and has to be dropped before the weights change.
+    /// share it, but must be dropped before the weights change.
     pub decoder: Arc<Decoder>,
     embedding: LinearParameters,           // (vocab, width)
     lm_head: Option<LinearParameters>,     // (vocab, width); `None` if tied to the embedding
@@ -47,7 +47,7 @@ pub struct TrainableDecoder {
     recompute: bool,
 }
 
-/// What of a decoder is trained.
+/// The trained part of a decoder.
 #[derive(Clone, Copy, Debug)]
 pub enum DecoderTuning<'a> {
     /// Every weight.
@@ -56,8 +56,8 @@ pub enum DecoderTuning<'a> {
     Lora {
         /// The adapters.
         config: &'a LoraConfig,
-        /// Tokens at the end of the vocabulary whose embeddings are trained too; those of all
-        /// others are frozen.
+        /// Number of tokens at the end of the vocabulary whose embeddings are also trained; those
+        /// of all others are frozen.
         new_tokens: usize,
     },
 }
@@ -107,7 +107,7 @@ impl BlockParameters {
         linears.into_iter().try_for_each(|linear| linear.collect_gradients(device))
     }
 
-    /// Copies frozen weights too: kernels keep a second copy for the backward.
+    /// Also copies frozen weights: kernels keep a second copy for the backward.
     fn assign_block(&self, device: &Device, block: &mut Block) -> Result<(), DeviceError> {
         self.qkv.assign(device, &mut block.qkv)?;
         self.attn_out.assign(device, &mut block.attn_out)?;
@@ -158,7 +158,7 @@ impl TrainableDecoder {
         Self::load_tuned(device, config, source, head, DecoderTuning::Full)
     }
 
-    /// Loads the weights from `source`; what is trained is up to `tuning`.
+    /// Loads the weights from `source`; `tuning` selects the trained part.
     pub fn load_tuned(
         device: &Device,
         config: &Config,
@@ -195,7 +195,7 @@ impl TrainableDecoder {
         Ok(trainable)
     }
 
-    /// Copies all weights to the decoder, frozen ones too.
+    /// Copies all weights to the decoder, including frozen ones.
     fn assign_weights(&mut self) -> Result<(), DeviceError> {
         let device = &self.decoder.device.clone();
         let decoder = exclusive(&mut self.decoder);
@@ -212,8 +212,8 @@ impl TrainableDecoder {
         self.sync_weights()
     }
 
-    /// Turns the gradients of frozen weights into those of what is trained in their place. To be
-    /// called once a batch's backward is done; without LoRA it does nothing.
+    /// Converts the gradients of frozen weights to those of the parameters trained instead. Must be
+    /// called once a batch's backward is done; a no-op without LoRA.
     pub fn collect_gradients(&mut self) -> Result<(), DeviceError> {
         let device = &self.decoder.device.clone();
         self.embedding.collect_gradients(device)?;
@@ -225,13 +225,14 @@ impl TrainableDecoder {
     /// The standard deviation of all elements of the token embedding.
     pub fn embedding_std(&self) -> Result<f32, DeviceError> {
         let table = self.embedding.weight().clone().to_host()?;
-        let (values, count) = (table.data(), table.data().len().max(1) as f64);
+        let values = table.data();
+        let count = table.data().len().max(1) as f64;
         let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
         let squares = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
         Ok((squares / count).sqrt() as f32)
     }
 
-    /// What no optimizer changes; norms, a thousandth of it, are not counted.
+    /// The elements that no optimizer updates, without norms, which are about a thousandth of them.
     pub fn frozen(&self) -> FrozenElements {
         let linears = |block: &BlockParameters| {
             let BlockParameters { qkv, attn_out, mlp_in, mlp_out, .. } = block;
@@ -293,15 +294,15 @@ impl TrainableDecoder {
         self.final_norm.sync_norm(device, &mut decoder.final_norm)
     }
 
-    /// Whether LoRA adapters drop elements of their inputs. Their masks have the keys of the pass's
-    /// dropout, whatever its sites; without dropout a pass has none.
+    /// Whether LoRA adapters have dropout on their inputs. Their masks use the keys of the pass's
+    /// dropout, whatever its sites; a pass without dropout has none.
     pub fn has_adapter_dropout(&self) -> bool {
         self.adapter_dropout > 0.0
     }
 
-    /// Whether further segments keep the inputs of their layers only, and recompute the other
-    /// activations in the backward (gradient checkpointing): about a third more products for a
-    /// fraction of the memory. On a CPU gradients have the same bits either way.
+    /// Whether further segments store only the inputs of their layers and recompute the other
+    /// activations in the backward (gradient checkpointing): about a third more matrix products for
+    /// a fraction of the memory. On a CPU the gradients have the same bits either way.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.recompute = recompute;
     }
@@ -353,8 +354,9 @@ impl TrainableDecoder {
         for (layer, saved) in layers.into_iter().enumerate().rev() {
             let params = &self.blocks[layer];
             let saved = recomputation.activations(&self.decoder, params, layer, saved)?;
-            // Only the last layer, the first here, has output rows.
-            let (output, output_adapter) = (output.take(), output_adapter_dropout.take());
+            // Only the last layer, which is the first one here, has output rows.
+            let output = output.take();
+            let output_adapter = output_adapter_dropout.take();
             let (attention, dropout) =
                 output.as_ref().map_or((&attention, &dropout), |o| (&o.attention, &o.dropout));
             let mut step = LayerBackward {
@@ -421,7 +423,7 @@ impl TrainableDecoder {
     }
 }
 
-/// The decoder, to change its weights.
+/// Exclusive access to the decoder, to change its weights.
 ///
 /// # Panics
 /// If an engine still shares it.

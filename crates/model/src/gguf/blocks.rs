@@ -1,8 +1,8 @@
 //! ggml's tensor types, and their values as f32.
 //!
-//! A quantised type stores a row as blocks of 32 or 256 values: integers of a few bits with a
-//! common scale, perhaps a common offset. Values are computed as ggml and its Python package do,
-//! product by product in f32, so that they are equal to the bit.
+//! A quantized type stores a row as blocks of 32 or 256 values: integers of a few bits with a
+//! common scale and optionally a common offset. Values are computed product by product in f32, as
+//! in ggml and its Python package, so that they are equal to the bit.
 
 use half::f16;
 use rayon::prelude::*;
@@ -10,7 +10,7 @@ use safetensors::Dtype;
 
 use crate::checkpoint::convert;
 
-/// A tensor type of ggml that is read.
+/// A supported tensor type of ggml.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GgmlType {
     /// float32.
@@ -37,7 +37,7 @@ pub enum GgmlType {
     Q6K,
 }
 
-/// Number in files, name, values of a block, bytes of a block.
+/// Type number in files, name, values per block, bytes per block.
 struct TypeInfo {
     number: u32,
     name: &'static str,
@@ -45,7 +45,7 @@ struct TypeInfo {
     bytes: usize,
 }
 
-/// The names of types that are not read, by number.
+/// The names of unsupported types, by number.
 const OTHER_NAMES: [(u32, &str); 20] = [
     (9, "Q8_1"),
     (10, "Q2_K"),
@@ -70,7 +70,7 @@ const OTHER_NAMES: [(u32, &str); 20] = [
 ];
 
 impl GgmlType {
-    /// All types that are read.
+    /// All supported types.
     pub const ALL: [Self; 11] = [
         Self::F32,
         Self::F16,
@@ -106,13 +106,13 @@ impl GgmlType {
         Self::ALL.into_iter().find(|kind| kind.info().number == number)
     }
 
-    /// ggml's number.
+    /// ggml's type number.
     #[cfg(any(test, feature = "testkit"))]
     pub fn number(self) -> u32 {
         self.info().number
     }
 
-    /// Bytes of a block.
+    /// Bytes per block.
     pub fn block_bytes(self) -> usize {
         self.info().bytes
     }
@@ -130,12 +130,12 @@ impl GgmlType {
         }
     }
 
-    /// Values of a block.
+    /// Values per block.
     pub fn block(self) -> usize {
         self.info().block
     }
 
-    /// The size of a tensor; `None` where a row is no multiple of a block, or on overflow.
+    /// The size of a tensor in bytes; `None` if a row is not a multiple of a block, or on overflow.
     pub(super) fn bytes_of(self, shape: &[usize]) -> Option<u64> {
         let TypeInfo { block, bytes, .. } = self.info();
         let (columns, rows) = shape.split_last()?;
@@ -145,27 +145,29 @@ impl GgmlType {
     }
 }
 
-/// The order in which a file has the rows of a matrix.
+/// The order of a matrix's rows in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
-    /// As transformers has them.
+    /// The order of transformers.
     Plain,
-    /// In each of this many heads, rows of the first and second rotary half alternate.
+    /// Within each head, rows of the first and second rotary half alternate.
     Interleaved {
-        /// Heads of the matrix.
+        /// Number of heads of the matrix.
         heads: usize,
     },
 }
 
 impl RowOrder {
-    /// The row of the file that is row `row` of `rows` here.
+    /// The row in the file that is row `row` of `rows` in canonical order.
     pub(crate) fn stored_row(self, row: usize, rows: usize) -> usize {
         match self {
             Self::Plain => row,
             Self::Interleaved { heads } => {
                 let head_dim = rows / heads;
-                let (head, within) = (row / head_dim, row % head_dim);
-                let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));
+                let head = row / head_dim;
+                let within = row % head_dim;
+                let half = within / (head_dim / 2);
+                let i = within % (head_dim / 2);
                 head * head_dim + 2 * i + half
             }
         }
@@ -221,7 +223,8 @@ fn each_block<const B: usize, const N: usize>(
     out: &mut [f32],
     widen: impl Fn(&[u8; B], &mut [f32; N]),
 ) {
-    let ((blocks, _), (values, _)) = (bytes.as_chunks::<B>(), out.as_chunks_mut::<N>());
+    let (blocks, _) = bytes.as_chunks::<B>();
+    let (values, _) = out.as_chunks_mut::<N>();
     blocks.iter().zip(values).for_each(|(block, values)| widen(block, values));
 }
 
@@ -241,7 +244,8 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
 
 /// Scale, minimum, nibbles.
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    let (scale, min) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let min = half_at(block, 2);
     for (i, byte) in block[4..].iter().enumerate() {
         out[i] = scale * f32::from(byte & 15) + min;
         out[i + 16] = scale * f32::from(byte >> 4) + min;
@@ -268,7 +272,8 @@ fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
 
 /// Scale, minimum, fifth bits, nibbles.
 fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
-    let (scale, min) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let min = half_at(block, 2);
     let high = [block[4], block[5], block[6], block[7]];
     for (i, q) in five_bits(high, &block[8..]) {
         out[i] = scale * f32::from(q) + min;
@@ -307,10 +312,12 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
 
 /// Eight groups of 32 values; two groups share 32 bytes of nibbles.
 fn k_groups(header: &[u8], fifth_bits: &[u8], nibbles: &[u8], out: &mut [f32; 256]) {
-    let (scale, min) = (half_at(header, 0), half_at(header, 2));
+    let scale = half_at(header, 0);
+    let min = half_at(header, 2);
     for (j, group) in out.chunks_exact_mut(32).enumerate() {
         let (group_scale, group_min) = scale_and_min(&header[4..16], j);
-        let (scale, min) = (scale * group_scale, min * group_min);
+        let scale = scale * group_scale;
+        let min = min * group_min;
         let shift = 4 * (j % 2);
         let bytes = nibbles[32 * (j / 2)..].iter().zip(fifth_bits);
         for (value, (byte, high)) in group.iter_mut().zip(bytes) {
@@ -324,7 +331,9 @@ fn k_groups(header: &[u8], fifth_bits: &[u8], nibbles: &[u8], out: &mut [f32; 25
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (n, half) in out.chunks_exact_mut(128).enumerate() {
-        let (low, high, scales) = (&block[64 * n..], &block[128 + 32 * n..], &block[192 + 8 * n..]);
+        let low = &block[64 * n..];
+        let high = &block[128 + 32 * n..];
+        let scales = &block[192 + 8 * n..];
         for (i, value) in half.iter_mut().enumerate() {
             // Values 0..64 are low nibbles, 64..128 high ones; every 32 take the next bit pair.
             let nibble = low[i % 64] >> (4 * (i / 64)) & 15;
@@ -349,7 +358,8 @@ mod tests {
         values: Vec<u32>,
     }
 
-    /// `tests/data/gguf_blocks.py` made the reference with llama.cpp's own Python package.
+    /// The reference values were generated by `tests/data/gguf_blocks.py` with llama.cpp's Python
+    /// package.
     #[test]
     fn every_type_gives_the_reference_values() {
         let json = include_str!("../../tests/data/gguf_blocks.json");

@@ -1,4 +1,4 @@
-//! The metadata of a GGUF file as the text of a config.json, which transformers reads as well.
+//! Converts the metadata of a GGUF file to a config.json that transformers can read, too.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const ARCHITECTURES: [(&str, &str); 3] =
     [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
 /// Llama 3's `low_freq_factor` and `high_freq_factor`: every published model has these.
 const LLAMA3_FREQ_FACTORS: [f64; 2] = [1.0, 4.0];
-/// Llama 3's context before scaling, where no key gives another.
+/// Llama 3's context before scaling, unless another is specified.
 const LLAMA3_ORIGINAL_CONTEXT: usize = 8192;
 /// Converters compute the factors in f32.
 const FACTOR_TOLERANCE: f64 = 1e-4;
@@ -25,9 +25,10 @@ struct ModelKeys<'a> {
 
 impl<'a> ModelKeys<'a> {
     fn new(gguf: &'a GgufFile) -> Result<Self, ModelError> {
-        let (key, split) = ("general.architecture", "split.count");
+        let key = "general.architecture";
+        let split = "split.count";
         if gguf.opt_integer(split)?.is_some_and(|n| n > 1) {
-            let joined = "one file; join the parts with llama-gguf-split --merge";
+            let joined = "a single file; join the parts with llama-gguf-split --merge";
             return Err(gguf.unsupported(split, "above 1", joined));
         }
         let found = gguf.text(key)?;
@@ -63,7 +64,8 @@ impl<'a> ModelKeys<'a> {
     }
 
     fn head_dim(&self) -> Result<usize, ModelError> {
-        let (width, heads) = (self.count("embedding_length")?, self.heads()?);
+        let width = self.count("embedding_length")?;
+        let heads = self.heads()?;
         match self.opt_count("attention.key_length")? {
             Some(head_dim) => Ok(head_dim),
             None if width.is_multiple_of(heads) => Ok(width / heads),
@@ -74,7 +76,7 @@ impl<'a> ModelKeys<'a> {
         }
     }
 
-    /// Rejects keys that enable what the decoder does not compute.
+    /// Rejects keys that enable features that the decoder does not implement.
     fn check_supported(&self) -> Result<(), ModelError> {
         let head_dim = self.head_dim()?;
         for name in ["attention.value_length", "rope.dimension_count"] {
@@ -103,7 +105,7 @@ impl<'a> ModelKeys<'a> {
         Ok(())
     }
 
-    /// Rows of the token embedding; the list of tokens may be shorter.
+    /// Number of rows of the token embedding; the list of tokens may be shorter.
     fn vocab(&self) -> Result<usize, ModelError> {
         let name = "token_embd.weight";
         match self.gguf.tensor(name).map(|tensor| tensor.shape.as_slice()) {
@@ -118,7 +120,7 @@ impl<'a> ModelKeys<'a> {
     }
 }
 
-/// config.json.
+/// The content of config.json.
 pub(super) fn config_json(gguf: &GgufFile) -> Result<Value, ModelError> {
     let keys = ModelKeys::new(gguf)?;
     keys.check_supported()?;
@@ -157,8 +159,8 @@ fn shortest(x: f32) -> Value {
     x.to_string().parse::<f64>().map_or(Value::Null, |x| json!(x))
 }
 
-/// Llama 3's scaling. llama.cpp keeps the divisor of every frequency instead of the parameters that
-/// they follow from; the parameters are recovered and must give the stored divisors again.
+/// Llama 3's scaling. llama.cpp stores the divisor of every frequency instead of the scaling
+/// parameters; the parameters are recovered and must reproduce the stored divisors.
 fn rope_scaling(keys: &ModelKeys<'_>) -> Result<Option<Value>, ModelError> {
     let Some(tensor) = keys.gguf.tensor(ROPE_FACTORS) else { return Ok(None) };
     let bytes = keys.gguf.tensor_bytes(tensor);
@@ -190,7 +192,7 @@ fn rope_scaling(keys: &ModelKeys<'_>) -> Result<Option<Value>, ModelError> {
     })))
 }
 
-/// What Llama 3's scaling divides a frequency by.
+/// The divisor of a frequency in Llama 3's scaling.
 fn llama3_divisor(frequency: f64, factor: f64, context: f64) -> f64 {
     let [low, high] = LLAMA3_FREQ_FACTORS;
     let wavelength = std::f64::consts::TAU / frequency;
@@ -225,6 +227,6 @@ pub(crate) fn row_order(gguf: &GgufFile, tensor: &GgufTensor) -> Result<RowOrder
     if order.fits(*rows) {
         return Ok(order);
     }
-    let why = format!("has {rows} rows, which are no {heads} heads of an even size");
+    let why = format!("has {rows} rows, which do not split into {heads} heads of even size");
     Err(gguf.bad_value(&tensor.name, why))
 }

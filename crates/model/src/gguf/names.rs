@@ -1,4 +1,4 @@
-//! Tensor names of llama.cpp as canonical names.
+//! Maps the tensor names of llama.cpp to canonical names.
 
 use crate::names::TensorRole;
 
@@ -6,7 +6,7 @@ use crate::names::TensorRole;
 const MODULES: [(&str, &str); 3] =
     [("token_embd", "embed_tokens"), ("output_norm", "norm"), ("output", "lm_head")];
 
-/// Modules of a block.
+/// Modules of a block, likewise.
 const BLOCK_MODULES: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -24,11 +24,11 @@ const BLOCK_MODULES: [(&str, &str); 11] = [
 /// The rotary factors of Llama 3.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// The role of the tensor of this name. An unknown one keeps its name: nothing reads it, and it is
-/// reported as unused.
+/// The role of a tensor. An unknown one keeps its name: nothing reads it, and it is reported as
+/// unused.
 pub(crate) fn tensor_role(name: &str) -> TensorRole {
     if name == ROPE_FACTORS {
-        return TensorRole::Ignored("rotary scaling, part of the configuration");
+        return TensorRole::Ignored("rotary scaling, which is part of the configuration");
     }
     TensorRole::Weight(canonical(name).unwrap_or_else(|| name.to_owned()))
 }
@@ -52,7 +52,7 @@ fn lookup(modules: &[(&str, &'static str)], module: &str) -> Option<&'static str
     modules.iter().find(|(theirs, _)| *theirs == module).map(|(_, ours)| *ours)
 }
 
-/// Which heads the rows of a tensor belong to, where rotary positions act on them.
+/// The kind of heads that the rows of a tensor belong to, if rotary embeddings apply to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RotaryHeads {
     /// Query heads.
@@ -61,7 +61,7 @@ pub(super) enum RotaryHeads {
     Key,
 }
 
-/// Whether a tensor makes queries or keys.
+/// Whether a tensor projects to queries or keys.
 pub(super) fn rotary_heads(name: &str) -> Option<RotaryHeads> {
     match block_module(name.rsplit_once('.')?.0)?.1 {
         "attn_q" => Some(RotaryHeads::Query),

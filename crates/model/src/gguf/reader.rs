@@ -1,8 +1,7 @@
 //! Parses the header of a GGUF file: metadata by key, tensors with their byte ranges.
 //!
-//! Values stay in the mapped file and are decoded when they are asked for; the header is walked
-//! once. Every step consumes bytes, so that a count in the file cannot make a loop longer than the
-//! file.
+//! Values stay in the mapped file and are decoded on demand; the header is parsed once. Every step
+//! consumes bytes, so a count in the file cannot make a loop longer than the file.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -13,11 +12,11 @@ use crate::error::ModelError;
 use crate::model_files::{FileBytes, ModelFiles};
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// The versions that are read; they differ in nothing but the byte order that 3 also allows.
+/// The supported versions; version 3 only adds big-endian files.
 const VERSIONS: [u32; 2] = [2, 3];
-/// Where `general.alignment` is absent.
+/// Used if `general.alignment` is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// ggml's limit.
+/// Limit of ggml.
 const MAX_DIMENSIONS: u32 = 4;
 /// Far above any real count; the product of two does not overflow a u64.
 const MAX_COUNT: u64 = 1 << 31;
@@ -41,7 +40,7 @@ pub(crate) struct GgufTensor {
     pub(crate) range: Range<usize>,
 }
 
-/// A value of the metadata; texts and lists are ranges of the file.
+/// A metadata value; strings and lists are ranges of the file.
 #[derive(Debug, Clone)]
 enum MetadataValue {
     Unsigned(u64),
@@ -77,10 +76,11 @@ impl GgufFile {
         let (tensor_count, value_count) = cursor.preamble()?;
         let mut metadata = BTreeMap::new();
         for _ in 0..value_count {
-            let (key, value) = (cursor.text()?, cursor.value_type()?);
+            let key = cursor.text()?;
+            let value = cursor.value_type()?;
             let value = cursor.value(value)?;
             if metadata.insert(key.clone(), value).is_some() {
-                return Err(cursor.bad(format!("two values have the key `{key}`")));
+                return Err(cursor.bad(format!("duplicate key `{key}`")));
             }
         }
         let tensors =
@@ -120,17 +120,17 @@ impl GgufFile {
         self.opt_count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// An integer that is not negative.
+    /// A non-negative integer.
     pub(crate) fn opt_integer(&self, key: &str) -> Result<Option<u64>, ModelError> {
         match self.metadata.get(key) {
             None => Ok(None),
             Some(MetadataValue::Unsigned(n)) => Ok(Some(*n)),
             Some(MetadataValue::Signed(n)) if *n >= 0 => Ok(Some(*n as u64)),
-            Some(_) => Err(self.bad_value(key, "must be a whole number, not below zero")),
+            Some(_) => Err(self.bad_value(key, "must be a whole number of at least 0")),
         }
     }
 
-    /// A number; those of the format are f32.
+    /// A number; the format stores f32.
     pub(crate) fn opt_number(&self, key: &str) -> Result<Option<f32>, ModelError> {
         match self.metadata.get(key) {
             None => Ok(None),
@@ -152,7 +152,7 @@ impl GgufFile {
         match self.metadata.get(key) {
             None => Ok(None),
             Some(MetadataValue::Text(range)) => self.utf8(range.clone()).map(Some),
-            Some(_) => Err(self.bad_value(key, "must be a text")),
+            Some(_) => Err(self.bad_value(key, "must be a string")),
         }
     }
 
@@ -160,14 +160,14 @@ impl GgufFile {
         self.opt_text(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A list of texts.
+    /// A list of strings.
     pub(crate) fn texts(&self, key: &str) -> Result<Vec<&str>, ModelError> {
         let (element, count, range) = self.list(key)?.ok_or_else(|| self.missing(key))?;
         if element != value_type::TEXT {
-            return Err(self.bad_value(key, "must be a list of texts"));
+            return Err(self.bad_value(key, "must be a list of strings"));
         }
         let mut cursor = self.cursor(range);
-        // Each text takes 8 bytes or more, so the count is at most an eighth of the file.
+        // Each string takes at least 8 bytes, so the count is at most an eighth of the file.
         let mut texts = Vec::with_capacity(count);
         for _ in 0..count {
             texts.push(self.utf8(cursor.text_range()?)?);
@@ -208,7 +208,8 @@ impl GgufFile {
     }
 
     pub(crate) fn bad_value(&self, key: &str, why: impl Into<String>) -> ModelError {
-        let (file, field) = (self.path.clone(), key.to_owned());
+        let file = self.path.clone();
+        let field = key.to_owned();
         ModelError::BadField { file, field, why: why.into() }
     }
 
@@ -321,7 +322,8 @@ impl<'a> Cursor<'a> {
             value_type::BOOL => Bool(self.array::<1>()? != [0]),
             value_type::TEXT => Text(self.text_range()?),
             value_type::LIST => {
-                let (element, count) = (self.u32()?, self.u64()?);
+                let element = self.u32()?;
+                let count = self.u64()?;
                 let start = self.at;
                 self.skip_list(element, count)?;
                 List { element, count: count as usize, range: start..self.at }
@@ -329,7 +331,7 @@ impl<'a> Cursor<'a> {
             value_type::U64 => Unsigned(self.u64()?),
             value_type::I64 => Signed(i64::from_le_bytes(self.array()?)),
             value_type::F64 => Float(f64::from_le_bytes(self.array()?)),
-            other => return Err(self.bad(format!("{other} is not the type of a value"))),
+            other => return Err(self.bad(format!("unknown value type {other}"))),
         })
     }
 
@@ -342,8 +344,8 @@ impl<'a> Cursor<'a> {
             value_type::TEXT => {
                 return (0..count).try_for_each(|_| self.text_range().map(|_| ()));
             }
-            value_type::LIST => return Err(self.bad("a list of lists is not read".to_owned())),
-            other => return Err(self.bad(format!("{other} is not the type of a value"))),
+            value_type::LIST => return Err(self.bad("nested lists are not supported".to_owned())),
+            other => return Err(self.bad(format!("unknown value type {other}"))),
         };
         self.take(count.saturating_mul(size)).map(|_| ())
     }
@@ -360,11 +362,12 @@ impl<'a> Cursor<'a> {
             let size = self.u64()?;
             let size = usize::try_from(size).ok().filter(|_| (1..=MAX_COUNT).contains(&size));
             let size = size.ok_or_else(|| {
-                self.bad(format!("a dimension of tensor `{name}` is not from 1 to {MAX_COUNT}"))
+                self.bad(format!("a dimension of tensor `{name}` is not between 1 and {MAX_COUNT}"))
             })?;
             shape.insert(0, size);
         }
-        let (number, offset) = (self.u32()?, self.u64()?);
+        let number = self.u32()?;
+        let offset = self.u64()?;
         let kind = GgmlType::from_number(number).ok_or_else(|| ModelError::GgufTensorType {
             file: self.path.to_owned(),
             tensor: name.clone(),
@@ -373,14 +376,15 @@ impl<'a> Cursor<'a> {
         })?;
         let size = kind.bytes_of(&shape).ok_or_else(|| {
             let (kind, block) = (kind.name(), kind.block());
-            let why = format!("which are no whole {kind} blocks of {block}, or too many");
-            self.bad(format!("tensor `{name}` has {shape:?} values, {why}"))
+            let why =
+                format!("which is too large or not a multiple of the {kind} block size {block}");
+            self.bad(format!("tensor `{name}` has shape {shape:?}, {why}"))
         })?;
         let tensor = GgufTensor { name, kind, shape, range: 0..0 };
         Ok(UnplacedTensor { tensor, offset, size })
     }
 
-    /// Turns offsets, which count from the aligned end of the header, into ranges of the file.
+    /// Converts offsets, relative to the aligned end of the header, to ranges of the file.
     fn place(
         &self,
         tensors: Vec<UnplacedTensor>,
@@ -390,7 +394,7 @@ impl<'a> Cursor<'a> {
         let mut names = HashSet::new();
         for UnplacedTensor { tensor, offset, .. } in &tensors {
             if !names.insert(tensor.name.as_str()) {
-                return Err(self.bad(format!("two tensors are called `{}`", tensor.name)));
+                return Err(self.bad(format!("duplicate tensor `{}`", tensor.name)));
             }
             if !offset.is_multiple_of(alignment) {
                 let why = format!("tensor `{}` is not aligned to {alignment} bytes", tensor.name);
@@ -409,7 +413,8 @@ impl<'a> Cursor<'a> {
     }
 
     fn truncated(&self, need: u64) -> ModelError {
-        let (file, have) = (self.path.to_owned(), self.bytes.len() as u64);
+        let file = self.path.to_owned();
+        let have = self.bytes.len() as u64;
         ModelError::Truncated { file, have, need }
     }
 

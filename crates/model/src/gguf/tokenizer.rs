@@ -1,8 +1,8 @@
-//! The tokenizer of a GGUF file as the texts of a tokenizer.json and a tokenizer_config.json, which
-//! transformers reads as well.
+//! Converts the tokenizer of a GGUF file to a tokenizer.json and a tokenizer_config.json that
+//! transformers can read, too.
 //!
-//! llama.cpp calls byte-level BPE `gpt2` and names the pre-tokenizer, whose regular expressions are
-//! not in the file.
+//! llama.cpp calls byte-level BPE `gpt2` and stores only the name of the pre-tokenizer, not its
+//! regular expressions.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::reader::GgufFile;
 use crate::error::ModelError;
 
-/// llama.cpp's token types.
+/// Token types of llama.cpp.
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
@@ -31,7 +31,7 @@ enum PreTokenizerKind {
     Qwen2,
 }
 
-/// llama.cpp's names.
+/// Names in llama.cpp.
 const PRE_TOKENIZERS: [(&str, PreTokenizerKind); 10] = [
     ("gpt-2", PreTokenizerKind::Gpt2),
     ("gpt2", PreTokenizerKind::Gpt2),
@@ -46,8 +46,8 @@ const PRE_TOKENIZERS: [(&str, PreTokenizerKind); 10] = [
 ];
 
 impl PreTokenizerKind {
-    /// Files of the time before the key, and those whose converter did not know the tokenizer, have
-    /// the one of their architecture.
+    /// Files older than the key, and those whose converter did not recognize the tokenizer, use the
+    /// default of their architecture.
     fn of(gguf: &GgufFile) -> Result<Self, ModelError> {
         let key = "tokenizer.ggml.pre";
         let name = gguf.opt_text(key)?.unwrap_or("default");
@@ -92,7 +92,7 @@ fn byte_level(use_regex: bool) -> Value {
     })
 }
 
-/// The tokens, without the padding at their end.
+/// The tokens, without padding tokens at the end.
 struct TokenList<'a> {
     gguf: &'a GgufFile,
     tokens: Vec<&'a str>,
@@ -109,7 +109,7 @@ impl<'a> TokenList<'a> {
             let why = format!("has {} entries for {} tokens", types.len(), tokens.len());
             return Err(gguf.bad_value(key, why));
         }
-        // Converters fill the list up to the embedding's rows.
+        // Converters pad the list up to the embedding's rows.
         let used = types.iter().rposition(|kind| *kind != UNUSED).map_or(0, |last| last + 1);
         tokens.truncate(used);
         types.truncate(used);
@@ -123,7 +123,7 @@ impl<'a> TokenList<'a> {
         }
     }
 
-    /// Tokens that are found in a text before it is split.
+    /// Added tokens, which are recognized in a text before it is split.
     fn added(&self) -> Vec<Value> {
         let entries = self.tokens.iter().zip(&self.types).enumerate();
         let added = entries.filter(|(_, (_, kind))| [CONTROL, USER_DEFINED].contains(kind));
@@ -141,7 +141,7 @@ impl<'a> TokenList<'a> {
         ids.map(|(id, token)| ((*token).to_owned(), json!(id))).collect()
     }
 
-    /// The token whose id a key gives, with the id.
+    /// The token whose id is stored under a key, with the id.
     fn named(&self, name: &str) -> Result<Option<(u64, &'a str)>, ModelError> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(id) = self.gguf.opt_integer(&key)? else { return Ok(None) };
@@ -155,7 +155,7 @@ impl<'a> TokenList<'a> {
         }
     }
 
-    /// The token that transformers puts before a text, if any. llama.cpp's default is that of the
+    /// The token that transformers prepends to a text, if any. llama.cpp's default depends on the
     /// pre-tokenizer.
     fn prepended(&self, kind: PreTokenizerKind) -> Result<Option<(u64, &'a str)>, ModelError> {
         let add = self.gguf.opt_bool("tokenizer.ggml.add_bos_token")?;
@@ -166,13 +166,14 @@ impl<'a> TokenList<'a> {
     }
 }
 
-/// tokenizer.json.
+/// The content of tokenizer.json.
 pub(super) fn tokenizer_json(gguf: &GgufFile) -> Result<Value, ModelError> {
-    let (key, list) = ("tokenizer.ggml.model", TokenList::read(gguf)?);
+    let key = "tokenizer.ggml.model";
+    let list = TokenList::read(gguf)?;
     match gguf.text(key)? {
         "gpt2" => {}
         other => {
-            let supported = "`gpt2`, byte-level BPE; convert other models to a directory";
+            let supported = "`gpt2` (byte-level BPE); convert other models to a directory";
             return Err(gguf.unsupported(key, &format!("`{other}`"), supported));
         }
     }
@@ -193,7 +194,7 @@ pub(super) fn tokenizer_json(gguf: &GgufFile) -> Result<Value, ModelError> {
     }))
 }
 
-/// A post-processor that puts a token before a text.
+/// A post-processor that prepends a token to a text.
 fn prepending(id: u64, token: &str) -> Value {
     let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
     let text = |name: &str, type_id: u32| json!({ "Sequence": { "id": name, "type_id": type_id } });
@@ -205,9 +206,10 @@ fn prepending(id: u64, token: &str) -> Value {
     })
 }
 
-/// tokenizer_config.json, with the chat template if the file has one.
+/// The content of tokenizer_config.json, with the chat template if the file has one.
 pub(super) fn tokenizer_config_json(gguf: &GgufFile) -> Result<Value, ModelError> {
-    let (list, kind) = (TokenList::read(gguf)?, PreTokenizerKind::of(gguf)?);
+    let list = TokenList::read(gguf)?;
+    let kind = PreTokenizerKind::of(gguf)?;
     let mut config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": false,

@@ -9,33 +9,34 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::weights::ModuleLoader;
 
-/// Names under which a gate's modules are looked for.
+/// Module names of known gates.
 const GATE_MODULES: [&str; 4] = ["stop_gate", "stop_head", "gate_head", "latent_gate"];
-/// More layers than any gate has.
+/// Above the number of layers of any gate.
 const MAX_GATE_LAYERS: usize = 16;
 
-/// When a model of open length stops.
+/// A gate that decides when open-ended thoughts stop.
 #[derive(Debug)]
 pub enum StopGate {
-    /// A perceptron of the thought: one whose logit is above the threshold is the last (SLPO).
+    /// A perceptron over the thought: a thought whose logit exceeds the threshold is the last
+    /// (SLPO).
     Perceptron {
         /// Linear layers with GELU between them; the last one has one output.
         layers: Vec<Linear>,
         /// The logit of the threshold probability.
         threshold: f32,
     },
-    /// Two rows of the LM head: the model stops, before another thought, where the row of the stop
+    /// Two rows of the LM head: the model stops, before another thought, if the row of the stop
     /// token has the larger logit (adaptive latent reasoning).
     Rows {
-        /// The token that goes on.
+        /// The token for continuing.
         go_on: u32,
-        /// The token that stops.
+        /// The token for stopping.
         stop: u32,
     },
 }
 
 impl StopGate {
-    /// The perceptron of a checkpoint that has one, with a threshold in (0, 1).
+    /// Loads the perceptron of a checkpoint, if any, with a threshold in (0, 1).
     pub fn perceptron(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -64,7 +65,7 @@ impl StopGate {
         layer_names(checkpoint).is_some()
     }
 
-    /// Whether the thought that is made of each hidden state (rows, width) is the last one.
+    /// Whether the thought computed from each hidden state (rows, width) is the last one.
     pub fn ends_with(&self, device: &Device, hidden: &Tensor) -> Result<Vec<bool>, DeviceError> {
         let Self::Perceptron { layers, threshold } = self else {
             return Ok(vec![false; hidden.rows()]);
@@ -78,7 +79,8 @@ impl StopGate {
         Ok(x.to_host()?.data().iter().map(|logit| logit > threshold).collect())
     }
 
-    /// Whether thinking ends before another thought is made of each hidden state (rows, width).
+    /// Whether thinking stops before another thought is computed from each hidden state (rows,
+    /// width).
     pub fn ends_before(
         &self,
         decoder: &Decoder,
@@ -91,7 +93,7 @@ impl StopGate {
     }
 }
 
-/// The linear layers of a gate: a module that is one, or those of a sequence by their index.
+/// The linear layers of a gate: a single module, or those of an `nn.Sequential` by their index.
 fn layer_names(checkpoint: &Checkpoint) -> Option<Vec<String>> {
     let has = |name: &str| checkpoint.has(&format!("{name}.weight"));
     GATE_MODULES.iter().find_map(|module| {

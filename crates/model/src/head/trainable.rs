@@ -186,7 +186,8 @@ impl TrainableMlp {
     /// The inference head with a copy of the weights.
     fn to_latent_head(&self, device: &Device) -> Result<LatentHead, DeviceError> {
         let width = self.norm.width();
-        let (scale, shift) = (vec![1.0; width], vec![0.0; width]);
+        let scale = vec![1.0; width];
+        let shift = vec![0.0; width];
         let mut norm = Normalization::layer(device, NORM_EPS, scale, shift)?;
         self.norm_parameters.sync_norm(device, &mut norm)?;
         let up = self.up.parameters.to_linear(device)?;
@@ -221,7 +222,8 @@ impl TrainableHead {
         checkpoint: &Checkpoint,
         names: &MlpNames,
     ) -> Result<Self, ModelError> {
-        let (width, hidden) = (checkpoint.config().width, hidden_size(checkpoint, names.up));
+        let width = checkpoint.config().width;
+        let hidden = hidden_size(checkpoint, names.up);
         let shape = MlpShape { inputs: width, hidden, outputs: width };
         Ok(Self::Mlp(Box::new(TrainableMlp::load(device, checkpoint, names, shape)?)))
     }
@@ -252,7 +254,7 @@ impl TrainableHead {
         }
     }
 
-    /// The head that an engine runs, with a copy of the weights.
+    /// The inference head, with a copy of the weights.
     pub fn to_latent_head(&self, device: &Device) -> Result<LatentHead, DeviceError> {
         match self {
             Self::Identity => Ok(LatentHead::Identity),
@@ -290,8 +292,8 @@ impl TrainableHead {
     }
 }
 
-/// The trainable form of [`LatentHead::GaussianMean`](super::LatentHead::GaussianMean) with the
-/// spread of the Gaussian, which inference does not need (CoLaR).
+/// The trainable form of [`LatentHead::GaussianMean`](super::LatentHead::GaussianMean), with the
+/// standard deviation of the Gaussian, which inference does not need (CoLaR).
 #[derive(Debug)]
 pub struct TrainableGaussianHead {
     trunk: TrainableMlp,      // width -> hidden
@@ -302,9 +304,9 @@ pub struct TrainableGaussianHead {
 /// The Gaussian of each row, in units of the embeddings' standard deviation: (rows, width) each.
 #[derive(Debug)]
 pub struct GaussianOutput {
-    /// Its mean.
+    /// Mean of each element.
     pub mean: Tensor,
-    /// The logarithm of its standard deviation.
+    /// Logarithm of the standard deviation of each element.
     pub log_std: Tensor,
     features: Tensor, // (rows, hidden)
     activations: HeadActivations,

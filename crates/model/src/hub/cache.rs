@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 
 use crate::hub::id::{HubId, RepoKind};
 
-/// The directory in which `huggingface_hub` keeps what it has downloaded.
+/// The cache directory of `huggingface_hub`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubCache {
     dir: PathBuf,
 }
 
 impl HubCache {
-    /// A cache in this directory.
+    /// A cache in the given directory.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
 
-    /// The cache that the environment names: HF_HUB_CACHE, else HF_HOME/hub, else
+    /// The cache given by the environment: HF_HUB_CACHE, else HF_HOME/hub, else
     /// ~/.cache/huggingface/hub. `None` without a home directory.
     pub fn from_env() -> Option<Self> {
         let variable = |name: &str| {
@@ -35,14 +35,15 @@ impl HubCache {
         Some(Self { dir: variable("HF_HUB_CACHE").or_else(hub)? })
     }
 
-    /// Hugging Face's own directory, which holds the token: HF_HOME, else the parent of the cache.
+    /// Hugging Face's home directory, which contains the token: HF_HOME, else the parent of the
+    /// cache.
     #[cfg(feature = "hub")]
     pub(crate) fn home(&self) -> Option<PathBuf> {
         let named = std::env::var_os("HF_HOME").filter(|value| !value.is_empty());
         named.map(PathBuf::from).or_else(|| self.dir.parent().map(Path::to_owned))
     }
 
-    /// Its directory.
+    /// The cache directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -56,8 +57,7 @@ impl HubCache {
         self.dir.join(format!("{kind}--{}", repo.replace('/', "--")))
     }
 
-    /// The snapshot that an id's revision names; without a revision that of `main`, else the
-    /// newest.
+    /// The snapshot of an id's revision; without a revision that of `main`, else the newest.
     pub fn snapshot(&self, kind: RepoKind, id: &HubId) -> Option<PathBuf> {
         let repo = self.repo_dir(kind, &id.repo);
         let snapshots = repo.join("snapshots");
@@ -68,8 +68,8 @@ impl HubCache {
         named.filter(|dir| dir.is_dir()).or_else(newest)
     }
 
-    /// A model that is in the cache: a directory, or the GGUF file that the id names or that is the
-    /// only one of its repository.
+    /// A cached model: a directory, or the GGUF file that the id names or that is the only one of
+    /// its repository.
     pub fn model(&self, id: &HubId) -> Option<PathBuf> {
         let snapshot = self.snapshot(RepoKind::Model, id)?;
         if let Some(file) = &id.file {

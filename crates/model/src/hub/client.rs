@@ -1,4 +1,4 @@
-//! What the cache lacks is fetched into it: the listing of a revision, then file by file.
+//! Downloads missing files into the cache: first the listing of a revision, then file by file.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::hub::error::HubError;
 use crate::hub::id::{HubId, RepoKind};
 use crate::hub::select;
 
-/// The Hub's address.
+/// The URL of the Hub.
 const ENDPOINT: &str = "https://huggingface.co";
 
 /// A client of the Hub.
@@ -28,18 +28,18 @@ pub struct HubClient {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HubEvent<'a> {
-    /// A file begins.
+    /// The download of a file starts.
     File {
-        /// Its path in the repository.
+        /// Path of the file in the repository.
         name: &'a str,
-        /// Its bytes.
+        /// Size of the file in bytes.
         size: u64,
-        /// Bytes that were there already, of a download that was cut.
+        /// Bytes already present from an interrupted download.
         resumed: u64,
     },
-    /// So many bytes of the file are there.
+    /// Progress: bytes of the file downloaded so far.
     Bytes(u64),
-    /// The connection ended early; the download goes on from so many bytes.
+    /// The connection was lost; the download resumes after this number of bytes.
     Resumed(u64),
 }
 
@@ -57,7 +57,7 @@ struct ListedFile {
 }
 
 impl HubClient {
-    /// A client for a cache, with what the environment says: HF_ENDPOINT, HF_TOKEN (else the token
+    /// A client for a cache, configured by the environment: HF_ENDPOINT, HF_TOKEN (else the token
     /// file of `hf auth login`), HF_HUB_OFFLINE.
     pub fn from_env(cache: HubCache) -> Self {
         let variable = |name: &str| {
@@ -79,12 +79,12 @@ impl HubClient {
         }
     }
 
-    /// A client of the Hub at an address, without a token.
+    /// A client of the Hub at a URL, without a token.
     pub fn new(endpoint: &str, cache: HubCache) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // Redirects are followed by hand: the headers of the first answer are needed, and the
-            // token must not go to another host.
+            // Redirects are followed manually: the headers of the first response are needed, and
+            // the token must not be sent to another host.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .timeout_connect(Some(Duration::from_secs(10)))
@@ -100,19 +100,19 @@ impl HubClient {
         }
     }
 
-    /// The same with a token.
+    /// Sets the access token.
     #[must_use]
     pub fn with_token(self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self }
     }
 
-    /// The same without a network.
+    /// Disables network access.
     #[must_use]
     pub fn offline(self) -> Self {
         Self { offline: true, ..self }
     }
 
-    /// The model of an id: from the cache, else downloaded into it.
+    /// The model of an id: from the cache, else downloaded.
     pub fn model(
         &self,
         id: &HubId,
@@ -128,7 +128,7 @@ impl HubClient {
         }
     }
 
-    /// The data file of an id: from the cache, else downloaded into it.
+    /// The data file of an id: from the cache, else downloaded.
     pub fn data(
         &self,
         id: &HubId,
@@ -150,7 +150,7 @@ impl HubClient {
         }
     }
 
-    /// Downloads the files that an id stands for; returns their paths.
+    /// Downloads the files of an id; returns their paths.
     fn fetch(
         &self,
         kind: RepoKind,
@@ -185,7 +185,7 @@ impl HubClient {
         Ok(paths)
     }
 
-    /// The address of a repository's page, which its files lie below.
+    /// The URL of a repository's page; its files are below it.
     fn page(&self, kind: RepoKind, id: &HubId) -> String {
         match kind {
             RepoKind::Model => format!("{}/{}", self.endpoint, id.repo),
@@ -198,7 +198,7 @@ impl HubClient {
             RepoKind::Model => "models",
             RepoKind::Dataset => "datasets",
         };
-        // A revision such as refs/pr/1 is one part of the path.
+        // A revision such as refs/pr/1 is a single path segment.
         let revision = id.revision().replace('/', "%2F");
         let url = format!("{}/api/{kind_name}/{}/revision/{revision}", self.endpoint, id.repo);
         let mut request = self.agent.get(&url);
@@ -210,7 +210,8 @@ impl HubClient {
             endpoint: self.endpoint.clone(),
             why: error.to_string(),
         })?;
-        let (status, page) = (answer.status().as_u16(), self.page(kind, id));
+        let status = answer.status().as_u16();
+        let page = self.page(kind, id);
         match status {
             200 => {}
             401 | 403 => {
@@ -224,22 +225,22 @@ impl HubClient {
         let text = text.map_err(|e| HubError::Answer { url: url.clone(), what: e.to_string() })?;
         let listing: Listing = serde_json::from_str(&text)
             .map_err(|e| HubError::Answer { url: url.clone(), what: e.to_string() })?;
-        // Both become parts of paths.
+        // Both become parts of file paths.
         let is_hash = |sha: &str| !sha.is_empty() && sha.bytes().all(|b| b.is_ascii_alphanumeric());
         let stays_inside = |file: &ListedFile| {
             let parts = Path::new(&file.rfilename).components();
             parts.into_iter().all(|part| matches!(part, std::path::Component::Normal(_)))
         };
         if !is_hash(&listing.sha) || !listing.siblings.iter().all(stays_inside) {
-            let what = "names that leave the repository".to_owned();
+            let what = "file names outside the repository".to_owned();
             return Err(HubError::Answer { url, what });
         }
         Ok(listing)
     }
 
-    /// What was downloaded is not in the cache: somebody removed it meanwhile.
+    /// The error for a file that another process removed from the cache after the download.
     fn lost(&self, id: &HubId) -> HubError {
-        let what = "and what was downloaded is not in the cache".to_owned();
+        let what = "the downloaded file is not in the cache".to_owned();
         HubError::Answer { url: id.to_string(), what }
     }
 }
@@ -249,7 +250,7 @@ pub(crate) fn create_parent(path: &Path) -> Result<(), HubError> {
     std::fs::create_dir_all(dir).map_err(HubError::io(dir))
 }
 
-/// Whether a cached model has its weights: Python tools may have fetched some files only.
+/// Whether a cached model has its weights: Python tools may have downloaded only some files.
 fn is_complete(path: &Path) -> bool {
     if path.is_file() {
         return true;
@@ -269,12 +270,12 @@ fn is_complete(path: &Path) -> bool {
     }
 }
 
-/// The files below a directory, by their paths from there.
+/// The files below a directory, as relative paths.
 fn file_names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
     let names = |entry: std::fs::DirEntry| {
         let Ok(name) = entry.file_name().into_string() else { return Vec::new() };
-        // Files are links to blobs; a link to a directory is none of the cache's.
+        // Files are links to blobs; the cache contains no links to directories.
         match entry.file_type() {
             Ok(kind) if kind.is_dir() => {
                 let below = file_names(&entry.path());

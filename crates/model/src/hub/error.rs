@@ -1,58 +1,58 @@
-//! Why something of the Hub could not be had. Messages are one line and end with the next step.
+//! Errors of downloads from the Hugging Face Hub. Messages are one line and end with the remedy.
 
 use std::path::{Path, PathBuf};
 
-/// Every way in which fetching from the Hub fails.
+/// An error from a download or from the local Hub cache.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// Neither HF_HUB_CACHE nor a home directory.
-    #[error("{id}: no place for the Hugging Face cache; set HF_HOME")]
+    /// Neither HF_HUB_CACHE nor a home directory is set.
+    #[error("{id}: no directory for the Hugging Face cache; set HF_HOME")]
     NoCache {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
     },
 
     /// Not in the cache, and downloads are off.
     #[error(
-        "{id}: not in {}, and HF_HUB_OFFLINE is set; unset it, or run `{command}` where there is \
-         a network and copy the cache",
+        "{id}: not in {}, and HF_HUB_OFFLINE is set; unset it, or run `{command}` on a machine \
+         with network access and copy the cache",
         cache.display()
     )]
     Offline {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
-        /// The cache.
+        /// The cache directory.
         cache: PathBuf,
-        /// What downloads it.
+        /// A command that downloads it.
         command: String,
     },
 
     /// The Hub cannot be reached.
     #[error(
         "{id}: not in the cache, and {endpoint} cannot be reached: {why}; check the network, \
-             HF_ENDPOINT and proxies"
+         HF_ENDPOINT and proxies"
     )]
     Unreachable {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
-        /// The Hub's address.
+        /// The URL of the Hub.
         endpoint: String,
-        /// Why.
+        /// The cause.
         why: String,
     },
 
-    /// Private, gated, or not there: the Hub does not say which without a token.
+    /// Private, gated or nonexistent: without a token the Hub does not distinguish them.
     #[error(
-        "{id}: the Hub refuses it ({status}), {}; a gated model also wants its terms accepted at \
-         {page}",
-        if *has_token { "the token is wrong or has no access: set another HF_TOKEN" }
+        "{id}: access denied by the Hub ({status}), {}; a gated model also requires accepting its \
+         terms at {page}",
+        if *has_token { "the token is invalid or has no access: set another HF_TOKEN" }
         else { "and no token is set: check the name, or set HF_TOKEN" }
     )]
     Refused {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
-        /// 401 or 403.
+        /// The HTTP status, 401 or 403.
         status: u16,
         /// Whether a token was sent.
         has_token: bool,
@@ -61,87 +61,87 @@ pub enum HubError {
     },
 
     /// No such repository or revision.
-    #[error("{id}: the Hub has no such repository or revision; check the name at {page}")]
+    #[error("{id}: no such repository or revision on the Hub; check the name at {page}")]
     NoRepository {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
-        /// Where it would be.
+        /// The URL of the repository.
         page: String,
     },
 
     /// The repository has no such file.
     #[error("{id}: no such file in the repository; it has {}", several(files))]
     NoFile {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
-        /// The files of that kind.
+        /// The files of the requested kind.
         files: Vec<String>,
     },
 
-    /// Several files, and none was named.
-    #[error("{id}: several files, {}; name one: {id}/{}", several(files), first(files))]
+    /// The repository has several candidate files, and none was specified.
+    #[error("{id}: several files ({}); specify one: {id}/{}", several(files), first(files))]
     SeveralFiles {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
         /// The files.
         files: Vec<String>,
     },
 
-    /// Weights in Python's pickle format alone.
+    /// The only weights are in Python's pickle format.
     #[error(
-        "{id}: only pickled weights ({file}), which can execute code when loaded and are not read; \
-         look for a safetensors version (often the revision refs/pr/1), or load it with \
-         transformers and save_pretrained() it to a directory"
+        "{id}: only pickled weights ({file}), which can execute code and are not loaded; look for \
+         a safetensors version (often in revision refs/pr/1), or load it with transformers and \
+         save it with save_pretrained()"
     )]
     PickleOnly {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
         /// One of the pickle files.
         file: String,
     },
 
-    /// Nothing of the kind that is read.
-    #[error("{id}: no file that is read among {}; expected {expected}", several(files))]
+    /// The repository has no file of a supported kind.
+    #[error("{id}: no supported file among {}; expected {expected}", several(files))]
     NothingToRead {
-        /// What was asked for.
+        /// The requested model or file.
         id: String,
         /// The files.
         files: Vec<String>,
-        /// What is read.
+        /// The supported kinds.
         expected: &'static str,
     },
 
-    /// The connection ended again and again.
+    /// The connection was lost in every attempt.
     #[error(
-        "{file}: the connection ended after {have} of {size} bytes; what is there is kept, run the \
-         command again to go on"
+        "{file}: the connection was lost after {have} of {size} bytes; run the command again to \
+         resume the download"
     )]
     Cut {
         /// The file.
         file: String,
-        /// Bytes that are there.
+        /// Bytes downloaded so far.
         have: u64,
-        /// Bytes of the whole.
+        /// Size of the file in bytes.
         size: u64,
     },
 
-    /// More bytes than the Hub had said.
-    #[error("{file}: {have} bytes came, {size} were announced; run the command again")]
+    /// More bytes than the announced size.
+    #[error("{file}: received {have} bytes, expected {size}; run the command again")]
     WrongSize {
         /// The file.
         file: String,
-        /// Bytes that came.
+        /// Received bytes.
         have: u64,
-        /// Bytes that were announced.
+        /// The announced size in bytes.
         size: u64,
     },
 
-    /// An answer that is none of the above.
-    #[error("{url}: the Hub answers {what}; try again later")]
+    /// Any other unexpected response.
+    #[error("{url}: unexpected response from the Hub: {what}; try again later")]
     Answer {
-        /// What was asked.
+        /// The URL of the request, or the requested model or file.
         url: String,
-        /// The status, or what is wrong with the answer.
+        /// The HTTP status, or a description of the problem.
         what: String,
     },
 
@@ -150,7 +150,7 @@ pub enum HubError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// Why. Part of the message, and therefore not its source as well.
+        /// The cause. Part of the message, and therefore not its source as well.
         error: std::io::Error,
     },
 }
@@ -163,7 +163,7 @@ impl HubError {
     }
 }
 
-/// Some names of a list.
+/// The first names of a list, and the number of the others.
 fn several(names: &[String]) -> String {
     const SHOWN: usize = 5;
     match names.len() {

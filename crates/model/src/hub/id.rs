@@ -1,4 +1,4 @@
-//! Ids of repositories: `owner/name`, perhaps with a file and a revision.
+//! Repository ids: `owner/name`, optionally with a file and a revision.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use std::fmt;
 pub struct HubId {
     /// `owner/name`.
     pub repo: String,
-    /// A file of the repository, by its path there.
+    /// Path of a file in the repository.
     pub file: Option<String>,
     /// A branch, a tag or a commit; `main` if not given.
     pub revision: Option<String>,
 }
 
-/// The extensions of a model's files that an id may name.
+/// File extensions of models that an id may name.
 pub const MODEL_EXTENSIONS: [&str; 1] = ["gguf"];
-/// The extensions of a dataset's files that an id may name.
+/// File extensions of datasets that an id may name.
 pub const DATA_EXTENSIONS: [&str; 4] = ["json", "jsonl", "csv", "parquet"];
 
-/// What a repository holds.
+/// The kind of a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepoKind {
     /// A model.
@@ -29,8 +29,8 @@ pub enum RepoKind {
 }
 
 impl HubId {
-    /// The id that a text is, if it is one: a path such as `./dir` or `dir/file.gguf` is none. A
-    /// file is named after `owner/name` and has one of `extensions`.
+    /// Parses an id; a path such as `./dir` or `dir/file.gguf` is not one. A file follows
+    /// `owner/name` and has one of `extensions`.
     pub fn parse(text: &str, extensions: &[&str]) -> Option<Self> {
         let (path, revision) = match text.rsplit_once('@') {
             Some((path, revision)) => (path, Some(revision)),
@@ -55,12 +55,12 @@ impl HubId {
         })
     }
 
-    /// The revision, `main` if none is given.
+    /// The revision, by default `main`.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// The command of Hugging Face's own tool that downloads it.
+    /// The command of Hugging Face's CLI that downloads it.
     pub fn download_command(&self) -> String {
         let file = self.file.iter().map(|file| format!(" {file}"));
         let revision = self.revision.iter().map(|revision| format!(" --revision {revision}"));
@@ -77,13 +77,13 @@ impl fmt::Display for HubId {
     }
 }
 
-/// The Hub's names: letters, digits, `-`, `_` and `.`, the first no dot.
+/// A valid name on the Hub: letters, digits, `-`, `_` and `.`, not starting with a dot.
 fn is_name(part: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !part.is_empty() && !part.starts_with('.') && part.chars().all(known)
 }
 
-/// A revision becomes a part of paths: it must stay inside of them.
+/// A revision becomes part of file paths, so it must not leave their directory.
 fn is_revision(revision: &str) -> bool {
     revision.split('/').all(is_name)
 }

@@ -1,9 +1,9 @@
-//! Which files of a repository are needed.
+//! Selects the files of a repository that are needed.
 
 use crate::hub::error::HubError;
 use crate::hub::id::{DATA_EXTENSIONS, HubId, RepoKind};
 
-/// Files beside the weights: configuration, tokenizer, and what adapters have.
+/// Files other than weights: configuration, tokenizer, and those of adapters.
 const DESCRIPTIONS: [&str; 10] = [
     "config.json",
     "generation_config.json",
@@ -16,11 +16,11 @@ const DESCRIPTIONS: [&str; 10] = [
     "adapter_config.json",
     "base.json",
 ];
-/// Subdirectories with weights of their own: CODI's projector, a reward model's reference reasoner.
+/// Subdirectories that contain weights: CODI's projector, a reward model's reference reasoner.
 const SUBDIRS: [&str; 2] = ["prj", "mind"];
 const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 
-/// The files of a repository that an id stands for.
+/// The files of a repository that an id refers to.
 pub(crate) fn needed(
     kind: RepoKind,
     id: &HubId,
@@ -65,7 +65,7 @@ fn model_files(id: &HubId, files: &[String]) -> Result<Vec<String>, HubError> {
     })
 }
 
-/// The one file with one of some extensions.
+/// The only file with one of the given extensions.
 fn only_file(id: &HubId, files: &[String], extensions: &[&str]) -> Result<Vec<String>, HubError> {
     let found = with_extension(files, extensions);
     match found.len() {
@@ -80,7 +80,7 @@ fn only_file(id: &HubId, files: &[String], extensions: &[&str]) -> Result<Vec<St
 }
 
 fn with_extension(files: &[String], extensions: &[&str]) -> Vec<String> {
-    // Descriptions such as dataset_infos.json are no data.
+    // Metadata such as dataset_infos.json are not data.
     let described = |file: &&String| !file.ends_with("_infos.json");
     let known = |file: &&String| extensions.contains(&extension(file));
     files.iter().filter(known).filter(described).cloned().collect()
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(model(&files).unwrap(), expected);
         assert_eq!(model(&["README.md", "b.gguf"]).unwrap(), ["b.gguf"]);
         let several = model(&["a.gguf", "b.gguf"]).unwrap_err().to_string();
-        assert!(several.contains("name one: a/b/a.gguf"), "{several}");
+        assert!(several.contains("specify one: a/b/a.gguf"), "{several}");
         let pickle = model(&["config.json", "pytorch_model.bin"]).unwrap_err().to_string();
         assert!(pickle.contains("pytorch_model.bin") && pickle.contains("safetensors"), "{pickle}");
         assert!(matches!(model(&["README.md"]), Err(HubError::NothingToRead { .. })));

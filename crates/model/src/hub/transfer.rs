@@ -1,5 +1,5 @@
-//! One file into the cache: `blobs/ETAG.incomplete` grows, goes on after a cut, and becomes
-//! `blobs/ETAG` with a link in the snapshot.
+//! Downloads one file into the cache: `blobs/ETAG.incomplete` grows, is resumed after a lost
+//! connection, and becomes `blobs/ETAG` with a link in the snapshot.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,14 +12,14 @@ use ureq::{Body, http};
 use crate::hub::client::{HubClient, HubEvent, create_parent};
 use crate::hub::error::HubError;
 
-/// Connections of one file, at most.
+/// Maximum connections per file.
 const ATTEMPTS: u32 = 5;
-/// The pause before the second; it doubles.
+/// Pause before the second connection; doubles each time.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Redirects of one request, at most.
+/// Maximum redirects per request.
 const REDIRECTS: usize = 5;
 
-/// What the Hub says of a file.
+/// The Hub's metadata of a file.
 struct RemoteFile {
     /// The name of its blob.
     etag: String,
@@ -52,8 +52,8 @@ impl HubClient {
         link(repo, &blob, path)
     }
 
-    /// Asks for a file's headers. Large files are redirected to another host; what the Hub itself
-    /// says of them is in the first answer.
+    /// Requests a file's headers. Large files are redirected to another host; the Hub's metadata
+    /// are in the first response.
     fn remote_file(&self, url: &str) -> Result<RemoteFile, HubError> {
         let answer = self.request(url, HttpMethod::Head, 0)?;
         let headers = answer.headers();
@@ -70,7 +70,7 @@ impl HubClient {
         Ok(RemoteFile { etag, size })
     }
 
-    /// Appends to a file until it is whole, over several connections where they are cut.
+    /// Appends to a file until it is complete, over several connections if they are lost.
     fn transfer(
         &self,
         url: &str,
@@ -82,7 +82,12 @@ impl HubClient {
         for attempt in 0..ATTEMPTS {
             let there = length(incomplete);
             if attempt > 0 {
-                tracing::warn!(file = name, attempt, bytes = there, "download cut; retrying");
+                tracing::warn!(
+                    file = name,
+                    attempt,
+                    bytes = there,
+                    "download interrupted; retrying"
+                );
                 std::thread::sleep(PAUSE * 2u32.pow(attempt - 1));
                 progress(HubEvent::Resumed(there));
             }
@@ -92,22 +97,24 @@ impl HubClient {
                     return Ok(());
                 }
             }
-            let (have, file) = (length(incomplete), name.to_owned());
+            let have = length(incomplete);
+            let file = name.to_owned();
             match size {
                 Some(size) if have == size => return Ok(()),
                 Some(size) if have > size => {
-                    // It cannot be continued.
+                    // The file cannot be resumed.
                     std::fs::remove_file(incomplete).map_err(HubError::io(incomplete))?;
                     return Err(HubError::WrongSize { file, have, size });
                 }
                 _ => {}
             }
         }
-        let (have, size) = (length(incomplete), size.unwrap_or(0));
+        let have = length(incomplete);
+        let size = size.unwrap_or(0);
         Err(HubError::Cut { file: name.to_owned(), have, size })
     }
 
-    /// One connection: whether it came to its end.
+    /// Downloads over one connection; returns whether it was read to its end.
     fn append(
         &self,
         url: &str,
@@ -133,7 +140,8 @@ impl HubClient {
         copy(reader, &mut file, start, progress).map_err(HubError::io(incomplete))
     }
 
-    /// A request, with redirects followed and refusals as errors. The token goes to the Hub only.
+    /// Sends a request, following redirects; refusals are errors. The token is sent only to the
+    /// Hub.
     fn request(
         &self,
         url: &str,
@@ -161,7 +169,7 @@ impl HubClient {
             let status = answer.status();
             let next = status.is_redirection().then(|| location(&target, answer.headers()));
             match (next.flatten(), method) {
-                // A redirect on the Hub itself is a renamed repository; others lead to the content.
+                // A redirect within the Hub is a renamed repository; others lead to the content.
                 (Some(next), HttpMethod::Head) if !self.is_own(&next) => return Ok(answer),
                 (Some(_), HttpMethod::Head) if answer.headers().contains_key("x-linked-etag") => {
                     return Ok(answer);
@@ -206,7 +214,7 @@ fn with(
     headers.into_iter().fold(request, |request, (name, value)| request.header(name, value))
 }
 
-/// Where a redirect leads.
+/// The target of a redirect.
 fn location(from: &str, headers: &HeaderMap) -> Option<String> {
     let to = headers.get("location")?.to_str().ok()?;
     if !to.starts_with('/') {
@@ -217,14 +225,15 @@ fn location(from: &str, headers: &HeaderMap) -> Option<String> {
     Some(format!("{}{to}", &from[..host_end]))
 }
 
-/// Copies what comes; `false` if the connection ended early. Errors are those of writing.
+/// Copies the received data; `false` if the connection ended early. Errors are those of writing.
 fn copy(
     from: &mut impl Read,
     to: &mut File,
     start: u64,
     progress: &mut dyn FnMut(HubEvent<'_>),
 ) -> std::io::Result<bool> {
-    let (mut buffer, mut done) = (vec![0; 1 << 16], start);
+    let mut buffer = vec![0; 1 << 16];
+    let mut done = start;
     loop {
         match from.read(&mut buffer) {
             Ok(0) => return Ok(true),
@@ -242,13 +251,13 @@ fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-/// Makes a snapshot's file a link to its blob, relative as Python tools make it; a copy where there
-/// are no links.
+/// Makes a snapshot's file a link to its blob, relative as in Python tools; a copy where links are
+/// not supported.
 fn link(repo: &Path, blob: &Path, path: &Path) -> Result<(), HubError> {
     let depth = path.strip_prefix(repo).map_or(0, |path| path.components().count());
     let up: PathBuf = std::iter::repeat_n("..", depth.saturating_sub(1)).collect();
     let target = up.join(blob.strip_prefix(repo).unwrap_or(blob));
-    // A dangling link of a cache that was cleaned.
+    // A dangling link, from a cache that was cleaned up.
     if path.is_symlink() {
         std::fs::remove_file(path).map_err(HubError::io(path))?;
     }

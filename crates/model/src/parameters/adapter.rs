@@ -1,11 +1,11 @@
 //! LoRA adapters in training: a frozen weight W becomes W + scale B A, with A (rank, inputs) and
 //! B (outputs, rank) trained.
 //!
-//! Without dropout the kernels multiply with the merged weight, so a pass costs what it costs
-//! without an adapter. The backward of a pass adds to the gradient of the merged weight, G; at the
-//! end of a batch `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are
-//! linear in G. Dropout of the adapter's input keeps it apart: every pass adds
-//! `scale B A dropout(x)` to the frozen layer's result.
+//! Without dropout the kernels multiply by the merged weight, so a pass costs the same as without
+//! an adapter. The backward of a pass accumulates the gradient of the merged weight, G; at the end
+//! of a batch `dA += scale B^T G` and `dB += scale G A^T`, which is exact because both are linear
+//! in G. With dropout on the adapter's input it is not merged: every pass adds `scale B A
+//! dropout(x)` to the frozen layer's result.
 
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub struct LoraConfig {
 pub enum LoraTargets {
     /// Every linear layer of the blocks.
     All,
-    /// Those whose module name ends so, such as `q_proj` or `c_attn`.
+    /// Layers whose module name has one of these suffixes, such as `q_proj` or `c_attn`.
     Named(Vec<String>),
 }
 
@@ -58,11 +58,11 @@ impl LoraTargets {
 pub(super) struct LoraAdapter {
     parts: Vec<AdaptedMatrix>,
     scale: f32,
-    /// Whether the kernels multiply with the merged weight.
+    /// Whether the kernels multiply by the merged weight.
     pub(super) is_merged: bool,
 }
 
-/// The input of a layer, and the dropout on its way into the adapter.
+/// The input of a layer, and its dropout on the way into the adapter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdapterInput<'a> {
     pub(crate) x: &'a Tensor, // (rows, inputs)
@@ -87,15 +87,16 @@ struct AdaptedMatrix {
 }
 
 impl LoraAdapter {
-    /// The adapter of a layer, `None` if none of its matrices is a target. Factors that the source
-    /// has are loaded, others are initialised as by peft: B A is zero.
+    /// The adapter of a layer, `None` if none of its matrices is a target. Factors in the source
+    /// are loaded, others are initialized as in peft: B A is zero.
     pub(super) fn load(
         device: &Device,
         spec: &LinearSpec,
         source: &impl TensorSource,
         config: &LoraConfig,
     ) -> Result<Option<Self>, ModelError> {
-        let (mut parts, mut start) = (Vec::new(), 0);
+        let mut parts = Vec::new();
+        let mut start = 0;
         for (module, outputs) in &spec.parts {
             let rows = start..start + outputs;
             start = rows.end;
@@ -104,10 +105,12 @@ impl LoraAdapter {
                 parts.push(AdaptedMatrix::new(device, module, rows, factors)?);
             }
         }
-        let (scale, is_merged) = (config.alpha / config.rank as f32, config.dropout == 0.0);
+        let scale = config.alpha / config.rank as f32;
+        let is_merged = config.dropout == 0.0;
         if !is_merged {
             for part in &mut parts {
-                let (rank, outputs) = (config.rank, spec.outputs());
+                let rank = config.rank;
+                let outputs = spec.outputs();
                 let zeros = vec![0.0; rank * outputs];
                 let b_map = Linear::from_output_major(device, rank, outputs, &zeros, None)?;
                 part.b_map = Some(b_map);
@@ -142,11 +145,13 @@ impl LoraAdapter {
         dy: &Tensor,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let (x, compute) = (input.dropped(device)?, OutputDtype::Compute);
+        let x = input.dropped(device)?;
+        let compute = OutputDtype::Compute;
         let mut dinput = Tensor::default();
         for part in &mut self.parts {
             let AdaptedMatrix { outputs, a, b, a_map, b_map: Some(b_map) } = part else { continue };
-            let (mut u, mut du) = (Tensor::default(), Tensor::default());
+            let mut u = Tensor::default();
+            let mut du = Tensor::default();
             ops::linear_dx(device, &x, a_map, compute, &mut u)?;
             let mut db = Tensor::zeros_on(device, b_map.outputs(), b_map.inputs())?;
             ops::linear_dw(device, &u, dy, &mut db, None)?;
@@ -167,7 +172,8 @@ impl LoraAdapter {
 
     /// `weight + scale B A`, (outputs, inputs).
     pub(super) fn merged(&self, device: &Device, weight: &Tensor) -> Result<Tensor, DeviceError> {
-        let (mut pieces, mut end) = (Vec::new(), 0);
+        let mut pieces = Vec::new();
+        let mut end = 0;
         for part in &self.parts {
             if part.outputs.start > end {
                 pieces.push(Tensor::zeros_on(device, part.outputs.start - end, weight.cols())?);
@@ -184,7 +190,7 @@ impl LoraAdapter {
         Ok(merged)
     }
 
-    /// Adds to the factors' gradients what follows from the weight's, which becomes zero.
+    /// Adds the contribution of the weight's gradient to the factors' gradients, and clears it.
     pub(super) fn collect_gradients(
         &mut self,
         device: &Device,
@@ -238,7 +244,8 @@ impl AdaptedMatrix {
         self.a_map.prepare_backward(device, &self.a.value)?;
         let Some(b_map) = &mut self.b_map else { return Ok(()) };
         // B between zeros for the outputs of the layer's other matrices.
-        let (outputs, rank) = (b_map.outputs(), b_map.inputs());
+        let outputs = b_map.outputs();
+        let rank = b_map.inputs();
         let before = Tensor::zeros_on(device, self.outputs.start, rank)?;
         let after = Tensor::zeros_on(device, outputs - self.outputs.end, rank)?;
         let parts = [&before, &self.b.value, &after];
@@ -252,7 +259,8 @@ impl AdaptedMatrix {
     /// B A, (outputs, inputs).
     fn product(&self, device: &Device) -> Result<Tensor, DeviceError> {
         let mut product = Tensor::default();
-        let (b, none) = (&self.b.value, Activation::None);
+        let b = &self.b.value;
+        let none = Activation::None;
         ops::linear(device, b, &self.a_map, none, OutputDtype::F32, &mut product)?;
         Ok(product)
     }
@@ -293,8 +301,8 @@ impl InitialFactors {
     }
 }
 
-/// Numbers uniform over `-bound .. bound`, a function of the seed and the tensor's name: for the
-/// bound 1 / sqrt(inputs), the initial values of `nn.Linear` and of LoRA's A.
+/// Uniform random numbers in `-bound .. bound`, a function of the seed and the tensor's name: with
+/// the bound 1 / sqrt(inputs), the initialization of `nn.Linear` and of LoRA's A.
 fn uniform_values(seed: u64, name: &str, count: usize, bound: f32) -> Vec<f32> {
     let salt = crate::source::name_salt(name);
     let key = [seed as u32, (seed >> 32) as u32];

@@ -9,7 +9,7 @@ use crate::error::ModelError;
 use crate::source::TensorSource;
 use crate::weights::{LinearSpec, WeightLayout, transpose};
 
-/// The prefix of the tensors that hold the embeddings of new tokens.
+/// The name prefix of tensors with the embeddings of new tokens.
 pub(crate) const NEW_ROWS: &str = "new_rows";
 
 /// The parameters of a linear layer.
@@ -20,13 +20,13 @@ pub(crate) struct LinearParameters {
     trained: TrainedPart,
 }
 
-/// What of a linear layer is trained.
+/// The trained part of a linear layer.
 #[derive(Debug)]
 enum TrainedPart {
     All,
-    /// The weight is frozen; its gradient is collected into the adapter's.
+    /// An adapter; the weight is frozen, and its gradient is converted to the adapter's.
     Adapter(LoraAdapter),
-    /// The same with the gradient of some rows.
+    /// Some rows, likewise.
     Rows(TrainedRows),
     Nothing,
 }
@@ -45,7 +45,8 @@ impl TrainedRows {
         weight: &Tensor,
         count: usize,
     ) -> Result<Self, DeviceError> {
-        let (first, outputs) = (weight.rows() - count, weight.rows());
+        let first = weight.rows() - count;
+        let outputs = weight.rows();
         let part = |range: std::ops::Range<usize>| {
             ops::select(device, [weight], &range.collect::<Vec<_>>())
         };
@@ -74,7 +75,8 @@ impl LinearParameters {
         source: &impl TensorSource,
         tuning: Tuning<'_>,
     ) -> Result<Self, ModelError> {
-        let (inputs, outputs) = (spec.inputs, spec.outputs());
+        let inputs = spec.inputs;
+        let outputs = spec.outputs();
         let matrix = spec.matrix(source)?;
         let matrix = match spec.layout {
             WeightLayout::InputMajor => transpose(&matrix, inputs, outputs),
@@ -121,7 +123,8 @@ impl LinearParameters {
 
     /// The layer in the layout of the kernels, prepared for its backward.
     pub(crate) fn to_linear(&self, device: &Device) -> Result<Linear, DeviceError> {
-        let (rows, cols) = (self.weight.value.rows(), self.weight.value.cols());
+        let rows = self.weight.value.rows();
+        let cols = self.weight.value.cols();
         let zeros = vec![0.0; rows * cols];
         let bias = self.bias.as_ref().map(|_| vec![0.0; rows]);
         let mut linear = Linear::from_output_major(device, cols, rows, &zeros, bias)?;
@@ -165,7 +168,7 @@ impl LinearParameters {
         linear.prepare_backward(device, weight)
     }
 
-    /// The adapter that every pass has to add, because its dropout keeps it from being merged.
+    /// The unmerged adapter, which every pass adds separately because of its dropout.
     fn adapter(&self) -> Option<&LoraAdapter> {
         match &self.trained {
             TrainedPart::Adapter(adapter) if !adapter.is_merged => Some(adapter),
@@ -173,12 +176,12 @@ impl LinearParameters {
         }
     }
 
-    /// Whether every pass has to add an adapter.
+    /// Whether every pass adds an adapter separately.
     pub(crate) fn has_adapter_pass(&self) -> bool {
         self.adapter().is_some()
     }
 
-    /// `out = x W + b`, an unmerged adapter included; `linear` holds W and b.
+    /// `out = x W + b`, including an unmerged adapter; `linear` holds W and b.
     pub(crate) fn forward(
         &self,
         device: &Device,
@@ -240,7 +243,7 @@ impl LinearParameters {
         }
     }
 
-    /// Turns the gradient of a frozen weight into those of what is trained in its place.
+    /// Converts the gradient of a frozen weight to those of the parameters trained instead.
     pub(crate) fn collect_gradients(&mut self, device: &Device) -> Result<(), DeviceError> {
         match &mut self.trained {
             TrainedPart::Adapter(adapter) if adapter.is_merged => {
@@ -251,7 +254,7 @@ impl LinearParameters {
         }
     }
 
-    /// What no optimizer changes.
+    /// The elements that no optimizer updates.
     pub(crate) fn frozen(&self) -> FrozenElements {
         let elements = |tensor: &Tensor| tensor.rows() * tensor.cols();
         let bias = self.bias.as_ref().map_or(0, |bias| elements(&bias.value));
@@ -286,16 +289,16 @@ impl LinearParameters {
     }
 }
 
-/// The arguments of [`LinearParameters::backward`] that it reads.
+/// The read-only arguments of [`LinearParameters::backward`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinearBackward<'a> {
     pub(crate) input: AdapterInput<'a>,
     pub(crate) dy: &'a Tensor, // (rows, outputs)
-    /// Of the gradient of x.
+    /// Dtype of the gradient of x.
     pub(crate) dtype: OutputDtype,
 }
 
-/// `out = x`, f32, in another dtype.
+/// Converts an f32 tensor to another dtype.
 fn cast(
     device: &Device,
     x: Tensor,
@@ -304,7 +307,7 @@ fn cast(
 ) -> Result<(), DeviceError> {
     match dtype {
         OutputDtype::F32 => *out = x,
-        // Trainings have no fp8, in which alone the two differ.
+        // Training does not support fp8, the only case in which the two differ.
         OutputDtype::Compute | OutputDtype::Operand => {
             ops::dropout(device, &x, None, OutputDtype::Compute, out)?
         }

@@ -1,8 +1,8 @@
-//! The opcodes of pickles, run on values alone.
+//! An interpreter of pickle opcodes on plain values.
 //!
-//! Values live in an arena and name each other by index, so that sharing costs nothing, cycles do
-//! no harm and dropping does not recurse. Each opcode adds at most one value. A class is a name: of
-//! those on the list below the constructor is imitated, all others make an opaque value.
+//! Values live in an arena and refer to each other by index, so sharing is free, cycles are
+//! harmless and dropping does not recurse. Each opcode adds at most one value. A class is a name:
+//! the constructors of the classes listed below are emulated, all others yield an opaque value.
 
 use safetensors::Dtype;
 
@@ -10,7 +10,7 @@ use safetensors::Dtype;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Value(usize);
 
-/// A storage of numbers in an entry of the archive.
+/// A storage of numbers in an archive entry.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StorageValue {
     pub(super) dtype: Dtype,
@@ -21,15 +21,15 @@ pub(super) struct StorageValue {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TensorValue {
     pub(super) storage: StorageValue,
-    /// Elements before its first.
+    /// Offset of its first element.
     pub(super) offset: usize,
     pub(super) shape: Vec<usize>,
     pub(super) strides: Vec<usize>,
 }
 
-/// What a pickle can hold.
+/// A value of a pickle.
 enum Object {
-    /// None, numbers other than whole ones, bytes, sets: nothing that names or shapes a tensor.
+    /// None, non-integers, bytes, sets: nothing that names or shapes a tensor.
     Opaque,
     Int(i64),
     Text(String),
@@ -41,7 +41,7 @@ enum Object {
     Tensor(TensorValue),
 }
 
-/// A class or function by what is done in its place.
+/// A class or function, by how it is emulated.
 #[derive(Clone, Copy)]
 enum Class {
     OrderedDict,
@@ -52,7 +52,7 @@ enum Class {
     Other,
 }
 
-/// The classes that are known; all others make opaque values.
+/// The supported classes; all others yield opaque values.
 const CLASSES: [(&str, Class); 16] = [
     ("collections OrderedDict", Class::OrderedDict),
     ("torch._utils _rebuild_tensor_v2", Class::RebuildTensor),
@@ -72,10 +72,10 @@ const CLASSES: [(&str, Class); 16] = [
     ("torch.storage FloatStorage", Class::Storage(Dtype::F32)),
 ];
 
-/// The values of a pickle that has run.
+/// The values of an executed pickle.
 pub(super) struct PickleValues {
     objects: Vec<Object>,
-    /// What the pickle holds.
+    /// The unpickled object.
     pub(super) result: Value,
     /// Classes whose objects became opaque values, as `module.name`.
     pub(super) skipped_classes: Vec<String>,
@@ -121,22 +121,22 @@ pub(super) fn run(code: &[u8]) -> Result<PickleValues, String> {
     }
 }
 
-/// Why a pickle does not run.
+/// The reason that a pickle is invalid.
 enum Flaw {
     /// It ends before its end opcode.
     CutOff,
-    /// An opcode finds too few values on the stack, or values of another kind.
+    /// An opcode found too few values on the stack, or values of the wrong kind.
     Malformed,
-    /// An opcode that no such file has.
+    /// An unsupported opcode.
     Opcode(u8),
 }
 
 impl Flaw {
     fn describe(&self) -> String {
         match self {
-            Self::CutOff => "is cut off".to_owned(),
+            Self::CutOff => "is truncated".to_owned(),
             Self::Malformed => "is damaged".to_owned(),
-            Self::Opcode(code) => format!("has the opcode 0x{code:02x}, which is not read,"),
+            Self::Opcode(code) => format!("has the unsupported opcode 0x{code:02x}"),
         }
     }
 }
@@ -156,7 +156,7 @@ struct Machine<'a> {
 type Step<T> = Result<T, Flaw>;
 
 impl Machine<'_> {
-    /// Runs the next opcode; gives the result at the end.
+    /// Runs the next opcode; returns the result at the end.
     fn step(&mut self) -> Step<Option<Value>> {
         match self.byte()? {
             b'.' => return self.pop().map(Some),
@@ -174,7 +174,7 @@ impl Machine<'_> {
         Ok(None)
     }
 
-    /// Opcodes that make a value.
+    /// Opcodes that create a value.
     fn value(&mut self, code: u8) -> Step<()> {
         match code {
             // NONE, and true and false.
@@ -295,7 +295,8 @@ impl Machine<'_> {
                 else {
                     return Err(Flaw::Malformed);
                 };
-                let (module, name) = (module.clone(), name.clone());
+                let module = module.clone();
+                let name = name.clone();
                 self.class(&module, &name);
             }
             b'R' | 0x81 => {
@@ -309,7 +310,7 @@ impl Machine<'_> {
                 let class = self.pop()?;
                 self.construct(class, arguments)?;
             }
-            // BUILD: the state of an object, of which nothing is kept.
+            // BUILD: the state of an object, which is ignored.
             b'b' => drop(self.pop()?),
             b'Q' => {
                 let id = self.pop()?;
@@ -326,7 +327,7 @@ impl Machine<'_> {
         self.stack.push(Value(self.objects.len() - 1));
     }
 
-    /// Takes the top of the stack, which does not lie below an open mark.
+    /// Pops the top of the stack, which must not be below an open mark.
     fn pop(&mut self) -> Step<Value> {
         match self.marks.last() {
             Some(&mark) if self.stack.len() <= mark => Err(Flaw::Malformed),
@@ -355,7 +356,8 @@ impl Machine<'_> {
         Ok(self.take(count)?.iter().rev().fold(0, |n, &byte| n << 8 | u64::from(byte)))
     }
 
-    /// The length before a text or bytes, by which of three opcodes they have.
+    /// The length prefix of a string or bytes object, whose size depends on which of the three
+    /// opcodes is used.
     fn length(&mut self, code: u8, [four, one, _eight]: [u8; 3]) -> Step<usize> {
         let count = if code == four {
             4
@@ -367,7 +369,7 @@ impl Machine<'_> {
         usize::try_from(self.unsigned(count)?).map_err(|_| Flaw::CutOff)
     }
 
-    /// A signed number of `length` bytes; one of more than 8 bytes shapes no tensor.
+    /// A signed integer of `length` bytes; one of more than 8 bytes is opaque.
     fn long(&mut self, length: usize) -> Step<()> {
         let bytes = self.take(length)?;
         let sign = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
@@ -382,7 +384,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A line of text, without its end.
+    /// A line of text, without its terminator.
     fn line(&mut self) -> Step<String> {
         let rest = &self.code[self.at..];
         let length = rest.iter().position(|&byte| byte == b'\n').ok_or(Flaw::CutOff)?;
@@ -418,7 +420,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// What a known constructor makes of its arguments; opaque values for all others.
+    /// The result of a supported constructor; opaque values for all others.
     fn construct(&mut self, class: Value, arguments: Value) -> Step<()> {
         let Object::Class(class) = self.objects[class.0] else {
             self.push(Object::Opaque);

@@ -1,5 +1,5 @@
-//! The directory of a ZIP archive whose entries are stored as they are, as `torch.save` writes
-//! them. Archives beyond 4 GB have 64-bit fields (Zip64), which are read.
+//! The directory of a ZIP archive with uncompressed entries, as written by `torch.save`. The 64-bit
+//! fields (Zip64) of archives beyond 4 GB are supported.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ const END_64: &[u8; 4] = b"PK\x06\x06";
 const LOCATOR_64: &[u8; 4] = b"PK\x06\x07";
 const DIRECTORY_ENTRY: &[u8; 4] = b"PK\x01\x02";
 const LOCAL_ENTRY: &[u8; 4] = b"PK\x03\x04";
-/// Bytes of the end record without its comment, and the longest comment.
+/// Size of the end record without its comment, and maximum length of the comment.
 const END_BYTES: usize = 22;
 const MAX_COMMENT: usize = 65_535;
 /// The tag of the extra field with 64-bit sizes.
@@ -20,7 +20,7 @@ pub(super) struct Archive {
     entries: BTreeMap<String, Range<usize>>,
 }
 
-/// An entry, and where its bytes are in the file.
+/// An entry and the range of its bytes in the file.
 pub(super) struct Entry<'a> {
     pub(super) name: &'a str,
     pub(super) range: &'a Range<usize>,
@@ -29,18 +29,18 @@ pub(super) struct Entry<'a> {
 impl Archive {
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         if !bytes.starts_with(LOCAL_ENTRY) {
-            return Err("not a ZIP archive, as torch.save has written since PyTorch 1.6; load it \
+            return Err("not a ZIP archive (the format of torch.save since PyTorch 1.6); load it \
                         with PyTorch and save it again"
                 .to_owned());
         }
-        let truncated = || "the archive is cut off; download it again".to_owned();
+        let truncated = || "the archive is truncated; download it again".to_owned();
         let (start, count) = directory(bytes).ok_or_else(truncated)?;
         let mut entries = BTreeMap::new();
         let mut at = start;
         for _ in 0..count {
             let Some((name, range, next)) = entry(bytes, at)? else { return Err(truncated()) };
             if entries.insert(name, range).is_some() {
-                return Err("the archive names an entry twice".to_owned());
+                return Err("the archive has a duplicate entry".to_owned());
             }
             at = next;
         }
@@ -59,12 +59,13 @@ impl Archive {
     }
 }
 
-/// Where the directory starts, and how many entries it has.
+/// Offset of the directory, and number of its entries.
 fn directory(bytes: &[u8]) -> Option<(usize, usize)> {
     let first = bytes.len().checked_sub(END_BYTES)?;
     let last = first.saturating_sub(MAX_COMMENT);
     let end = (last..=first).rev().find(|&at| bytes[at..].starts_with(END))?;
-    let (count, start) = (u16_at(bytes, end + 10)?, u32_at(bytes, end + 16)?);
+    let count = u16_at(bytes, end + 10)?;
+    let start = u32_at(bytes, end + 16)?;
     if count != u16::MAX && start != u32::MAX {
         return Some((start as usize, usize::from(count)));
     }
@@ -78,8 +79,8 @@ fn directory(bytes: &[u8]) -> Option<(usize, usize)> {
 
 type NamedEntry = (String, Range<usize>, usize);
 
-/// Name and bytes of the entry at `at` of the directory, and where the next one is; `None` where
-/// the file ends before.
+/// Name and byte range of the entry at `at` of the directory, and the offset of the next one;
+/// `None` if the file ends before.
 fn entry(bytes: &[u8], at: usize) -> Result<Option<NamedEntry>, String> {
     let Some(header) = bytes.get(at..).filter(|rest| rest.starts_with(DIRECTORY_ENTRY)) else {
         return Ok(None);
@@ -95,7 +96,7 @@ fn entry(bytes: &[u8], at: usize) -> Result<Option<NamedEntry>, String> {
     Ok(range.map(|range| (name, range, at + length)))
 }
 
-/// Where the bytes of an entry begin: after its local header.
+/// Offset of the bytes of an entry, after its local header.
 fn data_start(bytes: &[u8], offset: usize) -> Option<usize> {
     let header = bytes.get(offset..).filter(|rest| rest.starts_with(LOCAL_ENTRY))?;
     let name = usize::from(u16_at(header, 26)?);
@@ -108,9 +109,9 @@ struct EntryFields {
     method: u16,
     name: String,
     size: usize,
-    /// Of the local header.
+    /// Offset of the local header.
     offset: usize,
-    /// Of the directory entry itself.
+    /// Length of the directory entry.
     length: usize,
 }
 
@@ -128,7 +129,7 @@ impl EntryFields {
             u32::MAX => usize::try_from(wide.next()?).ok(),
             field => Some(field as usize),
         };
-        // The extra field holds those that do not fit, in this order.
+        // The extra field contains the fields that do not fit, in this order.
         let size = widen(size)?;
         let packed = widen(packed)?;
         let offset = widen(offset)?;
@@ -138,7 +139,7 @@ impl EntryFields {
     }
 }
 
-/// The numbers of the extra field with 64-bit sizes.
+/// The numbers in the extra field with 64-bit sizes.
 fn wide_fields(mut extra: &[u8]) -> Vec<u64> {
     while let (Some(tag), Some(length)) = (u16_at(extra, 0), u16_at(extra, 2)) {
         let Some(field) = extra.get(4..4 + usize::from(length)) else { break };

@@ -1,5 +1,5 @@
-//! A directory's model as a GGUF file: metadata, tokenizer and tensors as llama.cpp's converter
-//! writes them.
+//! Converts a directory's model to a GGUF file: metadata, tokenizer and tensors as written by
+//! llama.cpp's converter.
 //!
 //! [`GgufContent`] is the file before it is serialized, so that tests can change any part of it.
 
@@ -40,11 +40,11 @@ pub enum GgufValue {
 pub struct StoredGgufTensor {
     /// llama.cpp's name.
     pub name: String,
-    /// ggml's number of the type.
+    /// Type number in ggml.
     pub kind: u32,
     /// Row-major; the file lists it in reverse.
     pub shape: Vec<u64>,
-    /// The content.
+    /// Raw bytes of the tensor.
     pub bytes: Vec<u8>,
 }
 
@@ -59,7 +59,7 @@ pub struct GgufContent {
 
 impl GgufContent {
     /// The model of a Llama, Qwen2 or Qwen3 directory. Vectors are F32, matrices of type `kind`;
-    /// those of a quantised type are not the directory's but random blocks.
+    /// those of a quantized type are random blocks instead of the directory's values.
     pub fn from_directory(dir: &Path, kind: GgmlType) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(dir)?;
         let config = checkpoint.config();
@@ -195,7 +195,8 @@ fn tokenizer_metadata(files: &ModelFiles) -> Result<Vec<(String, GgufValue)>, Mo
         let file = files.file_path(name);
         error::parse_json(&file, &files.read_text(&file)?)
     };
-    let (tokenizer, config) = (read("tokenizer.json")?, read("tokenizer_config.json")?);
+    let tokenizer = read("tokenizer.json")?;
+    let config = read("tokenizer_config.json")?;
     let vocab = tokenizer["model"]["vocab"].as_object().into_iter().flatten();
     let words = vocab.map(|(token, id)| (id.as_u64(), token.clone(), 1));
     let added = tokenizer["added_tokens"].as_array().into_iter().flatten().map(|token| {
@@ -264,7 +265,8 @@ fn stored_tensor(
         Architecture::Llama if canonical.ends_with("k_proj.weight") => Some(config.kv_heads),
         _ => None,
     };
-    let (name, kind) = (gguf_name(canonical), if shape.len() == 1 { GgmlType::F32 } else { kind });
+    let name = gguf_name(canonical);
+    let kind = if shape.len() == 1 { GgmlType::F32 } else { kind };
     let values = match heads {
         Some(heads) => interleaved(&values, heads, shape[0] / heads, shape[1]),
         None => values,
@@ -291,7 +293,7 @@ fn encode(values: &[f32], kind: GgmlType, name: &str) -> Vec<u8> {
     }
 }
 
-/// Blocks of random integers with scales that give values of about the size of weights.
+/// Blocks of random integers with scales such that values are about the size of weights.
 fn random_blocks(kind: GgmlType, blocks: usize, name: &str) -> Vec<u8> {
     let (scale, places): (f32, &[usize]) = match kind {
         GgmlType::Q4_1 | GgmlType::Q5_1 => (0.01, &[0, 2]),

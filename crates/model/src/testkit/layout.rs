@@ -67,8 +67,8 @@ impl CheckpointLayout {
     }
 }
 
-/// Scales one embedding row, which is also the LM head's: a trained model does not generate its
-/// placeholder token, and models that choose their length must be likely to stop.
+/// Scales one embedding row, which is also a row of the LM head: a trained model does not generate
+/// its placeholder token, and models that choose their length must be likely to stop.
 fn scaled_row(family: CheckpointFamily, tokenizer: &Tokenizer) -> Option<(usize, f32)> {
     let (token, factor) = match family {
         CheckpointFamily::Colar => ("###", 2.2),
@@ -125,7 +125,8 @@ impl<'a> TensorList<'a> {
     }
 
     fn push(&mut self, name: String, rng_name: &str, shape: &[usize], kind: InitKind) {
-        let (rng_name, shape) = (rng_name.to_owned(), shape.to_vec());
+        let rng_name = rng_name.to_owned();
+        let shape = shape.to_vec();
         self.tensors.push(TensorSpec { name, rng_name, shape, kind });
     }
 
@@ -146,19 +147,22 @@ impl<'a> TensorList<'a> {
         let shape = if conv1d { [inputs, outputs] } else { [outputs, inputs] };
         let adapted = self.spec.lora && self.targets.iter().any(|t| module.ends_with(t));
         let infix = if adapted { ".base_layer" } else { "" };
-        let (stem, rank) = (format!("{}{module}", self.prefix), self.rank);
-        let (name, rng_name) = (format!("{stem}{infix}.weight"), format!("{module}.weight"));
+        let stem = format!("{}{module}", self.prefix);
+        let rank = self.rank;
+        let name = format!("{stem}{infix}.weight");
+        let rng_name = format!("{module}.weight");
         self.push(name, &rng_name, &shape, InitKind::Matrix { inputs });
         if conv1d {
-            let (name, rng_name) = (format!("{stem}{infix}.bias"), format!("{module}.bias"));
+            let name = format!("{stem}{infix}.bias");
+            let rng_name = format!("{module}.bias");
             self.push(name, &rng_name, &[outputs], InitKind::Bias);
         }
         if adapted {
-            let (name, rng_name) =
-                (format!("{stem}.lora_A.default.weight"), format!("{module}.lora_A"));
+            let name = format!("{stem}.lora_A.default.weight");
+            let rng_name = format!("{module}.lora_A");
             self.push(name, &rng_name, &[rank, inputs], InitKind::Factor { inputs });
-            let (name, rng_name) =
-                (format!("{stem}.lora_B.default.weight"), format!("{module}.lora_B"));
+            let name = format!("{stem}.lora_B.default.weight");
+            let rng_name = format!("{module}.lora_B");
             self.push(name, &rng_name, &[outputs, rank], InitKind::Factor { inputs: rank });
         }
     }
@@ -223,7 +227,8 @@ impl<'a> TensorList<'a> {
         }
         self.plain("norm.weight", &[width], InitKind::NormWeight);
         if !self.spec.tied {
-            let (name, kind) = ("lm_head.weight", InitKind::Matrix { inputs: width });
+            let name = "lm_head.weight";
+            let kind = InitKind::Matrix { inputs: width };
             self.push(name.to_owned(), name, &[vocab, width], kind);
         }
     }
@@ -231,7 +236,9 @@ impl<'a> TensorList<'a> {
     /// The family's head, outside the backbone's wrapper. Unmerged checkpoints use the names of
     /// their training code.
     fn head(&mut self) {
-        let (d, w, lora) = (self.spec.width, self.spec.head_width, self.spec.lora);
+        let d = self.spec.width;
+        let w = self.spec.head_width;
+        let lora = self.spec.lora;
         match self.spec.family {
             CheckpointFamily::CodiGpt2 | CheckpointFamily::CodiLlama => {
                 let (stem, norm) =
@@ -281,7 +288,8 @@ impl<'a> TensorList<'a> {
 
 /// Render-of-Thought's side files, whose tensor names omit their module.
 fn rot_files(spec: &CheckpointSpec, table: InitKind) -> Vec<(&'static str, Vec<TensorSpec>)> {
-    let (d, w) = (spec.width, spec.head_width);
+    let d = spec.width;
+    let w = spec.head_width;
     let mut head = TensorList::side_file(spec);
     head.head_norm("0", "projection_head.0", d);
     head.linear("1", "projection_head.1", d, w);

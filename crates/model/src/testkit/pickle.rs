@@ -2,8 +2,8 @@
 
 use safetensors::{Dtype, SafeTensors};
 
-/// The content of a file with the tensors of a safetensors file under other names; those that
-/// `rename` gives none are left out.
+/// The content of a file with the tensors of a safetensors file under other names; those for which
+/// `rename` returns `None` are omitted.
 pub fn pickle_file(tensors: &[u8], rename: impl Fn(&str) -> Option<String>) -> Vec<u8> {
     let Ok(read) = SafeTensors::deserialize(tensors) else { return Vec::new() };
     let mut named: Vec<_> =

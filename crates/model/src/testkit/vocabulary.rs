@@ -107,7 +107,8 @@ fn tokenizer(tokens: &BackboneTokens) -> (Value, Value) {
     }
     let special = tokens.special.iter().map(|t| (t, true));
     let all = special.chain(tokens.added.iter().map(|t| (t, false)));
-    let (mut added, mut decoder) = (Vec::new(), Map::new());
+    let mut added = Vec::new();
+    let mut decoder = Map::new();
     for (id, (content, special)) in (vocab.len()..).zip(all) {
         let mut token = json!({
             "content": content, "single_word": false, "lstrip": false, "rstrip": false,

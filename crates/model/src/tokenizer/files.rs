@@ -100,14 +100,15 @@ struct AddedTokenJson {
 
 /// Reads tokenizer.json if there is one, else vocab.json with merges.txt.
 ///
-/// An adapter without a tokenizer has its base's.
+/// An adapter without a tokenizer inherits its base's.
 pub(super) fn read(files: &ModelFiles) -> Result<LoadedTokenizer, ModelError> {
     files.check_exists()?;
     let described = files.first_with(&["tokenizer.json", "vocab.json"])?;
     let files = described.as_ref().unwrap_or(files);
     let side = SideFiles::read(files)?;
     let whole = files.file_path("tokenizer.json");
-    let (vocab, merges) = (files.file_path("vocab.json"), files.file_path("merges.txt"));
+    let vocab = files.file_path("vocab.json");
+    let merges = files.file_path("merges.txt");
     let (file, inner, added) = if files.contains(&whole) {
         let (inner, added) = from_tokenizer_json(&whole, &files.read_text(&whole)?)?;
         (whole, inner, added)
@@ -162,8 +163,8 @@ fn check_added_ids(
             && id != given
         {
             let content = &token.content;
-            let why = format!("added token `{content}` has id {id} but comes at {given}");
-            return Err(bad_tokenizer(file, why + "; ids must follow each other"));
+            let why = format!("added token `{content}` has id {id} but is at index {given}");
+            return Err(bad_tokenizer(file, why + "; ids must be consecutive"));
         }
     }
     Ok(())
@@ -296,7 +297,7 @@ fn bpe(file: &Path, model: TokenizerModelJson) -> Result<BPE, ModelError> {
     if model.dropout.is_some_and(|p| p != 0.0) {
         return Err(bad_tokenizer(
             file,
-            "the model drops merges at random; set its dropout to null",
+            "BPE dropout is not supported; set the model's dropout to null",
         ));
     }
     for affix in [model.continuing_subword_prefix, model.end_of_word_suffix] {
@@ -325,7 +326,7 @@ fn bpe(file: &Path, model: TokenizerModelJson) -> Result<BPE, ModelError> {
     builder.build().map_err(|e| bad_tokenizer(file, e.to_string()))
 }
 
-/// A closed vocabulary of words; all others become the unknown token.
+/// A closed vocabulary of words; all other words become the unknown token.
 fn word_level(file: &Path, model: TokenizerModelJson) -> Result<WordLevel, ModelError> {
     let unknown = model.unk_token.filter(|token| model.vocab.contains_key(token));
     let unknown = unknown.ok_or_else(|| {
@@ -346,7 +347,7 @@ impl MergeJson {
             MergeJson::Line(line) => match line.split_once(' ') {
                 Some((a, b)) if !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
                 _ => {
-                    let why = format!("merge `{line}` is not two tokens with a space between");
+                    let why = format!("merge `{line}` is not two tokens separated by a space");
                     Err(bad_tokenizer(file, why))
                 }
             },
@@ -363,7 +364,7 @@ fn check_ids(file: &Path, mut ids: impl Iterator<Item = u32>) -> Result<(), Mode
     }
 }
 
-/// Builds a stage of the pipeline if all types in it are in `allowed`, those known to be safe.
+/// Builds a stage of the pipeline if all types in it are in `allowed`, the types known to be safe.
 fn pipeline_stage<T: DeserializeOwned>(
     file: &Path,
     field: &str,
@@ -386,8 +387,8 @@ fn pipeline_stage<T: DeserializeOwned>(
         .map_err(|e| bad_tokenizer(file, format!("{field}: {e}")))
 }
 
-/// Replacements compound: each may insert its content between all characters. A few of one
-/// character bound a text's length by a small multiple of its tokens'.
+/// Replacements compound: each may insert its content between all characters. Limiting them to a
+/// few of one character each bounds a text's length by a small multiple of its number of tokens.
 fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> {
     const MAX_REPLACEMENTS: usize = 4;
     let stages = decoder
@@ -400,8 +401,8 @@ fn check_decoder_growth(file: &Path, decoder: &Value) -> Result<(), ModelError> 
     if short && contents.len() <= MAX_REPLACEMENTS && !nested {
         return Ok(());
     }
-    let why = format!("decoder: it may hold {MAX_REPLACEMENTS} replacements by one character");
-    Err(bad_tokenizer(file, why + " at most, and none nested"))
+    let why = format!("decoder: at most {MAX_REPLACEMENTS} replacements by one character");
+    Err(bad_tokenizer(file, why + " are supported, and none nested"))
 }
 
 /// The first type that is not allowed, including those nested in sequences.

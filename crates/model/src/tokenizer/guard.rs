@@ -1,26 +1,27 @@
-//! Keeps control tokens out of texts: what a user writes never becomes one.
+//! Prevents control tokens in user texts: text never encodes to a control token.
 //!
-//! Control tokens are cut where the text has them literally. A normalizer can make them of other
-//! texts (`<|ENDOFTEXT|>` in lower case), so that with one the result is encoded and
-//! every text of which a control token was made is cut as well.
+//! Control tokens are split where the text contains them literally. A normalizer can produce them
+//! from other text (`<|ENDOFTEXT|>` in lower case); therefore, with a normalizer, the result is
+//! encoded, and every span that became a control token is split as well.
 
 use std::borrow::Cow;
 
 use super::Tokenizer;
 
-/// Encodings of a text that is cut again and again; the next one separates all of its characters.
+/// Maximum number of times a text is encoded and split; after that all of its characters are
+/// separated.
 const MAX_PASSES: usize = 4;
 
 impl Tokenizer {
-    /// A text in which no control token is recognised: one that says `<|im_end|>` is encoded as
-    /// these characters. Other texts are returned as they are.
+    /// Returns a text in which no control token is recognized: a literal `<|im_end|>` is encoded as
+    /// these characters. Other texts are returned unchanged.
     pub fn guard<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut guarded = Cow::Borrowed(text);
         if text.contains(Self::CUT) {
             guarded = Cow::Owned(text.replace(Self::CUT, ""));
         }
         for control in &self.controls {
-            // Again where two of them share a character.
+            // Repeat, because two of them may share a character.
             while guarded.contains(control.as_str()) {
                 let first = control.chars().next().map_or(0, char::len_utf8);
                 let cut = format!("{}{}{}", &control[..first], Self::CUT, &control[first..]);
@@ -39,8 +40,7 @@ impl Tokenizer {
         Cow::Owned(self.separated(&guarded))
     }
 
-    /// The text with cuts between all characters of which a control token is made; `None` if there
-    /// are none.
+    /// The text with cuts between all characters of each control token; `None` if there are none.
     fn cut_encoded(&self, text: &str) -> Option<String> {
         let mut found = false;
         let pieces: Vec<Cow<'_, str>> = text
@@ -56,15 +56,15 @@ impl Tokenizer {
         found.then(|| pieces.join(&Self::CUT.to_string()))
     }
 
-    /// The bytes of a text that become control tokens, in order.
+    /// The byte spans of a text that become control tokens, in order.
     fn control_spans(&self, text: &str) -> Vec<(usize, usize)> {
-        // A text that cannot be encoded becomes no token at all; who encodes it gets the error.
+        // A text that cannot be encoded contains no tokens; encoding it reports the error.
         let Ok(encoding) = self.inner.encode(text, false) else { return Vec::new() };
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
         tokens.filter(|(id, _)| self.control_ids.contains(id)).map(|(_, span)| *span).collect()
     }
 
-    /// Every character by itself, without those that are a control token alone.
+    /// Separates all characters, dropping those that are a control token alone.
     fn separated(&self, text: &str) -> String {
         let mut separated = String::new();
         for character in text.chars().filter(|&character| character != Self::CUT) {
@@ -77,7 +77,7 @@ impl Tokenizer {
     }
 }
 
-/// Cuts between all characters of some spans; a span of one character is left out.
+/// Cuts between all characters of the given spans; spans of one character are dropped.
 fn cut_spans(text: &str, spans: &[(usize, usize)]) -> String {
     let mut cut = String::new();
     let mut end = 0;
@@ -149,7 +149,7 @@ mod tests {
         for text in ["", "a END a", "< | END | >", "\u{130}"] {
             assert_eq!(tokenizer.guard(text), text);
         }
-        // The control token itself is recognised where the program writes it.
+        // The control token itself is recognized where the program inserts it.
         assert_eq!(tokenizer.encode("a <|END|>").unwrap(), [6, 0]);
     }
 }

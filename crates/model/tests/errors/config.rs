@@ -27,7 +27,10 @@ fn missing_directory() {
 fn missing_config() {
     let fixture = Fixture::tiny();
     fs::remove_file(fixture.path("config.json")).unwrap();
-    assert_is!(fixture.open_error(&["no config.json"]), ModelError::MissingConfig { .. });
+    assert_is!(
+        fixture.open_error(&["config.json is missing or empty"]),
+        ModelError::MissingConfig { .. }
+    );
 }
 
 #[test]

@@ -121,13 +121,13 @@ fn duplicate_names() {
     let first = fixture.content.metadata[0].clone();
     fixture.content.metadata.push(first);
     assert_is!(
-        fixture.open_error(&["two values", "general.architecture"]),
+        fixture.open_error(&["duplicate key", "general.architecture"]),
         ModelError::BadGguf { .. }
     );
     let mut fixture = GgufFixture::new();
     let first = fixture.content.tensors[0].clone();
     fixture.content.tensors.push(first);
-    assert_is!(fixture.open_error(&["two tensors"]), ModelError::BadGguf { .. });
+    assert_is!(fixture.open_error(&["duplicate tensor"]), ModelError::BadGguf { .. });
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn tensor_types_and_shapes() {
         ModelError::GgufTensorType { .. }
     );
     let fixture = GgufFixture::new().tensor(name, |tensor| tensor.kind = 12);
-    assert_is!(fixture.open_error(&[name, "blocks of 256"]), ModelError::BadGguf { .. });
+    assert_is!(fixture.open_error(&[name, "block size 256"]), ModelError::BadGguf { .. });
     for shape in [vec![], vec![1; 5], vec![0, 4], vec![1 << 40, 1], vec![1 << 31; 4]] {
         let fixture = GgufFixture::new().tensor(name, |tensor| tensor.shape = shape);
         assert_is!(fixture.open_error(&[name]), ModelError::BadGguf { .. });

@@ -1,4 +1,4 @@
-//! One test per error variant: which files cause it, and that its message names file and remedy.
+//! One test per error variant: the files that cause it, and that its message names file and remedy.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 

@@ -47,7 +47,7 @@ fn bad_tokenizer() {
         let fixture = Fixture::tiny();
         fixture.edit("tokenizer.json", change);
         assert_is!(
-            assert_message(fixture.tokenizer().err().unwrap(), &["bad tokenizer"]),
+            assert_message(fixture.tokenizer().err().unwrap(), &["invalid tokenizer"]),
             ModelError::BadTokenizer { .. }
         );
     }

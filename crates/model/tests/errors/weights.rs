@@ -98,14 +98,18 @@ fn bad_header() {
         bytes.extend(header.as_bytes());
         bytes.extend([0; 4]);
         fs::write(fixture.path("model.safetensors"), bytes).unwrap();
-        assert_is!(fixture.open_error(&["bad safetensors header"]), ModelError::BadHeader { .. });
+        assert_is!(
+            fixture.open_error(&["invalid safetensors header"]),
+            ModelError::BadHeader { .. }
+        );
     }
     // Contiguous tensors whose total size wraps around: valid one by one, but outside the file.
     let step = 1u64 << 60;
     let tensors: serde_json::Map<String, Value> = (0..16u64)
         .map(|i| {
             let end = if i == 15 { u64::MAX - 3 } else { (i + 1) * step };
-            let (size, offsets) = (end - i * step, [i * step, end]);
+            let size = end - i * step;
+            let offsets = [i * step, end];
             let info = json!({ "dtype": "U8", "shape": [size], "data_offsets": offsets });
             (format!("t{i}"), info)
         })
@@ -298,7 +302,7 @@ fn unsupported_adapter() {
     fixture.tensors(&[("ln_f.lora_A.weight", factor()), ("ln_f.lora_B.weight", factor())]);
     let error = fixture.open().unwrap().tensor("ln_f.weight", &[32]).unwrap_err();
     assert_is!(
-        assert_message(error, &["ln_f.lora_A", "no matrix"]),
+        assert_message(error, &["ln_f.lora_A", "not a matrix"]),
         ModelError::UnsupportedAdapter { .. }
     );
     let fixture = Fixture::tiny();

@@ -1,4 +1,4 @@
-//! A Hub in this process, and the host of its large files.
+//! An in-process Hub, and the host of its large files.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,16 +11,16 @@ use model::hub::{HubCache, HubClient};
 /// The commit of every revision.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server has and how it behaves.
+/// The contents and behavior of the server.
 #[derive(Default)]
 pub struct Behaviour {
     pub files: BTreeMap<&'static str, Vec<u8>>,
-    /// The token that is asked for.
+    /// The required token.
     pub token: Option<&'static str>,
-    /// Connections of large files end after so many bytes, `cuts` times.
+    /// Connections of large files are closed after this number of bytes, `cuts` times.
     pub cut_after: Option<usize>,
     pub cuts: AtomicUsize,
-    /// What is announced in place of a large file's size.
+    /// A wrong size announced for large files.
     pub announced: Option<usize>,
 }
 
@@ -34,12 +34,16 @@ pub struct TestHub {
 impl TestHub {
     pub fn start(behaviour: Behaviour) -> Self {
         let listener = || TcpListener::bind("127.0.0.1:0").unwrap();
-        let (own, content) = (listener(), listener());
+        let own = listener();
+        let content = listener();
         let address = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
-        let (endpoint, content_host) = (address(&own), address(&content));
-        let (behaviour, requests) = (Arc::new(behaviour), Arc::new(Mutex::new(Vec::new())));
+        let endpoint = address(&own);
+        let content_host = address(&content);
+        let behaviour = Arc::new(behaviour);
+        let requests = Arc::new(Mutex::new(Vec::new()));
         for (listener, is_hub) in [(own, true), (content, false)] {
-            let (behaviour, requests) = (Arc::clone(&behaviour), Arc::clone(&requests));
+            let behaviour = Arc::clone(&behaviour);
+            let requests = Arc::clone(&requests);
             let content_host = content_host.clone();
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
@@ -78,7 +82,8 @@ impl HttpRequest {
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let mut words = first.split(' ').map(str::to_owned);
-        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        let method = words.next().unwrap();
+        let path = words.next().unwrap();
         let mut request = Self { stream, method, path, token: None, from: 0 };
         for line in lines.map_while(Result::ok).take_while(|line| !line.is_empty()) {
             let (name, value) = line.split_once(": ").unwrap();
@@ -107,7 +112,7 @@ impl HttpRequest {
             format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n");
         headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
         text.push_str("\r\n");
-        // The client may be gone: it does not read what it does not need.
+        // The client may be gone: it does not read data that it does not need.
         let _ = self.stream.write_all(text.as_bytes());
         if self.method != "HEAD" {
             let _ = self.stream.write_all(&body[..sent.min(length)]);
@@ -131,7 +136,7 @@ impl Behaviour {
         Self { files, ..Self::default() }
     }
 
-    /// As huggingface.co answers.
+    /// Responds like huggingface.co.
     fn answer(&self, request: HttpRequest, content_host: &str) {
         if self.token.is_some() && request.token.as_deref() != self.token {
             return request.refuse("401 Unauthorized");
@@ -168,7 +173,7 @@ impl Behaviour {
         request.reply("302 Found", &headers, b"", 0);
     }
 
-    /// As the host of large files answers.
+    /// Responds like the host of large files.
     fn content(&self, request: HttpRequest) {
         let whole = &self.files[request.path.strip_prefix("/blob/").unwrap()];
         let part = &whole[request.from.min(whole.len())..];

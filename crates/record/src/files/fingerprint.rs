@@ -1,5 +1,5 @@
-//! A digest of content, to notice that the weights or the questions under the same path have
-//! changed, or that a cached file is damaged.
+//! A digest of content, to detect that weights or questions under the same path have changed, or
+//! that a cached file is damaged.
 
 /// A 64-bit FNV-1a digest of named parts, in order.
 ///
@@ -16,7 +16,7 @@ impl Default for Fingerprint {
 impl Fingerprint {
     /// Adds one part, e.g. `("questions", file)`.
     ///
-    /// Both lengths are hashed too, so moving a byte from one part to the next changes the digest.
+    /// Both lengths are also hashed, so moving a byte from one part to the next changes the digest.
     #[must_use]
     pub fn with(mut self, name: &str, content: &[u8]) -> Self {
         for piece in [name.as_bytes(), content] {

@@ -1,4 +1,4 @@
-//! The inputs of a command, which none of its outputs may be.
+//! The inputs of a command, which must not be among its outputs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use crate::error::RecordError;
 
 /// The files and directories that a command reads.
 ///
-/// Two names are compared by the file that they lead to, through links, `..` and hard links.
-/// Devices and pipes are not compared: reading and writing one of them is not a conflict.
+/// Two paths are compared by the file that they resolve to, through symbolic links, `..` and hard
+/// links. Devices and pipes are not compared: reading and writing one of them is not a conflict.
 #[derive(Debug, Clone, Default)]
 pub struct InputPaths(Vec<PathBuf>);
 
@@ -19,7 +19,7 @@ impl<P: Into<PathBuf>> FromIterator<P> for InputPaths {
 }
 
 impl InputPaths {
-    /// Refuses an output, a file or a directory, that is one of the inputs.
+    /// Rejects an output, a file or a directory, that is one of the inputs.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ impl InputPaths {
         }
     }
 
-    /// The inputs that lie directly in a directory.
+    /// The inputs that are directly in a directory.
     pub(super) fn inside<'a>(&'a self, dir: &'a Path) -> impl Iterator<Item = &'a Path> {
         let is_inside = |input: &&PathBuf| {
             let above =
@@ -44,7 +44,7 @@ impl InputPaths {
     }
 }
 
-/// Whether two names lead to the same regular file or directory.
+/// Whether two paths resolve to the same regular file or directory.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let (Ok(found), Ok(second)) = (fs::metadata(one), fs::metadata(other)) else { return false };
     let comparable = found.is_file() || found.is_dir();
@@ -69,7 +69,8 @@ mod tests {
     #[test]
     fn an_input_is_recognised_by_every_name() {
         let dir = tempfile::tempdir().unwrap();
-        let (data, model) = (dir.path().join("data.jsonl"), dir.path().join("model"));
+        let data = dir.path().join("data.jsonl");
+        let model = dir.path().join("model");
         fs::write(&data, "{}").unwrap();
         fs::create_dir(&model).unwrap();
         let inputs = InputPaths::from_iter([&data, &model]);

@@ -1,7 +1,7 @@
-//! One writer of a directory at a time.
+//! Directory locks: one writer at a time.
 //!
-//! A lock of the operating system on the directory itself, which ends with the process however that
-//! ends: nothing is left behind that would have to be removed by hand.
+//! The lock is held by the operating system on the directory itself and ends with the process in
+//! any case: no stale lock files have to be removed by hand.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 /// A lock on a directory, held until it is dropped.
 #[derive(Debug)]
 pub struct DirLock {
-    /// `None` where the system cannot lock directories; there two writers must not be started.
+    /// `None` if the system cannot lock directories; then two writers must not be started.
     _dir: Option<File>,
-    /// A part's own lock file, which is removed.
+    /// The lock file of a part, which is removed at the end.
     part: Option<(PathBuf, File)>,
 }
 
 impl DirLock {
-    /// Locks a directory, which is made if it is missing, for one writer. What writers that were
-    /// killed left of [replaced](crate::files::replace) files is removed.
+    /// Locks a directory for one writer, creating it if it is missing. Temporary files of killed
+    /// writers of [replaced](crate::files::replace) files are removed.
     ///
     /// # Errors
     ///
@@ -55,13 +55,13 @@ impl DirLock {
 impl Drop for DirLock {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.part {
-            // An empty file that stays is locked again by the next writer of the part.
+            // A leftover empty file is locked again by the next writer of the part.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Whether a lock is held; false where the system has none.
+/// Whether a lock is held; false if the system does not support locks.
 fn locked(result: Result<(), TryLockError>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),
@@ -70,7 +70,7 @@ fn locked(result: Result<(), TryLockError>) -> io::Result<bool> {
     }
 }
 
-/// Removes the temporary files of writers that were killed. The caller is the only writer.
+/// Removes the temporary files of killed writers. The caller must be the only writer.
 pub fn remove_strays(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

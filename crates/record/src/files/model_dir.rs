@@ -1,9 +1,8 @@
-//! The directory that a training writes its model to: a model that is there and is not the
-//! training's own is kept.
+//! The output directory of a training run: protects existing models that the run did not create.
 //!
-//! A training creates `training/` in its directory before anything else, so that a directory with
-//! a model and without it belongs to somebody else. Of this crate's records only the names are
-//! known here; the state of a training is the crate `train`'s.
+//! A training run creates `training/` in its directory first, so a directory with a model but
+//! without it was not created by a training run. This module only knows the names of the records;
+//! the training state is defined in the crate `train`.
 
 use std::fs;
 use std::io;
@@ -14,11 +13,11 @@ use crate::files::{DirLock, InputPaths, remove_strays};
 use crate::training::{STATE_FILE, TRAINING_DIR};
 use crate::writer::{create_dir, dir_error, lock_dir};
 
-/// Directories of a model's, beside its files.
+/// Subdirectories of a model directory.
 const MODEL_SUBDIRS: [&str; 2] = [TRAINING_DIR, "reference"];
-/// Endings of files with weights.
+/// File name extensions of weights.
 const WEIGHTS: [&str; 4] = [".safetensors", ".gguf", ".bin", ".pt"];
-/// Files that describe a model.
+/// Metadata files of a model.
 const DESCRIPTIONS: [&str; 12] = [
     "config.json",
     "generation_config.json",
@@ -34,10 +33,10 @@ const DESCRIPTIONS: [&str; 12] = [
     "base.json",
 ];
 
-/// What to do with a model that is in the output directory already.
+/// How to handle an existing model in the output directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExistingModel {
-    /// Leave it alone and fail.
+    /// Fail without changing it.
     #[default]
     Refuse,
     /// Continue its training.
@@ -46,14 +45,14 @@ pub enum ExistingModel {
     Overwrite,
 }
 
-/// The output directory of a training, locked for this process.
+/// The output directory of a training run, locked for this process.
 #[derive(Debug)]
 pub struct ModelDir {
     _lock: DirLock,
 }
 
 impl ModelDir {
-    /// Fails if the training may not write to `dir`; changes nothing.
+    /// Fails if the training run must not write to `dir`; changes nothing.
     ///
     /// # Errors
     ///
@@ -72,7 +71,8 @@ impl ModelDir {
             input.file_name().is_some_and(|name| is_model_file(&name.to_string_lossy()))
         };
         if let Some(input) = inputs.inside(dir).find(named) {
-            let (output, input) = (dir.to_owned(), input.to_owned());
+            let output = dir.to_owned();
+            let input = input.to_owned();
             return Err(RecordError::OutputIsInput { output, input });
         }
         let path = dir.to_owned();
@@ -82,7 +82,7 @@ impl ModelDir {
             ExistingModel::Refuse if dir.join(TRAINING_DIR).join(STATE_FILE).exists() => {
                 Err(RecordError::TrainingExists { path })
             }
-            // A training that was killed before its first save has described its model.
+            // A run that was killed before its first save has already written the model's metadata.
             ExistingModel::Refuse if dir.join(TRAINING_DIR).is_dir() => match has_weights(dir)? {
                 true => Err(RecordError::ModelExists { path }),
                 false => Ok(()),
@@ -94,12 +94,13 @@ impl ModelDir {
         }
     }
 
-    /// Locks a directory that [passed the check](Self::check), which is made if it is missing, and
-    /// removes an old model if it is to be overwritten, and what killed processes left.
+    /// Locks a directory that [passed the check](Self::check), creating it if it is missing;
+    /// removes an old model if it is to be overwritten, and leftovers of killed processes.
     ///
     /// # Errors
     ///
-    /// As [`ModelDir::check`]; if another process writes to the directory; or of the file system.
+    /// As [`ModelDir::check`]; if another process writes to the directory; or on file system
+    /// errors.
     pub fn claim(
         dir: &Path,
         inputs: &InputPaths,
@@ -107,7 +108,7 @@ impl ModelDir {
     ) -> Result<Self, RecordError> {
         Self::check(dir, inputs, existing)?;
         let lock = lock_dir(dir)?;
-        // Another process may have written a model since.
+        // Another process may have written a model in the meantime.
         Self::check(dir, inputs, existing)?;
         if existing == ExistingModel::Overwrite {
             remove_model(dir)?;
@@ -119,7 +120,7 @@ impl ModelDir {
     }
 }
 
-/// Refuses to write records into a directory that holds the weights of a model.
+/// Rejects a directory that contains the weights of a model as the output of a run.
 ///
 /// # Errors
 ///
@@ -136,13 +137,13 @@ fn has_weights(dir: &Path) -> Result<bool, RecordError> {
     Ok(model_files(dir)?.iter().any(|path| is_weights(path)))
 }
 
-/// Whether a file holds weights, by its name.
+/// Whether a file contains weights, according to its name.
 pub(super) fn is_weights(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     WEIGHTS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// The files of a model in a directory: weights, their index, and descriptions.
+/// The files of a model in a directory: weights, their index, and metadata.
 fn model_files(dir: &Path) -> Result<Vec<PathBuf>, RecordError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

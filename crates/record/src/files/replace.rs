@@ -1,9 +1,10 @@
-//! Writing a file: regular files are replaced atomically, anything else is written into.
+//! Writes files: regular files are replaced atomically, all others are written to directly.
 //!
-//! Links are followed, so that the file behind one is replaced and the link stays. The new file has
-//! the mode and, where the system allows it, the owner of the old one. A device is written into,
-//! and so is standard output under a name such as /dev/stdout. A pipe is written into only if the
-//! user named it: opening one waits for its reader, which a file of a run's directory must not.
+//! Symbolic links are followed: the target is replaced and the link remains. The new file has the
+//! mode and, where permitted, the owner of the old one. Devices are written to directly, and so is
+//! standard output under a name such as /dev/stdout. A pipe is written to only if the user
+//! specified it: opening one blocks until there is a reader, which must not happen for a file of a
+//! run directory.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -12,20 +13,20 @@ use std::path::{Path, PathBuf};
 
 use super::model_dir::is_weights;
 
-/// The most links that are followed from a name that does not exist yet.
+/// Maximum symbolic links followed from a path that does not exist yet.
 const MAX_LINKS: usize = 40;
 
-/// Replaces the file at `path` by what `write` puts out, atomically.
+/// Replaces the file at `path` atomically by the output of `write`.
 ///
-/// The content goes to a temporary file in the same directory, which is synced and renamed: a
-/// concurrent reader, or a process killed halfway, sees the old file or the new one, never a part.
-/// The temporary file is named by the process id, so two processes may write the same path; it is
-/// removed if anything fails.
+/// The content is written to a temporary file in the same directory, which is synced and renamed: a
+/// concurrent reader, or a process killed halfway, sees the old file or the new one, never a
+/// partial one. The name of the temporary file contains the process id, so two processes may write
+/// the same path; it is removed on any failure.
 ///
 /// # Errors
 ///
-/// The first error of `write` or of the file system; for a directory, a pipe or a socket, that it
-/// is not a regular file.
+/// The first error of `write` or of the file system; for a directory, a pipe or a socket, an error
+/// that it is not a regular file.
 pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -33,13 +34,13 @@ pub fn replace(
     write_to(OutputTarget::of(path, false)?, write, true)
 }
 
-/// [`replace`] by bytes that are in memory.
+/// [`replace`] with bytes in memory.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, |out| out.write_all(bytes))
 }
 
-/// Writes the one file that the user named as the output: as [`replace`], but a pipe is written
-/// into, a regular file is not replaced by an empty one, and the weights of a model by nothing.
+/// Writes the output file specified by the user: as [`replace`], but a pipe is written to directly,
+/// a regular file is not replaced by an empty one, and the weights of a model are never replaced.
 ///
 /// # Errors
 ///
@@ -51,7 +52,7 @@ pub fn write_output(
     let destination = OutputTarget::of(path, true)?;
     match &destination {
         OutputTarget::File { path, old: Some(_) } if is_weights(path) => {
-            let why = "it holds the weights of a model";
+            let why = "it contains the weights of a model";
             Err(io::Error::new(io::ErrorKind::InvalidInput, why))
         }
         _ => write_to(destination, write, false),
@@ -62,7 +63,8 @@ pub fn write_output(
 ///
 /// # Errors
 ///
-/// Of the file system; for a pipe, whose reader may never come, that it is not a regular file.
+/// Errors of the file system; for a pipe, which may never have a reader, an error that it is not a
+/// regular file.
 pub fn open_append(path: &Path) -> io::Result<File> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !is_device(&found)) {
         return Err(not_regular());
@@ -74,17 +76,17 @@ fn not_regular() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")
 }
 
-/// Whether a name, e.g. /dev/stdout, leads to the standard output of this process.
+/// Whether a path, e.g. /dev/stdout, resolves to the standard output of this process.
 pub fn is_standard_output(path: &Path) -> bool {
     let found = fs::metadata(path);
     found.is_ok_and(|found| standard_streams().first().is_some_and(|out| is_same(&found, out)))
 }
 
-/// Where the content goes.
+/// The destination of the content.
 enum OutputTarget {
     /// A device, a pipe or a standard stream.
     Stream(File),
-    /// A regular file, or none yet.
+    /// A regular file, or one that does not exist yet.
     File { path: PathBuf, old: Option<Metadata> },
 }
 
@@ -97,7 +99,8 @@ impl OutputTarget {
             }
             Err(error) => return Err(error),
         };
-        // A shell's `> FILE` has the file open: a new one under its name would miss what follows.
+        // A shell's `> FILE` keeps the file open: a new file under its name would miss later
+        // output.
         if let Some(stream) = standard_streams().into_iter().find(|stream| is_same(&old, stream)) {
             return Ok(Self::Stream(stream));
         }
@@ -116,14 +119,14 @@ impl OutputTarget {
     }
 }
 
-/// The file that a name will be: a link to a file that does not exist is followed.
+/// The path at which a new file will be created: a link to a missing file is followed.
 fn follow_missing(path: &Path) -> io::Result<PathBuf> {
     let mut target = path.to_owned();
     for _ in 0..MAX_LINKS {
         let Ok(next) = fs::read_link(&target) else { return Ok(target) };
         target = target.parent().unwrap_or(Path::new("")).join(next);
     }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "too many links lead to the file"))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "too many levels of symbolic links"))
 }
 
 fn write_to(
@@ -146,7 +149,7 @@ fn write_to(
     });
     sync_dir(&path);
     if replaced.is_err() {
-        // Best effort: the first error is the one to report.
+        // Best effort: only the first error is reported.
         let _ = fs::remove_file(&temp);
     }
     replaced
@@ -154,7 +157,7 @@ fn write_to(
 
 /// Creates a temporary file with the mode and owner of the file that it will replace.
 fn create(temp: &Path, old: Option<&Metadata>) -> io::Result<File> {
-    // Left by a killed process of the same id; and what a link there names is not to be written.
+    // A leftover of a killed process with the same id, or a link whose target must not be written.
     match fs::remove_file(temp) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -166,9 +169,9 @@ fn create(temp: &Path, old: Option<&Metadata>) -> io::Result<File> {
     {
         use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 
-        // Never readable by more than the old file, not even while it is written.
+        // Never more widely readable than the old file, not even while it is written.
         let file = options.mode(old.permissions().mode() & 0o700).open(temp)?;
-        // Only root may give a file away.
+        // Only root may change a file's owner.
         let _ = std::os::unix::fs::fchown(&file, Some(old.uid()), Some(old.gid()));
         file.set_permissions(old.permissions())?;
         Ok(file)
@@ -180,7 +183,7 @@ fn create(temp: &Path, old: Option<&Metadata>) -> io::Result<File> {
     }
 }
 
-/// Returns the number of bytes.
+/// Writes and syncs a file; returns the number of bytes.
 fn write_synced(
     file: File,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -193,8 +196,8 @@ fn write_synced(
     Ok(file.metadata()?.len())
 }
 
-/// Makes the new name last: files that are removed afterwards must not outlive it. Not every file
-/// system can sync a directory.
+/// Makes the new name durable: files that are removed afterwards must not outlive it. Not every
+/// file system can sync a directory.
 fn sync_dir(path: &Path) {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if let Ok(dir) = File::open(dir) {
@@ -208,12 +211,13 @@ fn temp_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Standard output and standard error, those of them that are open.
+/// Standard output and standard error, if open.
 #[cfg(unix)]
 fn standard_streams() -> Vec<File> {
     use std::os::fd::AsFd;
 
-    let (out, err) = (io::stdout(), io::stderr());
+    let out = io::stdout();
+    let err = io::stderr();
     let streams = [out.as_fd().try_clone_to_owned(), err.as_fd().try_clone_to_owned()];
     streams.into_iter().flatten().map(File::from).collect()
 }
@@ -285,7 +289,8 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt, symlink};
 
         let dir = tempfile::tempdir().unwrap();
-        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        let file = dir.path().join("file");
+        let link = dir.path().join("link");
         let dangling = dir.path().join("dangling");
         fs::write(&file, "old").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();

@@ -1,4 +1,4 @@
-//! Keys and values in their slots, and attention over them.
+//! Checks of KV writes, and of attention.
 
 use crate::checks::KernelCheck;
 use crate::cuda::args::{CudaQkvTransform, CudaSlotMapping};
@@ -9,14 +9,16 @@ use crate::cuda::{CudaDtype, CudaIndices, Precision, e4m3};
 use crate::reference::{forks, naive_attention, norm_row, prompts, rotate};
 use crate::{CheckResult, numbers, small};
 
-/// What a store keeps of a number.
+/// A number rounded to the dtype of a store.
 fn stored(kv: &CudaKv, x: f32) -> f32 {
     if kv.dtype() == CudaDtype::E4m3 { e4m3::to_f32(e4m3::from_f32(x)) } else { x }
 }
 
 impl KernelCheck {
     pub(crate) fn rope_and_cache(&mut self) -> CheckResult {
-        let (rows, slots, layers) = (33usize, 80usize, 2usize);
+        let rows = 33usize;
+        let slots = 80usize;
+        let layers = 2usize;
         for (heads, kv_heads, dim) in
             [(12, 12, 64), (16, 8, 128), (4, 2, 12), (3, 1, 80), (5, 5, 13), (2, 1, 256)]
         {
@@ -26,7 +28,8 @@ impl KernelCheck {
                 }
                 let cols = (heads + 2 * kv_heads) * dim;
                 let x = self.rounded(numbers(rows * cols, 10));
-                let (qs, ks) = (numbers(dim, 11), numbers(dim, 12));
+                let qs = numbers(dim, 11);
+                let ks = numbers(dim, 12);
                 let norms =
                     (CudaNorm::rms(&self.cuda, 1e-6, &qs)?, CudaNorm::rms(&self.cuda, 1e-6, &ks)?);
                 let frequencies: Vec<f32> = (0..dim / 2)
@@ -35,8 +38,8 @@ impl KernelCheck {
                 let rope = CudaRope::new(&self.cuda, &frequencies)?;
                 let positions: Vec<u32> = (0..rows as u32).map(|r| r * 37 % 1500).collect();
                 let to: Vec<u32> = (0..rows as u32).map(|r| (r * 7 + 3) % slots as u32).collect();
-                let (p, s) =
-                    (CudaIndices::new(&self.cuda, &positions)?, CudaIndices::new(&self.cuda, &to)?);
+                let p = CudaIndices::new(&self.cuda, &positions)?;
+                let s = CudaIndices::new(&self.cuda, &to)?;
                 let mut kv = CudaKv::new(&self.cuda, layers, kv_heads, dim, slots)?;
                 let mut qkv = self.operand(rows, cols, &x)?;
                 let by = CudaQkvTransform {
@@ -85,7 +88,8 @@ impl KernelCheck {
                 for (what, store, first) in
                     [("keys", keys, heads), ("values", values, heads + kv_heads)]
                 {
-                    let (mut got, mut want) = (Vec::new(), Vec::new());
+                    let mut got = Vec::new();
+                    let mut want = Vec::new();
                     for r in 0..rows {
                         for h in 0..kv_heads {
                             got.extend_from_slice(
@@ -155,7 +159,8 @@ impl KernelCheck {
         spans: &[Vec<(u32, u32)>],
     ) -> CheckResult {
         let slots = spans.iter().flatten().map(|s| (s.0 + s.1) as usize).max().unwrap_or(0) + 3;
-        let (rows, cols) = (spans.len(), (heads + 2 * kv_heads) * dim);
+        let rows = spans.len();
+        let cols = (heads + 2 * kv_heads) * dim;
         let mut filling = self.rounded(numbers(slots * cols, 13));
         let all: Vec<u32> = (0..slots as u32).collect();
         let slot_mapping = CudaIndices::new(&self.cuda, &all)?;

@@ -1,4 +1,4 @@
-//! Each operation against its naive counterpart in [`reference`](crate::reference).
+//! Compares each operation with its naive counterpart in [`reference`](crate::reference).
 
 use crate::cuda::args::{CudaDropoutMask, CudaLinearResidualNorm, ResidualAddend};
 use crate::cuda::dropout::CudaPerturbedRows;
@@ -14,7 +14,7 @@ use crate::{CheckResult, is_selected, numbers, perturbed_rows, small};
 /// The comparisons of an operation at its shapes.
 type OperationCheck = fn(&mut KernelCheck) -> CheckResult;
 
-/// The checks, by the names that `--only` takes.
+/// The checks, with their names for `--only`.
 pub(crate) const CHECKS: &[(&str, OperationCheck)] = &[
     ("linear", KernelCheck::linear),
     ("norm", KernelCheck::norm),
@@ -30,7 +30,7 @@ pub(crate) const CHECKS: &[(&str, OperationCheck)] = &[
     ("training", KernelCheck::training),
 ];
 
-/// The most elements of a small shape.
+/// Maximum elements of a small shape.
 const SMALL: usize = 200_000;
 
 /// The shapes to check: all of them, or with `--small` the small ones.
@@ -58,7 +58,7 @@ impl KernelCheck {
         Self { cuda, missed: 0 }
     }
 
-    /// The number of comparisons that missed their tolerance.
+    /// The number of comparisons that exceeded their tolerance.
     pub(crate) fn missed(&self) -> usize {
         self.missed
     }
@@ -68,7 +68,7 @@ impl KernelCheck {
         selected.try_for_each(|(_, check)| check(self))
     }
 
-    /// The kernels that only a device of precision fp8 has, and what uses them.
+    /// The kernels of a device of precision fp8, and the operations that use them.
     pub(crate) fn fp8(&mut self) -> CheckResult {
         for line in crate::fp8_checks::all(&self.cuda, crate::small())? {
             self.line(&line.name, line.good, &line.what);
@@ -80,7 +80,7 @@ impl KernelCheck {
         self.top_k_mixture()
     }
 
-    /// Values as the compute dtype rounds them.
+    /// Values rounded to the compute dtype.
     pub(crate) fn rounded(&self, mut x: Vec<f32>) -> Vec<f32> {
         if self.cuda.precision() != Precision::F32 {
             x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
@@ -88,7 +88,7 @@ impl KernelCheck {
         x
     }
 
-    /// Reports the root mean square and the largest of the errors, relative to the root mean square
+    /// Reports the root mean square and the maximum of the errors, relative to the root mean square
     /// of the expected values.
     pub(crate) fn report(&mut self, name: &str, got: &[f32], expected: &[f64], tolerance: f64) {
         assert_eq!(got.len(), expected.len(), "{name}: another number of results");
@@ -96,7 +96,9 @@ impl KernelCheck {
             .sqrt()
             .max(1e-30);
         let errors = got.iter().zip(expected).map(|(&g, &e)| (f64::from(g) - e).abs() / rms);
-        let (mut square, mut largest, mut sane) = (0.0, 0.0f64, true);
+        let mut square = 0.0;
+        let mut largest = 0.0f64;
+        let mut sane = true;
         for e in errors {
             sane &= e.is_finite();
             square += e * e;
@@ -199,8 +201,11 @@ impl KernelCheck {
             (2, 16384),
         ];
         for (rows, cols) in shapes(&all, |(rows, cols)| rows * cols) {
-            let (x, y, bias) = (numbers(rows * cols, 4), numbers(rows * cols, 5), numbers(cols, 6));
-            let (scale, shift) = (numbers(cols, 7), numbers(cols, 8));
+            let x = numbers(rows * cols, 4);
+            let y = numbers(rows * cols, 5);
+            let bias = numbers(cols, 6);
+            let scale = numbers(cols, 7);
+            let shift = numbers(cols, 8);
             for is_rms in [false, true] {
                 let by = if is_rms {
                     CudaNorm::rms(&self.cuda, 1e-5, &scale)?
@@ -263,11 +268,11 @@ impl KernelCheck {
         let elements =
             |(rows, inputs, ..): (usize, usize, bool, bool, CudaDtype)| (rows + width) * inputs;
         for (rows, inputs, is_rms, drops, dtype) in shapes(&all, elements) {
-            let (x, w) = (
-                self.rounded(numbers(rows * inputs, 31)),
-                self.rounded(numbers(width * inputs, 32)),
-            );
-            let (bias, scale, shift) = (numbers(width, 33), numbers(width, 34), numbers(width, 35));
+            let x = self.rounded(numbers(rows * inputs, 31));
+            let w = self.rounded(numbers(width * inputs, 32));
+            let bias = numbers(width, 33);
+            let scale = numbers(width, 34);
+            let shift = numbers(width, 35);
             let start = numbers(rows * width, 36);
             let map = CudaLinear::from_output_major(&self.cuda, inputs, width, &w, Some(&bias))?;
             let by = match is_rms {
@@ -286,7 +291,8 @@ impl KernelCheck {
             let of = CudaLinearResidualNorm { x: &operand, map: &map, mask, norm: &by, dtype };
             let got = linear_residual_norm(of, &mut stream)?.to_host()?;
             let one = |i: usize| {
-                let (r, j) = (i / width, i % width);
+                let r = i / width;
+                let j = i % width;
                 let product = (0..inputs)
                     .map(|c| f64::from(x[r * inputs + c]) * f64::from(w[j * inputs + c]))
                     .sum::<f64>();

@@ -1,4 +1,4 @@
-//! Tokens and mixtures of tokens, from logits.
+//! Checks of tokens and mixtures of tokens, from logits.
 
 use crate::checks::{KernelCheck, shapes};
 use crate::cuda::args::CudaMixture;
@@ -22,8 +22,9 @@ impl KernelCheck {
             let whole = |n: usize, salt: u64| -> Vec<f32> {
                 numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect()
             };
-            let (mut x, w, bias) =
-                (whole(rows * inputs, 19), whole(vocab * inputs, 20), whole(vocab, 21));
+            let mut x = whole(rows * inputs, 19);
+            let w = whole(vocab * inputs, 20);
+            let bias = whole(vocab, 21);
             x[inputs] = f32::NAN; // row 1: all logits are NaN
             let map = CudaLinear::from_output_major(
                 &self.cuda,
@@ -48,7 +49,8 @@ impl KernelCheck {
             let picked: Vec<usize> =
                 (0..rows).filter(|r| *r < 8 || r % 53 == 0 || r + 1 == rows).collect();
             let right = |&&r: &&usize| {
-                let (logits, (token, logprob)) = (logits(r), got[r]);
+                let logits = logits(r);
+                let (token, logprob) = got[r];
                 let at = first_max(&logits);
                 let sum: f64 = logits.iter().map(|x| f64::from(x - logits[at]).exp()).sum();
                 // A NaN logit makes the log-probability NaN.
@@ -67,27 +69,27 @@ impl KernelCheck {
     }
 
     /// With and without logits in memory, at GPT-2's size: sums of integers are exact, so the
-    /// tokens are the same. Nothing to compare where there is only one kernel.
+    /// tokens must be equal. Skipped if there is only one kernel.
     pub(crate) fn greedy_tokens_of_both_kernels(&mut self) -> CheckResult {
         if small() {
             return Ok(());
         }
-        let (rows, inputs, vocab) = (1111, 768, 50257);
+        let rows = 1111;
+        let inputs = 768;
+        let vocab = 50257;
         let whole = |n: usize, salt: u64| -> Vec<f32> {
             numbers(65_521, salt).into_iter().map(|x| (x * 1.5).round()).cycle().take(n).collect()
         };
-        let (x, w) =
-            (self.operand(rows, inputs, &whole(rows * inputs, 24))?, whole(vocab * inputs, 25));
+        let x = self.operand(rows, inputs, &whole(rows * inputs, 24))?;
+        let w = whole(vocab * inputs, 25);
         let kept =
             CudaLinear::from_output_major(&self.cuda, inputs, vocab, &w, Some(&vec![0.0; vocab]))?;
         let never = CudaLinear::from_output_major(&self.cuda, inputs, vocab, &w, None)?;
         if !crate::cuda::hopper_gemm::supports_argmax(&x, &never) {
             return Ok(());
         }
-        let (kept, never) = (
-            topk::PendingRowTokens::launch(&x, &kept)?.read()?,
-            topk::PendingRowTokens::launch(&x, &never)?.read()?,
-        );
+        let kept = topk::PendingRowTokens::launch(&x, &kept)?.read()?;
+        let never = topk::PendingRowTokens::launch(&x, &never)?.read()?;
         let differ =
             kept.iter().zip(&never).filter(|(a, b)| a.0 != b.0 || (a.1 - b.1).abs() > 2e-5).count();
         let tokens: std::collections::BTreeSet<u32> = kept.iter().map(|a| a.0).collect();
@@ -103,8 +105,8 @@ impl KernelCheck {
         let all = [(5, 24, 50, 3), (2, 16, 7, 10), (70, 64, 50257, 10), (9, 128, 3001, 64)];
         let elements = |(rows, width, vocab, _)| (rows + vocab) * width;
         for (rows, width, vocab, k) in shapes(&all, elements) {
-            let (x, w) =
-                (self.rounded(numbers(rows * width, 22)), self.rounded(numbers(vocab * width, 23)));
+            let x = self.rounded(numbers(rows * width, 22));
+            let w = self.rounded(numbers(vocab * width, 23));
             let map = CudaLinear::from_output_major(&self.cuda, width, vocab, &w, None)?;
             // Odd rows have Gumbel noise at a temperature of 0.5.
             let key = |r: usize| RngKey { seed: 5, question: 1, trajectory: r as u32, position: 9 };
@@ -120,7 +122,8 @@ impl KernelCheck {
                 &map,
                 CudaMixture { k, noise: Some(&noise) },
             )?;
-            let (mut expected, mut wrong) = (Vec::new(), 0);
+            let mut expected = Vec::new();
+            let mut wrong = 0;
             for r in 0..rows {
                 let dot = |j: usize| {
                     (0..width)

@@ -1,9 +1,9 @@
-//! Naive computations on the host, and rows for attention.
+//! Naive computations on the host, and rows of spans for attention.
 
 use crate::params::{Activation, MIN_STD, RowPerturbation, keep_scale};
 use crate::rng::Site;
 
-/// What dropout multiplies element `j` of a row with.
+/// The factor of dropout for element `j` of a row.
 pub(crate) fn dropout_factor(
     row: Option<RowPerturbation>,
     layer: usize,
@@ -25,9 +25,10 @@ pub(crate) fn prompts(lengths: &[u32]) -> Vec<Vec<(u32, u32)>> {
     starts.zip(lengths).flat_map(|(start, &l)| (1..=l).map(move |n| vec![(start, n)])).collect()
 }
 
-/// `samples` rows for each prefix, with up to `own` slots of their own in one, two or no spans.
+/// `samples` rows for each prefix, with up to `own` unshared slots in zero, one or two spans.
 pub(crate) fn forks(prefixes: &[u32], samples: u32, own: u32) -> Vec<Vec<(u32, u32)>> {
-    let (mut next, mut rows) = (0u32, Vec::new());
+    let mut next = 0u32;
+    let mut rows = Vec::new();
     let mut take = |n: u32| {
         let start = next;
         next = (start + n).next_multiple_of(16);
@@ -65,7 +66,8 @@ pub(crate) fn erf(x: f64) -> f64 {
     if x.abs() > 5.0 {
         return x.signum();
     }
-    let (mut term, mut sum) = (x, x);
+    let mut term = x;
+    let mut sum = x;
     for n in 1..200 {
         term *= -x * x / f64::from(n);
         sum += term / f64::from(2 * n + 1);
@@ -90,7 +92,8 @@ pub(crate) fn rotate(head: &mut [f64], frequencies: &[f32], position: u32) {
     let half = frequencies.len();
     for (i, f) in frequencies.iter().enumerate() {
         let (s, c) = f64::from(f * position as f32).sin_cos();
-        let (x, y) = (head[i], head[i + half]);
+        let x = head[i];
+        let y = head[i + half];
         (head[i], head[i + half]) = (x * c - y * s, y * c + x * s);
     }
 }
@@ -141,7 +144,9 @@ pub(crate) fn smooth_l1_group(student: &[f32], teacher: &[f32], weight: f32) -> 
 pub(crate) fn rms_head_backward(x: &[f32], scale: &[f32], dy: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let n = x.len();
     let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let (x, scale, dy) = (wide(x), wide(scale), wide(dy));
+    let x = wide(x);
+    let scale = wide(scale);
+    let dy = wide(dy);
     let inverse = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / n as f64 + 1e-6).sqrt();
     let normed: Vec<f64> = x.iter().map(|x| x * inverse).collect();
     let product = (0..n).map(|i| dy[i] * scale[i] * normed[i]).sum::<f64>() / n as f64;

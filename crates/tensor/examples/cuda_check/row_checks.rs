@@ -1,4 +1,4 @@
-//! Operations that copy, add and perturb rows.
+//! Checks of operations that copy, add and perturb rows.
 
 use crate::checks::{KernelCheck, mixed_dropout_rows, shapes};
 use crate::cuda::args::{CudaDropoutMask, CudaLearnedPositions, ResidualAddend};
@@ -15,10 +15,8 @@ impl KernelCheck {
     /// Masks have the same bits as on the host: applied to ones, they give the scale or 0 exactly.
     pub(crate) fn masks(&mut self) -> CheckResult {
         for (rows, cols, p) in [(70, 768, 0.2f32), (9, 801, 0.5), (3, 2050, 0.03)] {
-            let (all, ones) = (
-                mixed_dropout_rows(rows, p),
-                CudaTensor::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?,
-            );
+            let all = mixed_dropout_rows(rows, p);
+            let ones = CudaTensor::from_host(&self.cuda, rows, cols, &vec![1.0; rows * cols])?;
             let uploaded = CudaPerturbedRows::new(&self.cuda, &all)?;
             let mut x = CudaTensor::zeros(&self.cuda, rows, cols, CudaDtype::F32)?;
             let mask = CudaDropoutMask::Sampled { layer: 3, site: Site::MlpOut, rows: &uploaded };
@@ -57,7 +55,8 @@ impl KernelCheck {
     }
 
     pub(crate) fn noise(&mut self) -> CheckResult {
-        let (rows, cols) = (65, 803);
+        let rows = 65;
+        let cols = 803;
         let mut all = perturbed_rows(rows, 0.6, SiteSet::NOISE);
         all.iter_mut().flatten().step_by(4).for_each(|row| row.strength = 1.1);
         let mut expected = numbers(rows * cols, 9);
@@ -85,15 +84,16 @@ impl KernelCheck {
 
     pub(crate) fn rows(&mut self) -> CheckResult {
         for (rows, width) in shapes(&[(7, 24), (65, 801), (300, 768)], |(rows, cols)| rows * cols) {
-            let (vocab, context) = (113, 40);
-            let (table, learned) =
-                (self.rounded(numbers(vocab * width, 15)), numbers(context * width, 16));
+            let vocab = 113;
+            let context = 40;
+            let table = self.rounded(numbers(vocab * width, 15));
+            let learned = numbers(context * width, 16);
             let map = CudaLinear::from_output_major(&self.cuda, width, vocab, &table, None)?;
             let positions = CudaTensor::from_host(&self.cuda, context, width, &learned)?;
             let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 31 % vocab as u32).collect();
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
-            let (t, p) =
-                (CudaIndices::new(&self.cuda, &tokens)?, CudaIndices::new(&self.cuda, &places)?);
+            let t = CudaIndices::new(&self.cuda, &tokens)?;
+            let p = CudaIndices::new(&self.cuda, &places)?;
             let at = |i: usize| (table[tokens[i / width] as usize * width + i % width], i);
             let looked_up: Vec<f64> =
                 (0..rows * width).map(at).map(|(x, _)| f64::from(x)).collect();
@@ -146,7 +146,8 @@ impl KernelCheck {
                 let same = embedding::select(&all, &there)?.to_host()? == selected.to_host()?;
                 self.line("select", same, &format!("of {parts} parts"));
             }
-            let (x, selected) = (x.to_host()?, selected.to_host()?);
+            let x = x.to_host()?;
+            let selected = selected.to_host()?;
             let expected: Vec<f64> = picked
                 .iter()
                 .flat_map(|&r| x[r as usize * width..][..width].to_vec())

@@ -1,5 +1,4 @@
-//! Times the main kernels and GEMMs at GPT-2's and Qwen3's shapes, with the bandwidth or FLOP/s
-//! that follow.
+//! Times the main kernels and GEMMs at GPT-2's and Qwen3's shapes, and reports bandwidth or FLOP/s.
 
 use std::time::Instant;
 
@@ -30,7 +29,7 @@ const LAYERS: usize = 4;
 #[derive(Clone, Copy)]
 pub(crate) struct KernelTime {
     seconds: f64,
-    host: f64, // to queue it
+    host: f64, // time to queue it
 }
 
 pub(crate) fn time<T>(
@@ -96,8 +95,8 @@ pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     passes(cuda)
 }
 
-/// The kernels of fp8 at GPT-2's and Llama 1B's shapes, and whole passes; docs/kernels.md has what
-/// was estimated for them.
+/// The fp8 kernels at GPT-2's and Llama 1B's shapes, and whole passes; docs/explanation/kernels.md
+/// has estimates.
 pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
     for (inputs, outputs, function, out) in [
         (768, 2304, Activation::None, CudaDtype::Bf16),
@@ -122,7 +121,8 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
         let rows = random(cuda, ROWS, width)?.cast(CudaDtype::Bf16)?;
         let t = time(cuda, || fp8::quantize_rows(&rows))?;
         report_bandwidth(&format!("fp8 quantize_rows {ROWS} x {width}"), t, ROWS * width * 3);
-        let (mut x, y) = (random(cuda, ROWS, width)?, rows.scaled(1e-4, CudaDtype::Bf16)?);
+        let mut x = random(cuda, ROWS, width)?;
+        let y = rows.scaled(1e-4, CudaDtype::Bf16)?;
         let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
         let uploaded = CudaPerturbedRows::new(cuda, &perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT))?;
         let mask = CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded };
@@ -136,7 +136,8 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
             );
         }
     }
-    let (width, dtype) = (768, CudaDtype::E4m3);
+    let width = 768;
+    let dtype = CudaDtype::E4m3;
     let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let mut stream = random(cuda, ROWS, width)?;
     let attended = random(cuda, ROWS, width)?.cast(CudaDtype::Bf16)?;
@@ -155,7 +156,8 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
     let gates = random(cuda, ROWS, 16384)?.cast(CudaDtype::Bf16)?;
     let t = time(cuda, || activation::swiglu(cuda, &gates))?;
     report_bandwidth("fp8 swiglu 4096 x 16384", t, ROWS * 8192 * 5);
-    let (width, vocab) = (768, 50257);
+    let width = 768;
+    let vocab = 50257;
     let table: Vec<f32> =
         numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
     let head = CudaLinear::from_output_major(cuda, width, vocab, &table, None)?;
@@ -170,7 +172,7 @@ pub(crate) fn fp8(cuda: &CudaDevice) -> CheckResult {
     passes(cuda)
 }
 
-/// Random rows of e4m3 with one scale, as norms and GELU write them.
+/// Random e4m3 rows with one scale, like those written by norms and GELU.
 fn e4m3_rows(cuda: &CudaDevice, cols: usize) -> Result<CudaTensor, CudaError> {
     let max_norm = 2.0 * (cols as f32).sqrt();
     let by = CommonScale { scale: e4m3::scale_for(max_norm), max_norm };
@@ -198,15 +200,16 @@ pub(crate) fn random(cuda: &CudaDevice, rows: usize, cols: usize) -> Result<Cuda
 }
 
 fn kernels(cuda: &CudaDevice) -> CheckResult {
-    let (operand, width) = (cuda.compute_dtype(), 768);
+    let operand = cuda.compute_dtype();
+    let width = 768;
     for (inputs, outputs, function) in [
         (768, 2304, Activation::None),
         (768, 768, Activation::None),
         (768, 3072, Activation::GeluTanh),
         (3072, 768, Activation::None),
     ] {
-        let (map, x) =
-            (weights(cuda, inputs, outputs)?, random(cuda, ROWS, inputs)?.cast(operand)?);
+        let map = weights(cuda, inputs, outputs)?;
+        let x = random(cuda, ROWS, inputs)?.cast(operand)?;
         let t = time(cuda, || linear(&x, &map, function, operand))?;
         report_flops(
             &format!("linear {ROWS} x {inputs} -> {outputs} {function:?}"),
@@ -214,8 +217,8 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
             2.0 * (ROWS * inputs * outputs) as f64,
         );
     }
-    let (mut x, y) =
-        (random(cuda, ROWS, width)?, random(cuda, ROWS, width)?.scaled(1e-4, operand)?);
+    let mut x = random(cuda, ROWS, width)?;
+    let y = random(cuda, ROWS, width)?.scaled(1e-4, operand)?;
     let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let uploaded = CudaPerturbedRows::new(cuda, &perturbed_rows(ROWS, 0.2, SiteSet::DROPOUT))?;
     let bytes = ROWS * width * (8 + 2 * operand.size());
@@ -232,8 +235,8 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
         report_bandwidth(&format!("add_norm {ROWS} x {width} {name}"), t, bytes);
     }
     for inputs in [768, 3072] {
-        let (map, from) =
-            (weights(cuda, inputs, width)?, random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?);
+        let map = weights(cuda, inputs, width)?;
+        let from = random(cuda, ROWS, inputs)?.scaled(1e-4, operand)?;
         let mask = Some(CudaDropoutMask::Sampled { layer: 1, site: Site::MlpOut, rows: &uploaded });
         let t = time(cuda, || {
             let of =
@@ -266,15 +269,16 @@ fn kernels(cuda: &CudaDevice) -> CheckResult {
     Ok(())
 }
 
-/// `samples` rows for each of `questions` prefixes, with `own` slots of their own, aligned to 16;
-/// and the number of slots.
+/// `samples` rows for each of `questions` prefixes, with `own` unshared slots, aligned to 16; and
+/// the number of slots.
 fn forked_rows(
     questions: usize,
     samples: usize,
     prefix: u32,
     own: u32,
 ) -> (Vec<[(u32, u32); 2]>, usize) {
-    let (mut next, mut rows) = (0, Vec::new());
+    let mut next = 0;
+    let mut rows = Vec::new();
     for _ in 0..questions {
         let shared = (next, prefix);
         next += prefix.next_multiple_of(16);
@@ -335,11 +339,10 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
                     t,
                     ROWS * read * dim * cuda.compute_dtype().size(),
                 );
-                let (wide, width) = ((heads + 2 * kv_heads) * dim, heads * dim);
-                let (map, x) = (
-                    weights(cuda, width, wide)?,
-                    random(cuda, ROWS, width)?.cast(cuda.compute_dtype())?,
-                );
+                let wide = (heads + 2 * kv_heads) * dim;
+                let width = heads * dim;
+                let map = weights(cuda, width, wide)?;
+                let x = random(cuda, ROWS, width)?.cast(cuda.compute_dtype())?;
                 let t = time(cuda, || {
                     project_qkv(
                         &x,
@@ -389,7 +392,8 @@ fn attentions(cuda: &CudaDevice) -> CheckResult {
 }
 
 fn logits(cuda: &CudaDevice) -> CheckResult {
-    let (width, vocab) = (768, 50257);
+    let width = 768;
+    let vocab = 50257;
     let head = weights(cuda, width, vocab)?;
     let bare: Vec<f32> =
         numbers(1 << 16, 1).into_iter().cycle().take(width * vocab).map(|x| 0.02 * x).collect();
@@ -431,30 +435,36 @@ fn logits(cuda: &CudaDevice) -> CheckResult {
 /// A whole pass of GPT-2 124M over single positions of forked rows with dropout, without the LM
 /// head.
 fn pass(cuda: &CudaDevice, rows: usize) -> CheckResult {
-    // What maps alone read is e4m3 on a device of precision fp8.
-    let (rounded, width, heads, dim, layers) = (cuda.operand_dtype(), 768, 12, 64, 12);
+    // Operands read only by maps are e4m3 on a device of precision fp8.
+    let rounded = cuda.operand_dtype();
+    let width = 768;
+    let heads = 12;
+    let dim = 64;
+    let layers = 12;
     let maps = |i, o| (0..layers).map(|_| weights(cuda, i, o)).collect::<Result<Vec<_>, _>>();
-    let (qkv, out, up, down) =
-        (maps(768, 2304)?, maps(768, 768)?, maps(768, 3072)?, maps(3072, 768)?);
+    let qkv = maps(768, 2304)?;
+    let out = maps(768, 768)?;
+    let up = maps(768, 3072)?;
+    let down = maps(3072, 768)?;
     let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 4), &numbers(width, 5))?;
     let questions = rows.div_ceil(64);
     let (spans, slots) = forked_rows(questions, rows / questions, 72, 6);
     let mut kv = CudaKv::new(cuda, layers, heads, dim, slots)?;
     let x = random(cuda, rows, width)?;
-    let (positions, to) = (vec![77u32; rows], spans.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>());
+    let positions = vec![77u32; rows];
+    let to = spans.iter().map(|s| s[1].0 + 5).collect::<Vec<_>>();
     let all = perturbed_rows(rows, 0.2, SiteSet::DROPOUT);
     let mut pass = || -> Result<CudaTensor, CudaError> {
         let metadata = CudaAttentionMetadata::new(cuda, rows, |r| spans[r])?;
-        let (positions, to) = (CudaIndices::new(cuda, &positions)?, CudaIndices::new(cuda, &to)?);
+        let positions = CudaIndices::new(cuda, &positions)?;
+        let to = CudaIndices::new(cuda, &to)?;
         let uploaded = CudaPerturbedRows::new(cuda, &all)?;
         let mask = |layer, site| Some(CudaDropoutMask::Sampled { layer, site, rows: &uploaded });
         let mut x = x.copy()?;
         let mut normed = norm(&x, &by, rounded)?;
         for layer in 0..layers {
-            let (transform, slots) = (
-                CudaQkvTransform { heads, qk_norms: None, rope: None },
-                CudaSlotMapping { positions: &positions, slots: &to },
-            );
+            let transform = CudaQkvTransform { heads, qk_norms: None, rope: None };
+            let slots = CudaSlotMapping { positions: &positions, slots: &to };
             let q = project_qkv(&normed, &qkv[layer], transform, &mut kv, layer, slots)?;
             let attended = attention(&q, &kv, layer, heads, &metadata)?;
             let of = CudaLinearResidualNorm {

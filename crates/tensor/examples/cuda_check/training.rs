@@ -61,7 +61,7 @@ const SHAPES: [KernelBenchShape; 2] = [
     },
 ];
 
-/// Heads of 32, 64, 128 and 24.
+/// Shapes with head sizes 32, 64, 128 and 24.
 fn small_shapes() -> Vec<KernelBenchShape> {
     let of = |width: usize, heads: usize| KernelBenchShape {
         name: "small",
@@ -89,11 +89,12 @@ pub(crate) fn all(cuda: &CudaDevice) -> CheckResult {
     qk_norms(cuda)
 }
 
-/// The norms' backward at the widths of the kernels that no small shape has.
+/// The norms' backward at the widths of kernels that no small shape uses.
 fn wide_norms(cuda: &CudaDevice) -> CheckResult {
     for width in [512, 1280, 2304] {
         let x = random(cuda, 5, width)?;
-        let (dy, mut dx) = (x.cast(cuda.compute_dtype())?, x.copy()?);
+        let dy = x.cast(cuda.compute_dtype())?;
+        let mut dx = x.copy()?;
         let by = CudaNorm::layer(cuda, 1e-5, &numbers(width, 1), &numbers(width, 2))?;
         let zeros = || CudaTensor::zeros(cuda, 1, width, CudaDtype::F32);
         add_norm_grads(&x, &by, &dy, &mut dx, &mut (zeros()?, zeros()?))?;
@@ -106,11 +107,13 @@ fn wide_norms(cuda: &CudaDevice) -> CheckResult {
 fn losses(cuda: &CudaDevice) -> CheckResult {
     for (layers, width) in [(12, 768), (28, 2048)] {
         let rows = 128 * layers;
-        let (student, teacher) = (random(cuda, rows, width)?, random(cuda, rows, width)?);
+        let student = random(cuda, rows, width)?;
+        let teacher = random(cuda, rows, width)?;
         let bytes = rows * width * 4;
         let t = time(cuda, || smooth_l1(&student, &teacher, layers, 1.0))?;
         report_bandwidth(&format!("smooth_l1 of {layers} x 128 x {width}"), t, 4 * bytes);
-        let (mean, log_std) = (&student, &teacher);
+        let mean = &student;
+        let log_std = &teacher;
         let of = CudaGaussianLoss { mean, log_std, noise: mean, target: log_std, weight: 1.0 };
         let t = time(cuda, || gaussian_loss(of))?;
         report_bandwidth(&format!("gaussian_loss of {rows} x {width}"), t, 6 * bytes);
@@ -120,12 +123,17 @@ fn losses(cuda: &CudaDevice) -> CheckResult {
 
 /// The backward of QK norms, of 4096 rows of Qwen3's 16 and 8 heads of 128.
 fn qk_norms(cuda: &CudaDevice) -> CheckResult {
-    let (rows, heads, kv_heads, dim) = (4096, 16, 8, 128);
+    let rows = 4096;
+    let heads = 16;
+    let kv_heads = 8;
+    let dim = 128;
     let qkv = random(cuda, rows, (heads + 2 * kv_heads) * dim)?.cast(cuda.compute_dtype())?;
     let norm = CudaNorm::rms(cuda, 1e-6, &numbers(dim, 6))?;
     let transform = CudaQkvTransform { heads, qk_norms: Some((&norm, &norm)), rope: None };
     let zeros = || CudaTensor::zeros(cuda, 1, dim, CudaDtype::F32);
-    let (mut dqkv, mut dq, mut dk) = (qkv.copy()?, zeros()?, zeros()?);
+    let mut dqkv = qkv.copy()?;
+    let mut dq = zeros()?;
+    let mut dk = zeros()?;
     let t = time(cuda, || qk_norm_backward(&qkv, transform, &mut dqkv, [&mut dq, &mut dk]))?;
     let bytes = 3 * rows * (heads + kv_heads) * dim * cuda.compute_dtype().size();
     report_bandwidth(&format!("qk_norm_backward of {rows} rows of Qwen3"), t, bytes);
@@ -171,7 +179,8 @@ struct KernelBench<'a> {
 
 impl<'a> KernelBench<'a> {
     fn new(cuda: &'a CudaDevice, shape: &'a KernelBenchShape) -> Result<Self, CudaError> {
-        let (width, ffn) = (shape.width, shape.ffn);
+        let width = shape.width;
+        let ffn = shape.ffn;
         let sizes = [(width, 3 * width), (width, width), (width, ffn), (ffn, width)];
         let zeros = |rows, cols| CudaTensor::zeros(cuda, rows, cols, CudaDtype::F32);
         let layer = || {
@@ -205,8 +214,11 @@ impl<'a> KernelBench<'a> {
         layer: usize,
         stream: &CudaTensor,
     ) -> Result<(KernelBenchActivations, CudaTensor), CudaError> {
-        let (operand, heads, by) = (self.cuda.compute_dtype(), self.shape.heads, &self.by);
-        let (segment, maps) = (&self.segments[s], &self.layers[layer].maps);
+        let operand = self.cuda.compute_dtype();
+        let heads = self.shape.heads;
+        let by = &self.by;
+        let segment = &self.segments[s];
+        let maps = &self.layers[layer].maps;
         let normed = norm(stream, by, operand)?;
         let slot_mapping = CudaSlotMapping { positions: &segment.positions, slots: &segment.slots };
         let qkv = project_qkv(
@@ -247,9 +259,10 @@ impl<'a> KernelBench<'a> {
         saved: &KernelBenchActivations,
         dx: &mut CudaTensor,
     ) -> CheckResult {
-        let (operand, heads) = (self.cuda.compute_dtype(), self.shape.heads);
-        let (segment, KernelBenchLayer { maps, grads, norm_grads }) =
-            (&self.segments[s], &mut self.layers[layer]);
+        let operand = self.cuda.compute_dtype();
+        let heads = self.shape.heads;
+        let segment = &self.segments[s];
+        let KernelBenchLayer { maps, grads, norm_grads } = &mut self.layers[layer];
         let dy = dropout::dropout(dx, None, operand)?;
         add_dw(&saved.active, &dy, &mut grads[3])?;
         let dinner = activation::activate_backward(
@@ -303,7 +316,8 @@ impl<'a> KernelBench<'a> {
             .iter()
             .map(|s| random(self.cuda, s.rows, self.shape.width))
             .collect::<Result<_, _>>()?;
-        let (cuda, name) = (self.cuda, self.shape.name);
+        let cuda = self.cuda;
+        let name = self.shape.name;
         let t = time_by(cuda, 4, || self.blocks(&inputs))?;
         report_bandwidth(&format!("{name} blocks of a whole step, forward and backward"), t, 0);
         println!("      {parameters} parameters in the blocks");
@@ -315,7 +329,8 @@ impl<'a> KernelBench<'a> {
         self.dkv.clear()?;
         let mut saved = Vec::new();
         for (s, x) in inputs.iter().enumerate() {
-            let (mut stream, mut all) = (x.copy()?, Vec::new());
+            let mut stream = x.copy()?;
+            let mut all = Vec::new();
             for layer in 0..self.shape.layers {
                 let (k, next) = self.forward(s, layer, &stream)?;
                 all.push(k);
@@ -334,7 +349,9 @@ impl<'a> KernelBench<'a> {
 
     /// One layer's kernels, one by one, for the prompts, the last thought and the tail.
     fn parts(&mut self) -> CheckResult {
-        let (cuda, operand, heads) = (self.cuda, self.cuda.compute_dtype(), self.shape.heads);
+        let cuda = self.cuda;
+        let operand = self.cuda.compute_dtype();
+        let heads = self.shape.heads;
         let last = self.segments.len() - 1;
         for (what, s) in [("prompts", 0), ("thought", last - 1), ("tail", last)] {
             let x = random(cuda, self.segments[s].rows, self.shape.width)?;
@@ -343,7 +360,8 @@ impl<'a> KernelBench<'a> {
             let size = x.rows() * x.cols();
             let name =
                 |kernel: &str| format!("{} {what} of {} rows: {kernel}", self.shape.name, x.rows());
-            let (f, b) = (name("a layer forward"), name("a layer backward"));
+            let f = name("a layer forward");
+            let b = name("a layer backward");
             let names = [
                 "attention",
                 "attention_backward",
@@ -355,7 +373,8 @@ impl<'a> KernelBench<'a> {
             let dy = x.cast(operand)?;
             report_bandwidth(&f, time(cuda, || self.forward(s, 0, &x))?, 0);
             report_bandwidth(&b, time(cuda, || self.backward(s, 0, &saved, &mut dx))?, 0);
-            let (segment, slot_mapping) = (&self.segments[s], &self.segments[s]);
+            let segment = &self.segments[s];
+            let slot_mapping = &self.segments[s];
             let t = time(cuda, || attention(&saved.qkv, &self.kv, 0, heads, &segment.metadata))?;
             report_bandwidth(&names[0], t, 4 * size * operand.size());
             let of = CudaAttentionBackward {
@@ -425,13 +444,13 @@ impl<'a> KernelBench<'a> {
 
     /// The embedding table, the head with its loss, the optimizer.
     fn ends(&mut self) -> CheckResult {
-        let (cuda, shape) = (self.cuda, self.shape);
-        let (rows, width, vocabulary) =
-            ((shape.sequences * shape.tail) as usize, shape.width, shape.vocabulary);
-        let (head, mut dw) = (
-            weights(cuda, width, vocabulary)?,
-            CudaTensor::zeros(cuda, vocabulary, width, CudaDtype::F32)?,
-        );
+        let cuda = self.cuda;
+        let shape = self.shape;
+        let rows = (shape.sequences * shape.tail) as usize;
+        let width = shape.width;
+        let vocabulary = shape.vocabulary;
+        let head = weights(cuda, width, vocabulary)?;
+        let mut dw = CudaTensor::zeros(cuda, vocabulary, width, CudaDtype::F32)?;
         let x = random(cuda, rows, width)?.cast(cuda.compute_dtype())?;
         let targets =
             CudaIndices::new(cuda, &(0..rows as u32).map(|r| r % 400).collect::<Vec<_>>())?;
@@ -515,7 +534,8 @@ fn segments(
     shape: &KernelBenchShape,
 ) -> Result<(Vec<KernelBenchSegment>, usize), CudaError> {
     let &KernelBenchShape { sequences, prompt, thoughts, tail, .. } = shape;
-    let (room, own) = ((prompt + thoughts).next_multiple_of(16), tail.next_multiple_of(16));
+    let room = (prompt + thoughts).next_multiple_of(16);
+    let own = tail.next_multiple_of(16);
     let segment = |rows: Vec<(u32, u32)>, spans: Vec<Vec<(u32, u32)>>| {
         Ok::<_, CudaError>(KernelBenchSegment {
             rows: rows.len(),

@@ -1,4 +1,5 @@
-//! The operations that only training has, against naive computations in double precision.
+//! Compares the operations that are only used in training with naive computations in double
+//! precision.
 
 use crate::checks::{KernelCheck, shapes};
 use crate::cuda::args::{CudaDropoutMask, CudaGaussianLoss, CudaQkvTransform};
@@ -13,7 +14,7 @@ use crate::reference::{dropout_factor, rms_head_backward, smooth_l1_group};
 use crate::rng::Site;
 use crate::{CheckResult, numbers, perturbed_rows};
 
-/// Of f32 results of f32 inputs.
+/// Tolerance of f32 results from f32 inputs.
 const TOLERANCE: f64 = 3e-6;
 
 impl KernelCheck {
@@ -28,10 +29,13 @@ impl KernelCheck {
     fn row_arithmetic(&mut self) -> CheckResult {
         let all = [(1, 1), (7, 24), (65, 801), (300, 768), (3, 16_384)];
         for (rows, cols) in shapes(&all, |(rows, cols)| rows * cols) {
-            let (x, y, factors) =
-                (numbers(rows * cols, 41), numbers(rows * cols, 42), numbers(rows, 43));
+            let x = numbers(rows * cols, 41);
+            let y = numbers(rows * cols, 42);
+            let factors = numbers(rows, 43);
             let upload = |x: &[f32]| CudaTensor::from_host(&self.cuda, rows, cols, x);
-            let (mut sum, mut scaled, addend) = (upload(&x)?, upload(&x)?, upload(&y)?);
+            let mut sum = upload(&x)?;
+            let mut scaled = upload(&x)?;
+            let addend = upload(&y)?;
             add_scaled(&mut sum, &addend, -0.37)?;
             scale_rows(&mut scaled, &factors)?;
             let by = f64::from(-0.37f32);
@@ -73,14 +77,19 @@ impl KernelCheck {
     fn smooth_l1(&mut self) -> CheckResult {
         let all = [(1, 1, 1), (1, 1, 2), (3, 5, 7), (12, 64, 768), (3, 61, 139), (28, 128, 2048)];
         for (groups, n, cols) in shapes(&all, |(groups, n, cols)| groups * n * cols) {
-            let (rows, size, weight) = (groups * n, n * cols, 0.7);
+            let rows = groups * n;
+            let size = n * cols;
+            let weight = 0.7;
             let student: Vec<f32> = numbers(rows * cols, 44).iter().map(|x| 2.0 * x).collect();
             let teacher: Vec<f32> = numbers(rows * cols, 45).iter().map(|x| 3.0 + x).collect();
             let upload = |x: &[f32]| CudaTensor::from_host(&self.cuda, rows, cols, x);
-            let (s, t) = (upload(&student)?, upload(&teacher)?);
+            let s = upload(&student)?;
+            let t = upload(&teacher)?;
             let (losses, gradient) = smooth_l1(&s, &t, groups, weight)?;
-            let (losses, gradient) = (losses.to_host()?, gradient.to_host()?);
-            let (mut expected, mut slopes) = (Vec::new(), Vec::new());
+            let losses = losses.to_host()?;
+            let gradient = gradient.to_host()?;
+            let mut expected = Vec::new();
+            let mut slopes = Vec::new();
             for (student, teacher) in student.chunks(size).zip(teacher.chunks(size)) {
                 let (loss, of_group) = smooth_l1_group(student, teacher, weight);
                 expected.push(loss);
@@ -122,7 +131,7 @@ impl KernelCheck {
         Ok(())
     }
 
-    /// Gradients of the compute dtype, and of f32 as the last layer has them.
+    /// Gradients in the compute dtype, and in f32 as in the last layer.
     fn qk_norm_backward(&mut self) -> CheckResult {
         let all = [(70, 16, 8, 128), (1100, 4, 2, 32), (9, 2, 1, 13), (5, 2, 1, 256)];
         let elements = |(rows, heads, kv_heads, dim)| rows * (heads + 2 * kv_heads) * dim;
@@ -140,8 +149,8 @@ impl KernelCheck {
         dtype: CudaDtype,
     ) -> CheckResult {
         let cols = (heads + 2 * kv_heads) * dim;
-        let (qkv, dqkv) =
-            (self.rounded(numbers(rows * cols, 50)), self.rounded(numbers(rows * cols, 51)));
+        let qkv = self.rounded(numbers(rows * cols, 50));
+        let dqkv = self.rounded(numbers(rows * cols, 51));
         let scales = [numbers(dim, 52), numbers(dim, 53)];
         let [q, k] = &[
             CudaNorm::rms(&self.cuda, 1e-6, &scales[0])?,
@@ -150,14 +159,16 @@ impl KernelCheck {
         let transform = CudaQkvTransform { heads, qk_norms: Some((q, k)), rope: None };
         let mut gradient = CudaTensor::from_host(&self.cuda, rows, cols, &dqkv)?.cast(dtype)?;
         let zeros = || CudaTensor::zeros(&self.cuda, 1, dim, CudaDtype::F32);
-        let (mut dq, mut dk) = (zeros()?, zeros()?);
+        let mut dq = zeros()?;
+        let mut dk = zeros()?;
         let raw = self.operand(rows, cols, &qkv)?;
         qk_norm_backward(&raw, transform, &mut gradient, [&mut dq, &mut dk])?;
         let mut expected: Vec<f64> = dqkv.iter().map(|&x| f64::from(x)).collect();
         let mut dscales = [vec![0.0; dim], vec![0.0; dim]];
         for at in (0..rows).flat_map(|r| (0..heads + kv_heads).map(move |h| r * cols + h * dim)) {
             let which = usize::from(at % cols >= heads * dim);
-            let (x, dy) = (&qkv[at..at + dim], &dqkv[at..at + dim]);
+            let x = &qkv[at..at + dim];
+            let dy = &dqkv[at..at + dim];
             let (dx, dscale) = rms_head_backward(x, &scales[which], dy);
             expected[at..at + dim].copy_from_slice(&dx);
             dscales[which].iter_mut().zip(dscale).for_each(|(s, d)| *s += d);

@@ -86,7 +86,8 @@ pub(crate) fn swiglu_backward(isa: Isa, x: &Tensor, dy: &Tensor, dx: &mut Tensor
 #[inline(always)]
 fn swiglu_row_backward<const FUSED: bool>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
     let n = dy.len();
-    let ((gate, up), (dgate, dup)) = (x.split_at(n), dx.split_at_mut(n));
+    let (gate, up) = x.split_at(n);
+    let (dgate, dup) = dx.split_at_mut(n);
     for i in 0..n {
         dgate[i] = dy[i] * up[i] * math::silu_derivative::<FUSED>(gate[i]);
         dup[i] = dy[i] * math::silu::<FUSED>(gate[i]);

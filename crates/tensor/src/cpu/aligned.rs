@@ -1,7 +1,7 @@
-//! Memory whose rows of 64 bytes are cache lines.
+//! Cache-line-aligned memory.
 //!
-//! A vector of 512 bits that lies across two lines is loaded in two steps, and a row of a tile
-//! register of AMX far slower than that; what the allocator gives begins 16 bytes into a line.
+//! A 512-bit vector that straddles two cache lines takes two loads, and a misaligned row of an AMX
+//! tile register is far slower still; the global allocator only aligns to 16 bytes.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -14,7 +14,7 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C, align(64))]
 struct CacheLine([u8; 64]);
 
-/// A vector of fixed length that begins with a cache line.
+/// A vector of fixed length that starts at a cache line boundary.
 #[derive(Clone, Debug)]
 pub(crate) struct AlignedVec<T> {
     lines: Vec<CacheLine>,
@@ -23,13 +23,13 @@ pub(crate) struct AlignedVec<T> {
 }
 
 impl<T: Pod> AlignedVec<T> {
-    /// So many times `value`.
+    /// `len` copies of `value`.
     pub(crate) fn filled(value: T, len: usize) -> Self {
         // SAFETY: every element is written.
         unsafe { Self::written_to(Vec::new(), len, |to| to.fill(MaybeUninit::new(value))) }
     }
 
-    /// What `write` writes, in the memory of given lines if it suffices.
+    /// The elements written by `write`, in the memory of `lines` if it suffices.
     ///
     /// # Safety
     /// `write` writes every element.
@@ -46,7 +46,7 @@ impl<T: Pod> AlignedVec<T> {
         }
         // SAFETY: the lines have room for `len` elements, whose alignment is at most theirs.
         write(unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), len) });
-        // SAFETY: by the contract, and what the last line has beyond the elements was zeroed.
+        // SAFETY: by the contract; the rest of the last line beyond the elements was zeroed.
         unsafe { lines.set_len(count) };
         Self { lines, len, element: PhantomData }
     }
@@ -69,25 +69,25 @@ impl<T: Pod> DerefMut for AlignedVec<T> {
 }
 
 thread_local! {
-    /// Memory of a thread's scratch vectors that are no longer used. The allocator would give it
-    /// back to the operating system, which clears it, page by page, for the next product.
+    /// Unused scratch memory of a thread. The allocator would return it to the operating system,
+    /// which zeroes it page by page for the next product.
     static FREE: RefCell<Vec<Vec<CacheLine>>> = const { RefCell::new(Vec::new()) };
 }
-/// The most vectors that a thread keeps: a thread that waits for others in a product may begin
+/// Maximum vectors that a thread retains: a thread that waits for others in a product may start
 /// another one.
 const MOST_FREE: usize = 2;
 
-/// An aligned vector that lives for one product; its memory is used again.
+/// An aligned vector that lives for one product; its memory is reused.
 pub(crate) struct ScratchVec<T>(AlignedVec<T>);
 
 impl<T: Pod> ScratchVec<T> {
-    /// So many times `value`.
+    /// `len` copies of `value`.
     pub(crate) fn filled(value: T, len: usize) -> Self {
         // SAFETY: every element is written.
         unsafe { Self::written_by(len, |to| to.fill(MaybeUninit::new(value))) }
     }
 
-    /// What `write` writes.
+    /// The elements written by `write`.
     ///
     /// # Safety
     /// `write` writes every element.
@@ -101,7 +101,7 @@ impl<T: Pod> ScratchVec<T> {
 impl<T> Drop for ScratchVec<T> {
     fn drop(&mut self) {
         let lines = std::mem::take(&mut self.0.lines);
-        // At a thread's end there is nothing to keep it for.
+        // At thread exit the memory is simply freed.
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();
             if free.len() < MOST_FREE {

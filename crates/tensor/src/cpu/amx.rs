@@ -1,7 +1,7 @@
 //! Intel AMX: eight tile registers of 16 rows of 64 bytes, and instructions that multiply them.
 //!
-//! The registers are those of the thread. They are released after each task, so that threads do not
-//! carry 8 KiB of state from one to another.
+//! The registers are per thread. They are released after each task, so that context switches do not
+//! have to save 8 KiB of state.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -12,8 +12,8 @@ use super::linear::REGISTER_ROWS;
 /// Bytes of a row of a tile register.
 pub(super) const ROW_BYTES: usize = 64;
 
-/// Text of a kernel that fetches a register's bytes at its operand `fetched` into the L2 cache, and
-/// moves the operand past them.
+/// Assembly that prefetches the register-sized block at operand `fetched` into the L2 cache and
+/// advances the operand past it.
 macro_rules! fetch_register {
     () => {
         "prefetcht1 [{fetched}]
@@ -37,8 +37,8 @@ macro_rules! fetch_register {
 }
 pub(super) use fetch_register;
 
-/// Whether this CPU multiplies tiles of bytes and of bf16 numbers, and the operating system lets
-/// this process use them.
+/// Whether this CPU supports tiles of int8 and bf16, and the operating system lets this process use
+/// them.
 pub(super) fn is_present() -> bool {
     static PRESENT: LazyLock<bool> = LazyLock::new(|| cpu_has_amx() && may_use_tiles());
     *PRESENT
@@ -52,7 +52,7 @@ fn cpu_has_amx() -> bool {
         // SAFETY: register 0 exists wherever xgetbv does.
         unsafe { _xgetbv(0) }
     }
-    // Unsafe in the oldest Rust that is supported.
+    // `unsafe` in the oldest supported Rust version.
     #[allow(unused_unsafe)]
     // SAFETY: every x86-64 CPU has cpuid.
     let features = unsafe {
@@ -63,19 +63,19 @@ fn cpu_has_amx() -> bool {
     };
     features & BF16_TILE_AND_INT8 == BF16_TILE_AND_INT8
         && is_x86_feature_detected!("xsave")
-        // SAFETY: the feature was asked for.
+        // SAFETY: the feature was checked.
         && unsafe { saved_states() } & TILE_STATE == TILE_STATE
 }
 
-/// Asks Linux for the permission that it wants to be asked for, for all threads of the process.
+/// Requests the permission to use tiles from Linux, for all threads of the process.
 #[cfg(target_os = "linux")]
 fn may_use_tiles() -> bool {
     const ARCH_PRCTL: isize = 158;
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XTILEDATA: usize = 18;
     let status: isize;
-    // SAFETY: the call changes what the process may use and nothing else; rcx and r11 are the
-    // registers that a system call overwrites.
+    // SAFETY: the call only changes the permissions of the process; rcx and r11 are the registers
+    // that a system call overwrites.
     unsafe {
         asm!(
             "syscall",
@@ -95,7 +95,7 @@ fn may_use_tiles() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct TileConfig {
     palette: u8,
@@ -123,13 +123,13 @@ static CONFIG: TileConfig = {
     config
 };
 
-/// Runs `work` with the tile registers.
+/// Runs `work` with the tile registers configured.
 ///
 /// # Safety
 /// [`is_present`].
 #[inline(always)]
 pub(super) unsafe fn with_tiles(work: impl FnOnce()) {
-    // SAFETY: the configuration is one that the CPU takes.
+    // SAFETY: the configuration is valid.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack)) };
     work();
     // SAFETY: as above.

@@ -1,12 +1,12 @@
 //! Attention over spans of KV slots.
 //!
-//! A slot's keys are next to each other, those of all heads, and so are its values: what is a row's
-//! own is mostly in memory, not in the processor's caches, and is read from first to last. Rows
-//! that begin with the same slots, as those of one question do, are a group, and the lanes of
-//! registers: these slots are read once for all of them, head by head.
+//! The keys of all heads of a slot are contiguous, and so are its values: a sequence's unshared
+//! slots are mostly in memory, not in the CPU's caches, and are read sequentially. Rows that begin
+//! with the same slots, such as the sequences of one question, form a group and are mapped to the
+//! lanes of registers: the shared slots are read once for all of them, head by head.
 //!
-//! Scores are laid out by position, not by slot, and every sum runs in the order of positions, so a
-//! result does not depend on which slots hold a sequence, nor on the rows beside it.
+//! Scores are laid out by position, not by slot, and every sum runs in position order, so a result
+//! depends neither on the slots of a sequence nor on the other rows.
 
 use std::ops::Range;
 
@@ -18,16 +18,16 @@ use super::math::{exp, fold_lanes, sum_lanes};
 use crate::Tensor;
 use crate::ops::{AttentionBackward, AttentionSpans, CpuKv, CpuLayerKv, Span};
 
-/// Rows of a group where there are 32 registers of 512 bits, and elsewhere.
+/// Rows of a group with 32 registers of 512 bits, and otherwise.
 const WIDE_GROUP: usize = 16;
 const GROUP: usize = 8;
-/// Fewer rows that begin with the same slots are computed one by one.
+/// Below this number, rows that begin with the same slots are computed individually.
 const LEAST_GROUP: usize = 4;
 /// Slots that are scored together: independent chains of multiply-adds hide each other's latency.
 const TILE: usize = 8;
-/// The parts of a softmax's sum, which are interleaved: scores are padded to a multiple of it.
+/// Number of interleaved partial sums of a softmax: scores are padded to a multiple of it.
 const PARTS: usize = 16;
-/// Rows whose keys and values are stored by one task, at the least.
+/// Minimum rows whose keys and values are stored by one task.
 const ROWS_PER_WRITE: usize = 32;
 
 /// The arguments that are the same for all rows and heads.
@@ -41,9 +41,11 @@ pub(crate) struct AttentionCall<'a> {
 pub(crate) fn write(kv: &mut CpuKv, layer: usize, rows: &[(&Tensor, &[u32])], first: usize) {
     let slots = || rows.iter().flat_map(|(_, slots)| slots.iter());
     let (Some(&low), Some(&high)) = (slots().min(), slots().max()) else { return };
-    let (width, store) = (kv.kv_heads * kv.head_dim, &mut kv.layers[layer]);
-    // Each task has a range of the slots, and looks for its rows among all.
-    let (low, end) = (low as usize, high as usize + 1);
+    let width = kv.kv_heads * kv.head_dim;
+    let store = &mut kv.layers[layer];
+    // Each task owns a range of the slots, and searches all rows for those in it.
+    let low = low as usize;
+    let end = high as usize + 1;
     let tasks = (4 * rayon::current_num_threads()).min(slots().count().div_ceil(ROWS_PER_WRITE));
     let part = (end - low).div_ceil(tasks);
     let keys = store.keys[low * width..end * width].par_chunks_mut(part * width);
@@ -85,10 +87,11 @@ pub(crate) fn attention(
     });
 }
 
-/// Cuts all rows into single ones and groups of up to `most` that begin with the same slots.
+/// Splits all rows into single ones and groups of up to `most` that begin with the same slots.
 fn groups(spans: &AttentionSpans, most: usize) -> Vec<Range<usize>> {
     let begin = |r: usize| spans.row_spans(r).first().map(|span| span.start);
-    let (mut groups, mut first) = (Vec::new(), 0);
+    let mut groups = Vec::new();
+    let mut first = 0;
     while first < spans.rows() {
         let candidates = first..spans.rows().min(first + most);
         let alike = candidates.take_while(|&r| begin(r) == begin(first)).count();
@@ -105,14 +108,15 @@ struct GroupCall<'a> {
     q: &'a Tensor,
     kv: &'a CpuKv,
     call: &'a AttentionCall<'a>,
-    rows: Range<usize>, // one, or a group
+    rows: Range<usize>, // a single row, or a group
 }
 
 impl GroupCall<'_> {
     /// Writes the queries of a head as (head_dim, lanes).
     #[inline(always)]
     fn pack_queries<const R: usize>(&self, head: usize, to: &mut [[f32; R]]) {
-        let (dim, stride) = (to.len(), self.q.cols());
+        let dim = to.len();
+        let stride = self.q.cols();
         let data = &self.q.data()[self.rows.start * stride + head * dim..];
         pack_lanes(self.isa, TileRows { data, count: self.rows.len(), stride }, to);
     }
@@ -121,13 +125,13 @@ impl GroupCall<'_> {
 /// The slots of the rows of a task.
 struct GroupPlan {
     begin: usize,        // the first of the shared slots
-    shared: usize,       // slots that all rows begin with; 0 for a single row
+    shared: usize,       // leading slots shared by all rows; 0 for a single row
     own: Vec<usize>,     // the other slots, row by row, in the order of positions
     rows: usize,         // those that were added
     tiles: Vec<OwnTile>, // of the own slots
 }
 
-/// Up to [`TILE`] of a row's own slots.
+/// Up to [`TILE`] of a row's unshared slots.
 struct OwnTile {
     row: usize,          // of the task
     at: usize,           // the first slot's position
@@ -146,10 +150,12 @@ impl GroupPlan {
     }
 
     fn add_row(&mut self, spans: &[Span]) {
-        let (row, from) = (self.rows, self.own.len());
+        let row = self.rows;
+        let from = self.own.len();
         for (i, span) in spans.iter().enumerate() {
             let skipped = if i == 0 { self.shared } else { 0 };
-            let (start, len) = (span.start as usize, span.len as usize);
+            let start = span.start as usize;
+            let len = span.len as usize;
             self.own.extend(start + skipped..start + len);
         }
         let end = self.own.len();
@@ -161,14 +167,15 @@ impl GroupPlan {
         self.rows += 1;
     }
 
-    /// The positions of the longest row in whole tiles, as a multiple of [`PARTS`].
+    /// Number of positions of the longest row in whole tiles, rounded up to a multiple of
+    /// [`PARTS`].
     fn positions(&self) -> usize {
         let longest = self.tiles.iter().map(|tile| tile.at + TILE).max();
         longest.unwrap_or(0).max(self.shared).max(1).next_multiple_of(PARTS)
     }
 
-    /// The tiles with their slots. When one is reached, the rows of `data` that the next will read
-    /// begin to be fetched.
+    /// The tiles with their slots. When a tile is reached, the rows of `data` of the next one are
+    /// prefetched.
     #[inline(always)]
     fn tiles<'a>(
         &'a self,
@@ -185,13 +192,13 @@ impl GroupPlan {
     }
 }
 
-/// Begins to read numbers into the L2 cache, where the processor has an instruction for it.
+/// Prefetches numbers into the L2 cache, if the CPU has an instruction for it.
 #[inline(always)]
 fn prefetch(data: &[f32]) {
     #[cfg(target_arch = "x86_64")]
     for line in data.chunks(64 / size_of::<f32>()) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: every x86-64 processor has SSE; a prefetch changes nothing that can be seen.
+        // SAFETY: every x86-64 CPU has SSE; a prefetch has no observable effect.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -209,7 +216,8 @@ struct LayerRows<'a> {
 
 impl<'a> LayerRows<'a> {
     fn new(data: &'a [f32], kv: &CpuKv, heads: usize) -> Self {
-        let (width, dim) = (kv.kv_heads * kv.head_dim, kv.head_dim);
+        let width = kv.kv_heads * kv.head_dim;
+        let dim = kv.head_dim;
         Self { data, width, dim, shared_by: heads / kv.kv_heads }
     }
 
@@ -253,10 +261,12 @@ fn attend<const FUSED: bool>(of: &GroupCall<'_>, out: &mut [f32]) {
 /// Attention of up to `R` rows. Lanes without a row are computed and ignored.
 #[inline(always)]
 fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut [f32]) {
-    let (heads, dim) = (of.call.heads, of.kv.head_dim);
+    let heads = of.call.heads;
+    let dim = of.kv.head_dim;
     let store = &of.kv.layers[of.call.layer];
     let rows_of = |data| LayerRows::new(data, of.kv, heads);
-    let (keys, values) = (rows_of(&store.keys), rows_of(&store.values));
+    let keys = rows_of(&store.keys);
+    let values = rows_of(&store.values);
     let query = |row: usize, h: usize| &of.q.row(of.rows.start + row)[h * dim..(h + 1) * dim];
     let plan = GroupPlan::new(of.call.spans, of.rows.clone());
     let mut own = Vec::with_capacity(plan.tiles.len() * heads); // (tiles, heads)
@@ -268,22 +278,24 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
         }
     }
     let mut scores = vec![[0.0; R]; plan.positions()];
-    let (mut queries, mut scales) = (vec![[0.0; R]; dim], vec![[0.0; R]; heads]);
+    let mut queries = vec![[0.0; R]; dim];
+    let mut scales = vec![[0.0; R]; heads];
     for h in 0..heads {
         if plan.shared > 0 {
             of.pack_queries(h, &mut queries);
             score_shared::<FUSED, R>(&plan, &queries, keys.head(h), &mut scores);
         }
-        // Beyond a row's last position: nothing.
+        // Positions beyond a row's last one are masked.
         scores[plan.shared..].fill([f32::NEG_INFINITY; R]);
         for (tile, own) in plan.tiles.iter().zip(own.iter().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].first_chunk_mut().expect("positions are whole tiles");
+            let lanes =
+                scores[tile.at..].first_chunk_mut().expect("positions are multiples of a tile");
             let lanes: &mut [[f32; R]; TILE] = lanes;
             (0..TILE).for_each(|b| lanes[b][tile.row] = own[b]);
         }
         scales[h] = softmax::<FUSED, R>(&mut scores, 1.0 / (dim as f32).sqrt());
         for (tile, own) in plan.tiles.iter().zip(own.iter_mut().skip(h).step_by(heads)) {
-            let lanes = scores[tile.at..].first_chunk().expect("positions are whole tiles");
+            let lanes = scores[tile.at..].first_chunk().expect("positions are multiples of a tile");
             let lanes: &[[f32; R]; TILE] = lanes;
             (0..TILE).for_each(|b| own[b] = lanes[b][tile.row]);
         }
@@ -307,7 +319,7 @@ fn attend_lanes<const FUSED: bool, const R: usize>(of: &GroupCall<'_>, out: &mut
     }
 }
 
-/// A query's scores of up to [`TILE`] slots; those beyond are of the last.
+/// A query's scores of up to [`TILE`] slots; missing slots repeat the last one.
 #[inline(always)]
 fn score_tile<const FUSED: bool>(
     query: &[f32],
@@ -319,10 +331,11 @@ fn score_tile<const FUSED: bool>(
     for (b, k) in k.iter_mut().enumerate() {
         *k = &keys.row(slots[b.min(last)])[..query.len()];
     }
-    let (mut scores, mut begun) = ([0.0; TILE], 0);
+    let mut scores = [0.0; TILE];
+    let mut begun = 0;
     #[cfg(target_arch = "x86_64")]
     if FUSED {
-        // SAFETY: on x86-64 what is fused is compiled for processors with AVX2 and FMA.
+        // SAFETY: on x86-64 fused code is compiled for CPUs with AVX2 and FMA.
         (scores, begun) = unsafe { score_fours(query, &k) };
     }
     for i in begun..query.len() {
@@ -333,28 +346,37 @@ fn score_tile<const FUSED: bool>(
     scores
 }
 
-/// Scores eight keys by whole fours of dimensions, which are transposed in registers: compilers
-/// move number by number. Returns how many dimensions that are.
+/// Scores eight keys over groups of four dimensions, which are transposed in registers, because
+/// compilers transpose element by element. Returns the number of processed dimensions.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn score_fours(query: &[f32], k: &[&[f32]; TILE]) -> ([f32; TILE], usize) {
     use std::arch::x86_64::*;
-    let (fours, mut acc) = (query.as_chunks::<4>().0, _mm256_setzero_ps());
+    let fours = query.as_chunks::<4>().0;
+    let mut acc = _mm256_setzero_ps();
     // Slots b and b + 4 are the halves of a register.
     let four = |b: usize, i: usize| {
-        let (low, high) = (&k[b][4 * i..4 * i + 4], &k[b + 4][4 * i..4 * i + 4]);
+        let low = &k[b][4 * i..4 * i + 4];
+        let high = &k[b + 4][4 * i..4 * i + 4];
         // SAFETY: both are four numbers.
         unsafe { _mm256_loadu2_m128(high.as_ptr(), low.as_ptr()) }
     };
     for (i, q) in fours.iter().enumerate() {
-        let (a, b, c, d) = (four(0, i), four(1, i), four(2, i), four(3, i));
-        let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
-        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let a = four(0, i);
+        let b = four(1, i);
+        let c = four(2, i);
+        let d = four(3, i);
+        let ab = _mm256_unpacklo_ps(a, b);
+        let cd = _mm256_unpacklo_ps(c, d);
+        let ab = _mm256_castps_pd(ab);
+        let cd = _mm256_castps_pd(cd);
         let first = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
         let second = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
-        let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
-        let (ab, cd) = (_mm256_castps_pd(ab), _mm256_castps_pd(cd));
+        let ab = _mm256_unpackhi_ps(a, b);
+        let cd = _mm256_unpackhi_ps(c, d);
+        let ab = _mm256_castps_pd(ab);
+        let cd = _mm256_castps_pd(cd);
         let third = _mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd));
         let fourth = _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd));
         acc = _mm256_fmadd_ps(_mm256_set1_ps(q[0]), first, acc);
@@ -363,7 +385,7 @@ fn score_fours(query: &[f32], k: &[&[f32]; TILE]) -> ([f32; TILE], usize) {
         acc = _mm256_fmadd_ps(_mm256_set1_ps(q[3]), fourth, acc);
     }
     let mut scores = [0.0; TILE];
-    // SAFETY: they are eight numbers.
+    // SAFETY: there are eight numbers.
     unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), acc) };
     (scores, 4 * fours.len())
 }
@@ -377,7 +399,7 @@ fn score_shared<const FUSED: bool, const R: usize>(
     scores: &mut [[f32; R]],
 ) {
     for first in (0..plan.shared).step_by(TILE) {
-        // Where fewer slots are left, the last one is repeated and ignored.
+        // If fewer slots are left, the last one is repeated and its results are ignored.
         let key =
             |b: usize| &keys.row(plan.begin + (first + b).min(plan.shared - 1))[..queries.len()];
         let [k0, k1, k2, k3] = [key(0), key(1), key(2), key(3)];
@@ -407,11 +429,11 @@ fn fma_lanes<const FUSED: bool, const L: usize>(x: f32, row: &[f32; L], acc: [f3
     std::array::from_fn(|l| fma::<FUSED>(x, row[l], acc[l]))
 }
 
-/// Turns the scores of `R` rows (positions) into unnormalised probabilities; returns the factors
-/// that normalise them.
+/// Converts the scores of `R` rows (positions) to unnormalized probabilities; returns the
+/// normalization factors.
 ///
-/// A row's sum is in sixteen interleaved parts, as in [`sum_lanes`]; positions that it does not
-/// have add 0.
+/// A row's sum is split into sixteen interleaved parts, as in [`sum_lanes`]; positions that a row
+/// does not have add 0.
 #[inline(always)]
 fn softmax<const FUSED: bool, const R: usize>(scores: &mut [[f32; R]], scale: f32) -> [f32; R] {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -433,7 +455,7 @@ fn reduce<const R: usize>(
     neutral: f32,
     f: impl Fn(f32, f32) -> f32,
 ) -> [f32; R] {
-    // By registers of sixteen numbers: `R` of them are sixteen positions.
+    // Process registers of sixteen numbers: `R` of them are sixteen positions.
     let registers = scores.as_flattened().as_chunks::<PARTS>().0;
     let mut parts = [[neutral; PARTS]; R];
     for (i, part) in parts.iter_mut().enumerate() {
@@ -465,10 +487,11 @@ struct SharedSums<'a, const R: usize> {
 }
 
 impl<const R: usize> SharedSums<'_, R> {
-    /// Writes a head of all rows.
+    /// Writes one head of all rows.
     #[inline(always)]
     fn write<const FUSED: bool>(&self, wide: bool, out: &mut [f32]) {
-        let (dim, mut column) = (self.values.rows.dim, 0);
+        let dim = self.values.rows.dim;
+        let mut column = 0;
         while wide && column + 32 <= dim {
             self.write_columns::<FUSED, 2, 16>(column, out);
             column += 32;
@@ -528,7 +551,8 @@ fn add_tile<const FUSED: bool>(
 ) {
     let (wide, rest) = out.as_chunks_mut::<32>();
     let (narrow, single) = rest.as_chunks_mut::<16>();
-    let (narrow_at, single_at) = (32 * wide.len(), 32 * wide.len() + 16 * narrow.len());
+    let narrow_at = 32 * wide.len();
+    let single_at = 32 * wide.len() + 16 * narrow.len();
     for (i, out) in wide.iter_mut().enumerate() {
         add_columns::<FUSED, 32>(slots, weights, values, 32 * i, out);
     }
@@ -555,8 +579,8 @@ fn add_columns<const FUSED: bool, const W: usize>(
     *out = acc;
 }
 
-/// See [`crate::ops::attention_backward`]. Key heads are parallel tasks, since they share no
-/// gradients; each takes its rows in order. Both gradients are (kv_heads, slots, head_dim).
+/// See [`crate::ops::attention_backward`]. Key heads are parallel tasks, because they share no
+/// gradients; each processes its rows in order. Both gradients are (kv_heads, slots, head_dim).
 pub(crate) fn attention_backward(
     isa: Isa,
     of: &AttentionBackward<'_>,
@@ -565,7 +589,8 @@ pub(crate) fn attention_backward(
     grads: &mut CpuLayerKv,
     dqkv: &mut Tensor,
 ) {
-    let (rows, size) = (of.q.rows(), kv.slots * kv.head_dim);
+    let rows = of.q.rows();
+    let size = kv.slots * kv.head_dim;
     // Of the query heads that share a key head.
     let width = call.heads / kv.kv_heads * kv.head_dim;
     let mut dq = vec![0.0; rows * call.heads * kv.head_dim]; // (kv_heads, rows, width)
@@ -605,13 +630,16 @@ fn head_backward<const FUSED: bool>(
 ) {
     let HeadGrads { dq, dk, dv } = grads;
     let dim = kv.head_dim;
-    let (group, scale) = (call.heads / kv.kv_heads, 1.0 / (dim as f32).sqrt());
+    let group = call.heads / kv.kv_heads;
+    let scale = 1.0 / (dim as f32).sqrt();
     let store = &kv.layers[call.layer];
     let keys = LayerRows::new(&store.keys, kv, call.heads).head(g * group);
     let values = LayerRows::new(&store.values, kv, call.heads).head(g * group);
-    let (mut scores, mut parts) = (Vec::new(), vec![0.0; PARTS * dim]); // (PARTS, head_dim)
+    let mut scores = Vec::new();
+    let mut parts = vec![0.0; PARTS * dim]; // (PARTS, head_dim)
     for (i, dq) in dq.chunks_exact_mut(dim).enumerate() {
-        let (r, column) = (i / group, (g * group + i % group) * dim);
+        let r = i / group;
+        let column = (g * group + i % group) * dim;
         let [query, out, dout] = [of.q, of.out, of.dout].map(|x| &x.row(r)[column..column + dim]);
         let plan = GroupPlan::new(call.spans, r..r + 1);
         scores.clear();
@@ -626,7 +654,9 @@ fn head_backward<const FUSED: bool>(
         let dot_out = sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], out[i], s));
         parts.fill(0.0);
         for (&[p], &slot) in scores.iter().zip(&plan.own) {
-            let (p, at, value) = (p * inverse, slot * dim, values.row(slot));
+            let p = p * inverse;
+            let at = slot * dim;
+            let value = values.row(slot);
             let dscore =
                 p * (sum_lanes(dim, |i, s| fma::<FUSED>(dout[i], value[i], s)) - dot_out) * scale;
             let part = &mut parts[slot % PARTS * dim..][..dim];

@@ -1,12 +1,12 @@
-//! The instruction sets that kernels are compiled for, and the choice among them at run time.
+//! The instruction sets that kernels are compiled for, and their selection at run time.
 
 use std::fmt;
 
 /// A SIMD instruction set of the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// AVX-512 and the tiles of AMX (x86-64, Linux), which multiply bf16 numbers: products of f32
-    /// are sums of those of its parts.
+    /// AVX-512 and AMX tiles (x86-64, Linux), which multiply bf16 numbers: products of f32 are sums
+    /// of products of their bf16 parts.
     Amx,
     /// 512-bit vectors with fused multiply-add (x86-64).
     Avx512,
@@ -19,16 +19,16 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, best first.
+    /// All instruction sets, best first.
     pub const ALL: [Self; 5] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Neon, Self::Portable];
 
-    /// The best one that this CPU has.
+    /// The best instruction set of this CPU.
     pub fn detect() -> Self {
         Self::ALL.into_iter().find(|isa| isa.is_present()).unwrap_or(Self::Portable)
     }
 
-    /// Whether each element of a product of f32 is one chain of multiply-adds with one rounding
-    /// each; all such instruction sets give the same bits.
+    /// Whether each element of an f32 product is one chain of fused multiply-adds; all such
+    /// instruction sets give the same bits.
     pub fn is_fused(self) -> bool {
         matches!(self, Self::Avx512 | Self::Avx2 | Self::Neon)
     }
@@ -79,7 +79,7 @@ pub(crate) fn fma<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
 }
 
 /// Compiles `body::<FUSED>(args)` once per instruction set and calls the version for `isa`. A body
-/// with another number `N` as a parameter, which the arguments tell, is given as `body<const N>`.
+/// with another const parameter `N`, inferred from the arguments, is passed as `body<const N>`.
 ///
 /// The body must be `#[inline(always)]`, so that it is compiled inside each version with that
 /// version's instructions.
@@ -106,7 +106,7 @@ macro_rules! per_isa {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::cpu::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
-            // Every aarch64 processor has NEON, so the target's baseline is compiled for it.
+            // Every aarch64 CPU has NEON, so the target's baseline includes it.
             #[cfg(target_arch = "aarch64")]
             $crate::cpu::isa::Isa::Neon => $body::<true $(, $n)?>($($arg),*),
             _ => $body::<false $(, $n)?>($($arg),*),

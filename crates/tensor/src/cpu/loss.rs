@@ -16,7 +16,9 @@ pub(crate) fn cross_entropy(
 ) -> Vec<f32> {
     let width = logits.cols();
     let row = |(r, dlogits): (usize, &mut [f32])| {
-        let (logits, target, weight) = (logits.row(r), targets[r] as usize, weights[r]);
+        let logits = logits.row(r);
+        let target = targets[r] as usize;
+        let weight = weights[r];
         let (largest, sum) =
             per_isa!(isa, softmax(logits: &[f32], weight: f32, dlogits: &mut [f32]) -> (f32, f32));
         dlogits[target] -= weight;

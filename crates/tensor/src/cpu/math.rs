@@ -1,7 +1,7 @@
-//! Elementary functions that vectorise: straight-line polynomials, no branches, no library calls.
+//! Vectorizable elementary functions: straight-line polynomials without branches and library calls.
 //!
-//! Each is accurate to a few ulp over the range that a network can feed it, far inside the
-//! tolerance of any comparison with another implementation. `FUSED` is as in [`super::isa`].
+//! Each is accurate to a few ulp over the range of values in a network, far within the tolerance of
+//! any comparison with another implementation. `FUSED` is as in [`super::isa`].
 
 use std::ops::AddAssign;
 
@@ -82,8 +82,8 @@ pub(crate) fn silu_derivative<const FUSED: bool>(x: f32) -> f32 {
     fma::<FUSED>(x * share, 1.0 - share, share)
 }
 
-/// Sums `n` terms in sixteen interleaved accumulators, added in one fixed order, which vectorises;
-/// `term(i, sum)` returns `sum` plus term `i`.
+/// Sums `n` terms in sixteen interleaved accumulators that are combined in a fixed order, which can
+/// be vectorized; `term(i, sum)` returns `sum` plus term `i`.
 #[inline(always)]
 pub(crate) fn sum_lanes(n: usize, term: impl FnMut(usize, f32) -> f32) -> f32 {
     sum_interleaved(n, term)
@@ -116,11 +116,12 @@ fn sum_interleaved<T: Copy + Default + AddAssign>(
     })
 }
 
-/// A tree reduction of sixteen lanes: one order for every instruction set. Each level is an array
-/// of its own, without which the compiler goes through memory lane by lane.
+/// A tree reduction of sixteen lanes, in the same order for every instruction set. Each level is a
+/// separate array, because otherwise the compiler goes through memory lane by lane.
 #[inline(always)]
 pub(super) fn fold_lanes<T: Copy>(lanes: [T; 16], f: impl Fn(T, T) -> T) -> T {
-    let (mut eight, mut four) = ([lanes[0]; 8], [lanes[0]; 4]);
+    let mut eight = [lanes[0]; 8];
+    let mut four = [lanes[0]; 4];
     for l in 0..8 {
         eight[l] = f(lanes[l], lanes[l + 8]);
     }

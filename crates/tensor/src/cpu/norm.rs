@@ -1,5 +1,5 @@
-//! LayerNorm and RMSNorm: sums in sixteen fixed lanes, so that a row's result depends on the row
-//! alone.
+//! LayerNorm and RMSNorm: sums in sixteen fixed lanes, so that a row's result depends only on that
+//! row.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::math::sum_lanes;
 use crate::Tensor;
 use crate::ops::CpuNorm;
 
-/// Rows of one partial sum of the parameters' gradients, whatever the number of threads.
+/// Rows per partial sum of the parameters' gradients, independent of the number of threads.
 const GRAD_CHUNK_ROWS: usize = 64;
 
 /// See [`crate::ops::norm`].
@@ -24,9 +24,10 @@ pub(crate) fn norm(isa: Isa, x: &Tensor, by: &CpuNorm, out: &mut Tensor) {
     );
 }
 
-/// Normalises each head of `columns` in place; a head is as wide as the norm.
+/// Normalizes each head of `columns` in place; the head size is the norm's width.
 pub(crate) fn norm_heads(isa: Isa, x: &mut Tensor, by: &CpuNorm, columns: Range<usize>) {
-    let (width, head) = (x.cols(), by.scale.len());
+    let width = x.cols();
+    let head = by.scale.len();
     x.data_mut().par_chunks_mut(width).with_min_len(8).for_each(|row| {
         for part in row[columns.clone()].chunks_mut(head) {
             per_isa!(isa, norm_row(part: &mut [f32], by: &CpuNorm));
@@ -94,8 +95,10 @@ fn rows_backward<const FUSED: bool>(
     sums: &mut [Vec<f32>; 2],
 ) {
     let n = by.scale.len();
-    let (scale, [dscale, dshift]) = (&by.scale[..], sums);
-    let (dscale, dshift) = (&mut dscale[..n], &mut dshift[..n]);
+    let scale = &by.scale[..];
+    let [dscale, dshift] = sums;
+    let dscale = &mut dscale[..n];
+    let dshift = &mut dshift[..n];
     for ((x, dy), dx) in x.chunks_exact(n).zip(dy.chunks_exact(n)).zip(dx.chunks_exact_mut(n)) {
         let (mean, inverse) = statistics::<FUSED>(x, by);
         let mean_dy_normed =
@@ -129,16 +132,19 @@ pub(crate) fn norm_heads_backward(
     columns: Range<usize>,
     gradient: &mut Tensor,
 ) -> Vec<[Vec<f32>; 2]> {
-    let (width, head) = (x.cols(), by.scale.len());
+    let width = x.cols();
+    let head = by.scale.len();
     let chunk = GRAD_CHUNK_ROWS * width;
     let work = |(gradient, x): (&mut [f32], &[f32])| {
-        let (mut sums, mut dy) = ([vec![0.0; head], vec![0.0; head]], vec![0.0; head]);
+        let mut sums = [vec![0.0; head], vec![0.0; head]];
+        let mut dy = vec![0.0; head];
         for (gradient, x) in gradient.chunks_mut(width).zip(x.chunks(width)) {
             let heads = gradient[columns.clone()].chunks_mut(head);
             for (dx, x) in heads.zip(x[columns.clone()].chunks(head)) {
                 dy.copy_from_slice(dx);
                 dx.fill(0.0);
-                let (dy, to) = (&dy[..], &mut sums);
+                let dy = &dy[..];
+                let to = &mut sums;
                 per_isa!(isa, rows_backward(
                     x: &[f32], by: &CpuNorm, dy: &[f32], dx: &mut [f32], to: &mut [Vec<f32>; 2],
                 ));

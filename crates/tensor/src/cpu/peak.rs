@@ -1,12 +1,12 @@
-//! The CPU's peak FLOP/s, measured.
+//! Measures the CPU's peak FLOP/s.
 
 use std::time::Instant;
 
 use super::isa::{Isa, fma, per_isa};
 use crate::Device;
 
-/// FLOP/s (a multiply-add counts as two) that the device's threads reach together on registers
-/// alone. The best of several short runs, since other load on the machine can only lower one.
+/// Total FLOP/s (a multiply-add counts as two) of the device's threads on register operands. The
+/// best of several short runs, because other load on the machine can only lower one.
 pub(crate) fn fma_flops(device: &Device, isa: Isa) -> f64 {
     const STEPS: usize = 4_000_000;
     let lanes = if isa.is_wide() { WIDE } else { NARROW } * 16;
@@ -44,7 +44,8 @@ fn narrow<const FUSED: bool>(steps: usize) -> f32 {
 
 #[inline(always)]
 fn spin<const FUSED: bool, const N: usize>(steps: usize) -> f32 {
-    let (scale, shift) = (std::hint::black_box(0.999f32), std::hint::black_box(0.001f32));
+    let scale = std::hint::black_box(0.999f32);
+    let shift = std::hint::black_box(0.001f32);
     let mut acc = [[1.0f32; 16]; N];
     for _ in 0..steps {
         for chain in &mut acc {

@@ -8,7 +8,7 @@ use crate::Tensor;
 use crate::ops::GaussianLoss;
 use crate::params::MIN_STD;
 
-/// Elements of one parallel task and of one partial sum, whatever the number of threads.
+/// Elements per parallel task and partial sum, independent of the number of threads.
 const CHUNK: usize = 4096;
 
 /// See [`crate::ops::smooth_l1`]: returns the groups' losses; dstudent has the student's shape.

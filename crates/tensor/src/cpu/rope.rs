@@ -23,7 +23,8 @@ pub(crate) fn rope(
             let angle = |f: &f32| (direction * (f * position as f32)).sin_cos();
             let (sin, cos): (Vec<f32>, Vec<f32>) = by.frequencies.iter().map(angle).unzip();
             for head in row[..heads * 2 * half].chunks_mut(2 * half) {
-                let (sin, cos) = (&sin[..], &cos[..]);
+                let sin = &sin[..];
+                let cos = &cos[..];
                 per_isa!(isa, rotate(head: &mut [f32], sin: &[f32], cos: &[f32]));
             }
         },

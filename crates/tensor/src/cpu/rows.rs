@@ -8,7 +8,7 @@ use crate::Tensor;
 /// Elements of one parallel task.
 const CHUNK: usize = 4096;
 
-/// Rows that one task copies, at the least.
+/// Minimum rows that one task copies.
 const ROWS_PER_COPY: usize = 64;
 
 /// The matrix of some rows, each of `cols` numbers.

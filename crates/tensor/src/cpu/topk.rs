@@ -1,11 +1,11 @@
-//! Argmax and log-probability of rows of logits that are never stored.
+//! Argmax and log-probability of rows of logits, without storing the logits.
 //!
 //! Each panel of a row is reduced to its maximum and the sum of exponentials relative to it, from
-//! its own columns alone; panels are combined in order. So neither the tile, the batch nor the
-//! number of threads changes a bit of the result, nor does it matter whether the row is stored.
+//! its own columns only; panels are combined in order. So the bits of the result depend neither on
+//! tile, batch and number of threads nor on whether the row is stored.
 //!
-//! Several panels are reduced at once, each in a lane of registers: those of a tile's rows, or the
-//! next ones of a row that is stored. Within a register a maximum or a sum would be shuffles.
+//! Several panels are reduced at once, one per register lane: those of a tile's rows, or
+//! consecutive ones of a stored row. Reducing within a register would need shuffles.
 
 use std::mem::MaybeUninit;
 
@@ -20,11 +20,11 @@ use super::linear::{
 use super::math::{exp, fold_lanes};
 use crate::ops::{CpuWeights, TokenLogprob};
 
-/// Lanes with 512-bit registers, and with others.
+/// Lanes with 512-bit registers, and with smaller ones.
 const WIDE_LANES: usize = 16;
 const LANES: usize = 8;
 
-/// Panels of logits, reduced, one in each lane.
+/// Reductions of panels of logits, one per lane.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct PanelMaxes<const L: usize> {
@@ -37,22 +37,22 @@ struct PanelMaxes<const L: usize> {
 }
 
 impl<const L: usize> PanelMaxes<L> {
-    /// Its numbers of 32 bits.
+    /// Size in 32-bit words.
     const WORDS: usize = size_of::<Self>() / size_of::<u32>();
 }
 
-// SAFETY: arrays of one length of numbers of 32 bits, without padding.
+// SAFETY: arrays of equal length of 32-bit numbers, without padding.
 unsafe impl<const L: usize> Zeroable for PanelMaxes<L> {}
 // SAFETY: as above.
 unsafe impl<const L: usize> Pod for PanelMaxes<L> {}
 
-/// The index of a panel of nothing but NaN.
+/// The index of a panel that contains only NaN.
 const NO_INDEX: u32 = u32::MAX;
 
-/// A row of logits, reduced.
+/// The reduction of a row of logits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowMax {
-    /// The index of the largest logit, the lowest among equals; 0 for a row of nothing but NaN.
+    /// The index of the largest logit, the lowest one of a tie; 0 for a row of NaN only.
     pub(crate) argmax: u32,
     /// The largest logit.
     pub(crate) max: f32,
@@ -65,7 +65,7 @@ impl RowMax {
         per_isa!(isa, row_max_of_logits(isa: Isa, logits: &[f32]) -> RowMax)
     }
 
-    /// The log-probability of the token with such a logit.
+    /// The log-probability of a token with this logit.
     pub(crate) fn logprob(&self, logit: f32) -> f32 {
         (logit - self.max) - self.log_sum_exp
     }
@@ -79,7 +79,7 @@ pub(crate) fn greedy_tokens(
     bias: Option<&[f32]>,
 ) -> Vec<TokenLogprob> {
     let mut tokens = Vec::new();
-    // The rows that one sweep of the GEMM takes: bounds the number of panels in memory.
+    // Rows per GEMM call: bounds the number of panels in memory.
     for some in x.chunks(ROW_BLOCK * weights.inputs()) {
         tokens.extend(if isa.is_wide() {
             greedy_tokens_by_lanes::<WIDE_LANES>(isa, some, weights, bias)
@@ -96,9 +96,11 @@ fn greedy_tokens_by_lanes<const L: usize>(
     weights: &CpuWeights,
     bias: Option<&[f32]>,
 ) -> Vec<TokenLogprob> {
-    let (count, outputs) = (x.len() / weights.inputs(), weights.outputs());
+    let count = x.len() / weights.inputs();
+    let outputs = weights.outputs();
     let rows = LaneRows::<L> { count, tile: weights.tile_height(isa, count) };
-    let (panels, groups) = (outputs.div_ceil(PANEL), rows.groups());
+    let panels = outputs.div_ceil(PANEL);
+    let groups = rows.groups();
     let reduce = |out: &mut [MaybeUninit<u32>]| {
         let out = out.as_mut_ptr().cast();
         weights.gemm(isa, x, &PanelMaxEpilogue { isa, out, rows, outputs, bias });
@@ -115,8 +117,8 @@ fn greedy_tokens_by_lanes<const L: usize>(
     (0..groups).into_par_iter().flat_map_iter(tokens_of_group).collect()
 }
 
-/// Rows in groups of up to `L`, a lane each: those of a tile are one group or several, each but the
-/// last one full.
+/// Rows in groups of up to `L`, one per lane: the rows of a tile form one or more groups, each full
+/// except the last.
 #[derive(Clone, Copy)]
 struct LaneRows<const L: usize> {
     count: usize,
@@ -135,12 +137,13 @@ impl<const L: usize> LaneRows<L> {
 
     /// The rows of a group.
     fn rows_of_group(self, group: usize) -> usize {
-        let (tile, i) = (group / self.groups_per_tile(), group % self.groups_per_tile());
+        let tile = group / self.groups_per_tile();
+        let i = group % self.groups_per_tile();
         L.min(self.tile - i * L).min(self.count - tile * self.tile - i * L)
     }
 }
 
-/// Stores each panel reduced, instead of its logits.
+/// Stores the reduction of each panel instead of its logits.
 struct PanelMaxEpilogue<'a, const L: usize> {
     isa: Isa,
     out: *mut PanelMaxes<L>, // (panels, groups)
@@ -185,11 +188,11 @@ impl<const L: usize> TileEpilogue for PanelMaxEpilogue<'_, L> {
     }
 }
 
-/// Reduces panels, a lane each, whose first columns are `cols`. Columns beyond the outputs are
+/// Reduces panels, one per lane, whose first columns are `cols`. Columns beyond the outputs are
 /// negative infinity.
 ///
-/// Plain loops: closures passed to `array::map` and the like are compiled as functions of their
-/// own, without the caller's instruction set, and call a library for every multiply-add.
+/// Plain loops: closures passed to `array::map` and the like are compiled as separate functions
+/// without the caller's instruction set, and call a library for every multiply-add.
 #[inline(always)]
 fn panel_maxes<const FUSED: bool, const L: usize>(
     columns: &[[f32; L]; PANEL],
@@ -199,7 +202,7 @@ fn panel_maxes<const FUSED: bool, const L: usize>(
     let mut max = [f32::NEG_INFINITY; L];
     for column in columns {
         for l in 0..L {
-            // Not `f32::max`: this is one instruction, and passes over NaN.
+            // Not `f32::max`: this is a single instruction, and ignores NaN.
             max[l] = if column[l] > max[l] { column[l] } else { max[l] };
         }
     }
@@ -207,7 +210,8 @@ fn panel_maxes<const FUSED: bool, const L: usize>(
     for l in 0..L {
         shift[l] = finite_or_zero(max[l]);
     }
-    let (mut places, mut terms) = ([NO_INDEX; L], [[0.0; L]; PANEL]);
+    let mut places = [NO_INDEX; L];
+    let mut terms = [[0.0; L]; PANEL];
     for c in (0..PANEL).rev() {
         for l in 0..L {
             places[l] = if columns[c][l] == max[l] { c as u32 } else { places[l] };
@@ -224,7 +228,7 @@ fn panel_maxes<const FUSED: bool, const L: usize>(
     PanelMaxes { max, index, exp_sum: fold_lanes(terms, sums) }
 }
 
-/// Lane by lane.
+/// Lane-wise sums.
 #[inline(always)]
 fn sums<const L: usize>(mut a: [f32; L], b: [f32; L]) -> [f32; L] {
     for l in 0..L {
@@ -244,7 +248,7 @@ fn row_max_of_logits<const FUSED: bool>(isa: Isa, logits: &[f32]) -> RowMax {
     row
 }
 
-/// The panels of a row, reduced, with so many lanes at a time.
+/// Reduces the panels of a stored row, `L` at a time.
 #[inline(always)]
 fn stored_panels<const FUSED: bool, const L: usize>(
     isa: Isa,
@@ -252,7 +256,8 @@ fn stored_panels<const FUSED: bool, const L: usize>(
 ) -> Vec<PanelMaxes<1>> {
     let mut parts = Vec::with_capacity(logits.len().div_ceil(PANEL));
     for (i, some) in logits.chunks(L * PANEL).enumerate() {
-        let (mut rows, mut columns) = ([[f32::NEG_INFINITY; PANEL]; L], [[0.0; L]; PANEL]);
+        let mut rows = [[f32::NEG_INFINITY; PANEL]; L];
+        let mut columns = [[0.0; L]; PANEL];
         rows.as_flattened_mut()[..some.len()].copy_from_slice(some);
         let lanes = TileRows { data: rows.as_flattened(), count: L, stride: PANEL };
         pack_lanes(isa, lanes, &mut columns);
@@ -277,10 +282,12 @@ struct PanelStride<'a, const L: usize> {
 #[inline(always)]
 fn row_maxes<const FUSED: bool, const L: usize>(panels: PanelStride<'_, L>) -> [RowMax; L] {
     let parts = || panels.parts.iter().step_by(panels.stride);
-    let (mut max, mut index) = ([f32::NEG_INFINITY; L], [NO_INDEX; L]);
+    let mut max = [f32::NEG_INFINITY; L];
+    let mut index = [NO_INDEX; L];
     for part in parts() {
         for l in 0..L {
-            // A panel of nothing but negative infinity still beats no index.
+            // A panel of only negative infinity still takes precedence over a panel without an
+            // index.
             let is_first = index[l] == NO_INDEX && part.index[l] != NO_INDEX;
             let better = part.max[l] > max[l] || is_first;
             max[l] = if better { part.max[l] } else { max[l] };
@@ -302,7 +309,7 @@ fn row_maxes<const FUSED: bool, const L: usize>(panels: PanelStride<'_, L>) -> [
     })
 }
 
-/// What exponents are relative to: -inf - -inf would be NaN.
+/// The offset of exponents: -inf - -inf would be NaN.
 #[inline(always)]
 fn finite_or_zero(largest: f32) -> f32 {
     if largest == f32::NEG_INFINITY { 0.0 } else { largest }

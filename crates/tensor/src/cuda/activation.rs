@@ -5,7 +5,7 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, fp8};
 use crate::params::Activation;
 
 /// `out[r, c] = silu(x[r, c]) * x[r, n + c]`: x is (rows, 2n), the result (rows, n) of the same
-/// dtype; but of e4m3 where x is bf16 and the device of precision fp8.
+/// dtype, except that bf16 becomes e4m3 on a device of precision fp8.
 pub(crate) fn swiglu(cuda: &CudaDevice, x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     assert!(x.cols().is_multiple_of(2), "swiglu: {} columns are not two halves", x.cols());
     let n = x.cols() / 2;
@@ -25,7 +25,7 @@ pub(crate) fn swiglu(cuda: &CudaDevice, x: &CudaTensor) -> Result<CudaTensor, Cu
     Ok(out)
 }
 
-/// `activation(x)` of a dtype.
+/// `activation(x)` in the given dtype.
 pub(crate) fn activate(
     x: &CudaTensor,
     activation: Activation,
@@ -42,7 +42,7 @@ pub(crate) fn activate(
     Ok(out)
 }
 
-/// `dy * activation'(x)` of a dtype.
+/// `dy * activation'(x)` in the given dtype.
 pub(crate) fn activate_backward(
     x: &CudaTensor,
     activation: Activation,
@@ -73,7 +73,7 @@ pub(crate) fn activate_backward(
     Ok(out)
 }
 
-/// The gradient of x (rows, 2n) from dy (rows, n), of a dtype.
+/// The gradient of x (rows, 2n) from dy (rows, n), in the given dtype.
 pub(crate) fn swiglu_backward(
     x: &CudaTensor,
     dy: &CudaTensor,

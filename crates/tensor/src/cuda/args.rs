@@ -1,4 +1,4 @@
-//! Arguments of operations that are structs: plain data, which [`crate::ops`] fills.
+//! Argument structs of operations: plain data, filled by [`crate::ops`].
 
 use super::attention::{CudaAttentionMetadata, CudaKv};
 use super::dropout::{CudaKeepMask, CudaPerturbedRows};
@@ -14,8 +14,8 @@ use crate::rng::Site;
 pub(crate) enum CudaDtype {
     F32,
     Bf16,
-    /// One byte, with a scale for all rows or for each (fp8.rs): what linear maps of an fp8 device
-    /// multiply, and nothing else reads.
+    /// One byte, with a scale for all rows or one per row (fp8.rs): only read by the linear maps of
+    /// an fp8 device.
     E4m3,
 }
 
@@ -33,19 +33,19 @@ pub(crate) struct CudaAttentionBackward<'a> {
     pub(crate) dout: &'a CudaTensor,
 }
 
-/// How a mixture's tokens are weighted; see [`crate::ops::TopKMixture`].
+/// The arguments of a mixture; see [`crate::ops::TopKMixture`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaMixture<'a> {
     pub(crate) k: usize,
     pub(crate) noise: Option<&'a CudaPerturbedRows>,
 }
 
-/// What attention's launches depend on besides the contents of its metadata.
+/// The properties of the metadata, other than its contents, that attention's launches depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MetadataExtent {
     pub(crate) rows: usize,
     pub(crate) tiles: usize,
-    /// Allocated for the metadata.
+    /// Size of the metadata in bytes.
     pub(crate) bytes: usize,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum CudaDropoutMask<'a> {
     Recorded { p: f32, keep: &'a CudaKeepMask },
 }
 
-/// What is added to the residual stream: `dropout(y + bias)`.
+/// The addend of the residual stream: `dropout(y + bias)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResidualAddend<'a> {
     /// (rows, cols), of any dtype.
@@ -85,7 +85,7 @@ pub(crate) struct CudaLinearResidualNorm<'a> {
     pub(crate) dtype: CudaDtype,
 }
 
-/// The gradient of a norm's output, and those that the backward adds to.
+/// The gradient of a norm's output, and the gradients to which the backward adds.
 #[derive(Debug)]
 pub(crate) struct NormGradients<'a> {
     /// (rows, width), of any dtype.
@@ -101,7 +101,7 @@ pub(crate) struct NormGradients<'a> {
 /// See [`crate::ops::GaussianLoss`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaGaussianLoss<'a> {
-    /// (rows, cols) of f32, as all others.
+    /// (rows, cols) of f32, like all others.
     pub(crate) mean: &'a CudaTensor,
     pub(crate) log_std: &'a CudaTensor,
     pub(crate) noise: &'a CudaTensor,
@@ -113,7 +113,7 @@ pub(crate) struct CudaGaussianLoss<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaQkvTransform<'a> {
     pub(crate) heads: usize,
-    /// RMS norms of each query head and each key head, with one eps.
+    /// RMSNorms of each query head and each key head, with the same eps.
     pub(crate) qk_norms: Option<(&'a CudaNorm, &'a CudaNorm)>,
     pub(crate) rope: Option<&'a CudaRope>,
 }

@@ -1,24 +1,25 @@
 // Attention over spans of KV slots.
 //
-// Rows are grouped into tiles: neighbours whose prefixes begin at the same slot (rows forked from
-// one prefix, or the positions of one prompt). A CTA computes one tile and one head. Phase A loads
-// the prefix once for the whole tile into shared memory; phase B loads the slots that are each
-// row's own. Softmax is online and in f32 throughout.
+// Rows are grouped into tiles: adjacent rows whose prefixes start at the same slot (rows forked
+// from one prefix, or the positions of one prompt). A CTA computes one tile and one head. Phase A
+// loads the prefix once for the whole tile into shared memory; phase B loads the unshared slots of
+// each row. Softmax is online and in f32 throughout.
 //
 //   tiles[i] = (first row, rows, first slot of the prefix, its greatest length)
-//   rows[r]  = (length of the prefix, begin and end of own spans, slots in them)
+//   rows[r]  = (length of the prefix, begin and end of unshared spans, slots in them)
 //   spans[i] = (first slot, length)
 //
-// A prefix whose slots do not follow each other is SCATTERED (attention.cuh).
+// A prefix whose slots are not contiguous is SCATTERED (attention.cuh).
 //
 // Keys and values of a layer are (kv_heads, slots, dim).
 //
-// The bits of a row's result depend on the row alone. Its prefix is added in groups of 32 keys from
-// its first on, its own slots in groups of a fixed number; a group has one maximum, and keys that
-// other rows have in the same instructions count as exact zeros.
+// The bits of a row's result depend on that row only. Its prefix is added in groups of 32 keys
+// starting from the first, its unshared slots in groups of a fixed number; a group has one maximum,
+// and keys of other rows in the same instructions contribute exact zeros.
 
-// Compiled with E4M3 as well: keys and values are then e4m3, without scales, and become f16 where
-// they are multiplied: half as much is read. A row's own slots are then bound by instructions.
+// Also compiled with E4M3: keys and values are then e4m3, without scales, and converted to f16
+// where they are multiplied, which halves the memory traffic. Unshared slots are then bound by
+// instructions.
 
 // Units of the shared span that are in flight or in use at a time, as in attention.rs.
 #define RING 5
@@ -29,9 +30,9 @@ typedef u8 Stored;  // an element of a key or value
 typedef u16 Stored;
 #endif
 
-// Rows of so many bytes in shared memory. Chunks of 16 bytes are swizzled within a row, so that the
-// eight rows of an ldmatrix are in different banks. The swizzle is an exclusive or, so that
-// addresses whose rows and chunks have no bits in common differ by a constant.
+// Rows of a fixed number of bytes in shared memory. Chunks of 16 bytes are swizzled within a row,
+// so that the eight rows of an ldmatrix are in different banks. The swizzle is an exclusive or, so
+// that addresses whose rows and chunks have no common bits differ by a constant.
 template <int BYTES>
 struct SwizzledRows {
     static constexpr int CHUNKS = BYTES / 16;
@@ -67,7 +68,7 @@ __device__ __forceinline__ void cp_async16_evict_first(u32 to, const u8* from, b
                  : "memory");
 }
 
-// By how much, as a power of two, exponentials may exceed 1 before their row is scaled again.
+// The power of two by which exponentials may exceed 1 before their row is rescaled.
 #define SLACK 8.0f
 
 // The online softmax of a warp's 16 rows: lane (g, t) has rows g and g + 8, in the layout of mma.
@@ -75,7 +76,7 @@ template <int DIM>
 struct OnlineSoftmax {
     u32 q[DIM / 16][4];
     float o[DIM / 8][4], sum0, sum1;
-    // What exponentials are relative to: a row's largest score, or one that is less by up to SLACK.
+    // The offset of exponentials: a row's largest score, or one that is less by up to SLACK.
     float max0, max1;
 
     // Accumulates COUNT units of keys as one group. If MASKED, row g attends to the keys from
@@ -123,7 +124,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 if (MASKED) {
-                    // Below `from` it wraps to a large number.
+                    // Below `from` it wraps around to a large number.
                     const u32 key = 8 * (n % 2) + 2 * t + c;
                     s[n][c] = key - from0 < seen0[n / 2] ? s[n][c] : -INF;
                     s[n][2 + c] = key - from1 < seen1[n / 2] ? s[n][2 + c] : -INF;
@@ -136,12 +137,13 @@ struct OnlineSoftmax {
         new0 = fmaxf(new0, __shfl_xor_sync(FULL_MASK, new0, 2));
         new1 = fmaxf(new1, __shfl_xor_sync(FULL_MASK, new1, 1));
         new1 = fmaxf(new1, __shfl_xor_sync(FULL_MASK, new1, 2));
-        // Of sixteen rows one nearly always has a larger maximum, so that all would be scaled for
+        // One of sixteen rows nearly always has a larger maximum, so that all would be rescaled for
         // each group; few have one that is much larger.
         const bool is_more0 = (new0 - max0) * scale > SLACK,
                    is_more1 = (new1 - max1) * scale > SLACK;
         if (__any_sync(FULL_MASK, is_more0 || is_more1)) {
-            // Exactly 1 for a row whose maximum stays: it must not see that another's changed.
+            // Exactly 1 for a row whose maximum is unchanged: it must not depend on changes of
+            // another row's maximum.
             const float rescale0 = is_more0 ? exp2_approx((max0 - new0) * scale) : 1.0f,
                         rescale1 = is_more1 ? exp2_approx((max1 - new1) * scale) : 1.0f;
             max0 = is_more0 ? new0 : max0;
@@ -179,7 +181,7 @@ struct OnlineSoftmax {
             for (int n = 0; n < DIM / 32; n++) {
                 u32 v[4];
                 ldmatrix_x4_trans(v, unit[i] + (value_at ^ 32 * n));
-                // Transposed are pairs of codes: a lane has two dimensions of two keys. So even
+                // Pairs of codes are transposed: a lane has two dimensions of two keys. So even
                 // dimensions are one result and odd ones the next.
 #pragma unroll
                 for (int m = 0; m < 4; m++) v[m] = __byte_perm(v[m], 0, 0x3120);
@@ -211,20 +213,20 @@ __device__ __forceinline__ u32 seen_after(u32 count, u32 before) {
     return count > before ? count - before : 0;
 }
 
-// The own slots of a warp's rows. Lane i has those of row i.
+// The unshared slots of a warp's rows. Lane i has those of row i.
 struct OwnSlots {
     const uint2* spans;
-    uint2 first;  // the row's first own span
+    uint2 first;  // the row's first unshared span
     u32 next;     // the index of the one after it
-    u32 count;    // the row's own slots
+    u32 count;    // the row's unshared slots
 
     __device__ __forceinline__ OwnSlots(const uint2* all, uint4 info)
         : spans(all), next(info.y + 1), count(info.w) {
         first = count ? spans[info.y] : make_uint2(0, 0);
     }
-    // The most own slots of a row.
+    // Maximum unshared slots of a row.
     __device__ __forceinline__ u32 most() const { return __reduce_max_sync(FULL_MASK, count); }
-    // Slot j of a row, for each lane its own row and j; called by all lanes together. NO_SLOT
+    // Slot j of a row, where each lane has its own row and j; called by all lanes together. NO_SLOT
     // beyond the row's last.
     __device__ __forceinline__ u32 slot(u32 row, u32 j) const {
         const u32 end = __shfl_sync(FULL_MASK, count, row);
@@ -241,16 +243,19 @@ struct OwnSlots {
 };
 
 // bf16, head dimensions that are powers of two, 16 rows per warp, all products by mma.
-// Memory-bound, so loads do not wait for compute: the first units of each warp's own slots are
+//
+// Memory-bound, so loads do not wait for compute: the first units of each warp's unshared slots are
 // loaded together with the shared span, and DEPTH buffers per warp keep loads in flight. Few CTAs
-// with deep buffers do better than many with shallow ones: registers suffice, and a CTA that
-// follows another on its SM loads while its neighbours compute, whereas CTAs that all start
-// together load together, then compute together.
-// A unit of own slots holds the same number of each row of the warp, 1 << own_shift, next to each
-// other (attention.rs); each row masks all scores but its own. That wastes most of the tensor
-// cores' work, which is free here, and issues less than half the instructions of one product per
-// row. Where a row's slots lie in a unit changes nothing: products are added to an accumulator
-// eight or sixteen at a time, whatever their order, and all but the row's own are 0.
+// with deep buffers perform better than many with shallow ones: registers suffice, and a CTA that
+// follows another on its SM loads while its neighbors compute, whereas CTAs that all start together
+// load together, then compute together.
+//
+// A unit of unshared slots contains the same number of slots of each row of the warp,
+// 1 << own_shift, contiguously (attention.rs); each row masks all scores except its own. That
+// wastes most of the tensor cores' work, which is free here, and issues less than half the
+// instructions of one product per row. The positions of a row's slots within a unit do not matter:
+// products are added to an accumulator eight or sixteen at a time, in any order, and all but the
+// row's own are 0.
 template <int DIM, int DEPTH, int OWN_GROUP>
 __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const Stored* keys,
                                               const Stored* values, u32 slots, u32 group,
@@ -278,8 +283,8 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
                       tile_row <= div_group(warp_row + 15);
     const uint4 info = here ? rows[tile.x + tile_row] : make_uint4(0, 0, 0, 0);
     const OwnSlots own_slots(spans, info);
-    // PDL: the metadata was staged before the kernel before this one began, or after it, and then
-    // this one does not start early; queries, keys and values are that kernel's results.
+    // PDL: the metadata was staged before the previous kernel started; if it was staged later, this
+    // kernel does not start early. Queries, keys and values are results of the previous kernel.
     griddep_wait();
     griddep_launch();
 
@@ -332,7 +337,7 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
                 cp_async16_evict_first(to + VALUES, from + values_offset, inside, evict_first);
             }
         }
-        cp_async_commit();  // beyond the end nothing is loaded, but the group counts
+        cp_async_commit();  // beyond the end nothing is loaded, but the group is counted
     };
     const u32 own_units = (own_slots.most() + (1 << own_shift) - 1) >> own_shift;
     u32 slot = 0;  // of key lane % 16 of the unit that this half of the warp looks up
@@ -374,14 +379,14 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
     const u32 longest = __reduce_max_sync(FULL_MASK, info.x),
               shortest = __reduce_min_sync(FULL_MASK, here ? info.x : longest);
     for (u32 number = 0; number < shared_units; number += 2) {
-        // cp.async groups: the ring, DEPTH - 1 own units, and one for each unit so far; units
+        // cp.async groups: the ring, DEPTH - 1 unshared units, and one for each unit so far; units
         // beyond the ring were loaded after the own ones.
         if (min(number + 1, shared_units - 1) < RING) cp_async_wait<RING + DEPTH - 3>();
         else cp_async_wait<RING - 2>();
         __syncthreads();
         const u32 unit[2] = {units + number % RING * SIZE, units + (number + 1) % RING * SIZE};
-        // Two units are one group, also where rows end in it: the second is left out only if no
-        // row has any of it.
+        // Two units are one group, also where rows end in it: the second is left out only if no row
+        // has a part of it.
         const u32 first = number * UNIT, second = first + UNIT;
         const u32 seen0[2] = {seen_after(len0, first), seen_after(len0, second)},
                   seen1[2] = {seen_after(len1, first), seen_after(len1, second)};
@@ -401,8 +406,9 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
     __syncthreads();
     const u32 own0 = __shfl_sync(FULL_MASK, own_slots.count, info0),
               own1 = __shfl_sync(FULL_MASK, own_slots.count, info1);
-    // Four lanes have a part each of a row's sum. From here on the lane with the first of its own
-    // keys has all of it, so that the order of additions is the same wherever those are.
+    // Four lanes have a part each of a row's sum. From here on the lane with the first of its
+    // unshared keys has the whole sum, so that the order of additions does not depend on where
+    // those keys are.
     auto collect = [&](float sum, u32 row) {
         sum += __shfl_xor_sync(FULL_MASK, sum, 1);
         sum += __shfl_xor_sync(FULL_MASK, sum, 2);
@@ -415,7 +421,7 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
         u32 unit[OWN_GROUP], seen0[OWN_GROUP], seen1[OWN_GROUP];
 #pragma unroll
         for (int i = 0; i < OWN_GROUP; i++) {
-            // Of a unit beyond the last nothing is seen; it stands for one that was loaded.
+            // All keys of a unit beyond the last are masked; it substitutes for a loaded one.
             const u32 before = number + i << own_shift;
             unit[i] = buffer_of(number + i < own_units ? number + i : number);
             seen0[i] = min(seen_after(own0, before), 1 << own_shift);
@@ -430,7 +436,7 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
         for (int i = 0; i < OWN_GROUP; i++) fetch_own(number + i + DEPTH);
     }
 
-    // From the layout of mma to rows, through the warp's first buffer.
+    // From the mma layout to rows, through the warp's first buffer.
     cp_async_wait<0>();
     __syncwarp();
     float sum0 = softmax.sum0, sum1 = softmax.sum1;
@@ -476,7 +482,7 @@ __device__ __forceinline__ void attention_mma(const u16* q, u32 q_cols, const St
 }
 
 // DEPTH is as in attention.rs; with it BLOCKS CTAs fit the shared memory of an SM. OWN_GROUP units
-// of own slots are one group, as far as DEPTH leaves others to be loaded meanwhile.
+// of unshared slots are one group, as far as DEPTH allows others to be loaded meanwhile.
 #define ATTENTION(NAME, DIM, DEPTH, OWN_GROUP, BLOCKS)                                            \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                     \
         NAME(const u16* q, u32 q_cols, const Stored* keys, const Stored* values, u32 slots,       \

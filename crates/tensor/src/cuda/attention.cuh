@@ -1,5 +1,5 @@
-// Shared by attention, its backward and the GEMM of fixed order: mma, ldmatrix, cp.async; and the
-// slots of a prefix and of a row's own spans.
+// Shared by attention, its backward and the GEMM with fixed summation order: mma, ldmatrix,
+// cp.async; and the slots of a prefix and of a row's unshared spans.
 
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
@@ -56,18 +56,17 @@ __device__ __forceinline__ void cp_async16(u16* to, const u16* from, bool inside
 // As in attention.rs.
 #define SCATTERED 0x80000000u
 
-// The first slot of a unit of a tile's prefix: the slots follow each other, or spans name the
-// units.
+// The first slot of a unit of a tile's prefix: the slots are contiguous, or spans list the units.
 __device__ __forceinline__ u32 unit_slot(const uint4& tile, const uint2* spans, u32 unit) {
     return tile.z & SCATTERED ? spans[(tile.z & ~SCATTERED) + unit].x : tile.z + unit * UNIT;
 }
 
-// Iterates over the slots of a row's own spans, in order.
+// Iterates over the slots of a row's unshared spans, in order.
 struct SpanIterator {
     const uint2* spans;
     uint2 span;
     u32 index, offset;
-    // From a row's first own span, which was loaded already, and the index of the next one.
+    // From a row's first unshared span, which was already loaded, and the index of the next one.
     __device__ __forceinline__ SpanIterator(const uint2* all, uint2 first, u32 next)
         : spans(all), span(first), index(next), offset(0) {}
     __device__ __forceinline__ u32 next() {

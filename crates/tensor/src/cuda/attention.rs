@@ -8,21 +8,21 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, e4m3};
 
 /// The largest head dimension of the kernels.
 const MAX_HEAD_DIM: usize = 256;
-/// As in attention.cu: units of a shared span that are in flight at a time.
+/// Units of a shared span that are in flight at a time, as in attention.cu.
 const RING: usize = 5;
-/// The most query heads that may share a key head: attention.cu divides by their number with a
+/// Maximum query heads per key head: attention.cu divides by their number by means of a
 /// multiplication.
 const MAX_GROUP: usize = 100;
-/// As in attention.cu: keys that the generic kernel holds in shared memory at a time, and rows of
-/// one of its warps.
+/// Keys that the generic kernel holds in shared memory at a time, and rows per warp, as in
+/// attention.cu.
 const GENERIC_KEYS: usize = 32;
 const GENERIC_ROWS: usize = 4;
 
-/// Head dimensions of the kernels that multiply by mma.
+/// Head dimensions of the mma kernels.
 const MMA_DIMS: [usize; 3] = [32, 64, 128];
 
 /// The dtype of keys and values: the compute dtype; on a device of precision fp8 e4m3 without
-/// scales, for heads of dimensions that have kernels for it.
+/// scales, for head dimensions with kernels for it.
 fn kv_dtype(cuda: &CudaDevice, head_dim: usize) -> CudaDtype {
     match cuda.operand_dtype() {
         CudaDtype::E4m3 if MMA_DIMS.contains(&head_dim) => CudaDtype::E4m3,
@@ -110,13 +110,13 @@ impl CudaKv {
         self.dtype
     }
 
-    /// Whether queries of this dtype attend to it.
+    /// Whether queries of this dtype can attend to it.
     pub(crate) fn is_for(&self, queries: CudaDtype) -> bool {
         queries == self.dtype || (queries, self.dtype) == (CudaDtype::Bf16, CudaDtype::E4m3)
     }
 
     /// A layer's keys and values, each (kv_heads, slots, head_dim). Synchronizes with the GPU.
-    #[allow(dead_code, reason = "only the check of every kernel looks inside a store")]
+    #[allow(dead_code, reason = "only the kernel checks read a store")]
     pub(crate) fn to_host(&self, layer: usize) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
         let count = self.kv_heads * self.slots * self.head_dim;
         let from = (self.layer(layer).0 - self.buffer.pointer()) as usize;
@@ -150,12 +150,12 @@ impl CudaKv {
     }
 }
 
-/// The spans of each row, grouped into tiles and uploaded: once a pass, for all its layers.
+/// The spans of each row, grouped into tiles and uploaded once per pass, for all its layers.
 #[derive(Debug)]
 pub(crate) struct CudaAttentionMetadata {
     rows: usize,
     tiles: usize,
-    tile_rows: usize,     // the most rows of a tile
+    tile_rows: usize,     // maximum rows of a tile
     end_slot: usize,      // one past the last slot of any span
     scattered: bool,      // whether a prefix is in several spans
     buffer: DeviceBuffer, // tiles, then rows, then spans
@@ -175,12 +175,12 @@ impl CudaAttentionMetadata {
     }
 
     /// `spans_of(r)` returns the spans of row r in the order of positions, each as its first slot
-    /// and its length; lengths are not 0 and every row has a span. Its first `prefix_of(r)` slots
-    /// are its prefix. Neighbouring rows whose first slots are the same form tiles, which read the
-    /// prefix once.
+    /// and its length; lengths are not 0 and every row has a span. The first `prefix_of(r)` slots
+    /// of a row are its prefix. Adjacent rows whose first slots are the same form tiles, which read
+    /// the prefix once.
     ///
-    /// What is computed for a row depends on the lengths of its prefix and of the rest, not on its
-    /// tile nor on where its slots are.
+    /// The computation for a row depends on the lengths of its prefix and of the rest, not on its
+    /// tile nor on which slots they are.
     pub(crate) fn with_prefixes<I: IntoIterator<Item = (u32, u32)>>(
         cuda: &CudaDevice,
         rows: usize,
@@ -189,22 +189,26 @@ impl CudaAttentionMetadata {
     ) -> Result<Self, CudaError> {
         let plan = TilePlan::new(rows, spans_of, prefix_of);
         let tiles = plan.tiles.len();
-        let (rows_at, spans_at) = (tiles * 16, (tiles + plan.rows.len()) * 16);
+        let rows_at = tiles * 16;
+        let spans_at = (tiles + plan.rows.len()) * 16;
         let mut words: Vec<u32> = Vec::with_capacity(plan.bytes() / 4);
         words.extend_from_slice(plan.tiles.as_flattened());
         words.extend_from_slice(plan.rows.as_flattened());
         words.extend_from_slice(plan.spans.as_flattened());
         let buffer = DeviceBuffer::stage(cuda, &words)?;
-        let (rows_ptr, spans_ptr) =
-            (buffer.pointer() + rows_at as u64, buffer.pointer() + spans_at as u64);
-        let (tile_rows, end_slot, scattered) = (tile_rows(rows), plan.end_slot, plan.scattered);
+        let rows_ptr = buffer.pointer() + rows_at as u64;
+        let spans_ptr = buffer.pointer() + spans_at as u64;
+        let tile_rows = tile_rows(rows);
+        let end_slot = plan.end_slot;
+        let scattered = plan.scattered;
         Ok(Self { rows, tiles, tile_rows, end_slot, scattered, buffer, rows_ptr, spans_ptr })
     }
 }
 
-/// A warp takes as many own slots of each of its rows at a time as fit a unit whatever the rows,
-/// 16 >> the result being the most rows: those of `group` heads each that 16 consecutive heads
-/// belong to. As a power of two, so that a row's slots are always on the same side of the middle.
+/// A warp processes as many unshared slots of each of its rows at a time as always fit a unit, 16
+/// >> the result being the maximum number of rows: those of `group` heads each that 16 consecutive
+/// heads belong to. A power of two, so that a row's slots are always on the same side of the
+/// middle.
 fn own_shift(group: usize) -> u32 {
     let most = (0..group).map(|warp| (16 * warp % group + UNIT - 1) / group + 1).max();
     (UNIT / most.unwrap_or(1)).ilog2()
@@ -214,7 +218,7 @@ fn own_shift(group: usize) -> u32 {
 /// slots j of row r.
 ///
 /// The first `heads * head_dim` columns of q are the queries; the result is (rows, heads *
-/// head_dim) of q's dtype. Neighbouring query heads share a key head in equal groups.
+/// head_dim) of q's dtype. Adjacent query heads share a key head in equal groups.
 pub(crate) fn attention(
     q: &CudaTensor,
     kv: &CudaKv,
@@ -222,7 +226,8 @@ pub(crate) fn attention(
     heads: usize,
     metadata: &CudaAttentionMetadata,
 ) -> Result<CudaTensor, CudaError> {
-    let (cuda, dim) = (q.cuda(), kv.head_dim);
+    let cuda = q.cuda();
+    let dim = kv.head_dim;
     assert_eq!(
         q.rows(),
         metadata.rows,
@@ -240,17 +245,18 @@ pub(crate) fn attention(
     assert!(kv.is_for(q.dtype()), "attention: queries and keys of different dtypes");
     let out = CudaTensor::uninit(cuda, q.rows(), heads * dim, q.dtype())?;
     let (keys, values) = kv.layer(layer);
-    let (q_cols, out_cols, slots, group) =
-        (int(q.cols()), int(out.cols()), int(kv.slots), int(heads / kv.kv_heads));
-    let (q_at, out_at, tiles, rows, spans) = (
-        q.pointer(),
-        out.pointer(),
-        metadata.buffer.pointer(),
-        metadata.rows_ptr,
-        metadata.spans_ptr,
-    );
+    let q_cols = int(q.cols());
+    let out_cols = int(out.cols());
+    let slots = int(kv.slots);
+    let group = int(heads / kv.kv_heads);
+    let q_at = q.pointer();
+    let out_at = out.pointer();
+    let tiles = metadata.buffer.pointer();
+    let rows = metadata.rows_ptr;
+    let spans = metadata.spans_ptr;
     let scale = 1.0 / (dim as f32).sqrt();
-    // With the units of own slots that a warp buffers, one of them in the ring; as in attention.cu.
+    // Includes the units of unshared slots that a warp buffers, one of them in the ring; as in
+    // attention.cu.
     let mma_kernel = match (kv.dtype, dim) {
         (CudaDtype::Bf16, 32) => Some(("attention_32", 4)),
         (CudaDtype::Bf16, 64) => Some(("attention_64", 4)),
@@ -297,7 +303,8 @@ pub(crate) fn attention(
             let shared = (metadata.tile_rows * dim + GENERIC_KEYS * (dim + 1)) * 4;
             let config =
                 LaunchConfig { blocks: (metadata.tiles, heads, 1), threads, shared_bytes: shared };
-            let (dtype, dim) = (q.dtype(), int(dim));
+            let dtype = q.dtype();
+            let dim = int(dim);
             let arguments = kernel_args![
                 q_at, dtype, q_cols, keys, values, slots, group, dim, out_at, out_cols, tiles,
                 rows, spans, scale
@@ -320,7 +327,7 @@ pub(crate) struct CudaKvGrads {
 }
 
 impl CudaKvGrads {
-    /// Zeros, of the shape of a store.
+    /// Zero gradients with the shape of a store.
     pub(crate) fn zeros(cuda: &CudaDevice, like: &CudaKv) -> Result<Self, CudaError> {
         let CudaKv { layers, kv_heads, head_dim, slots, .. } = *like;
         let buffer = DeviceBuffer::zeros(cuda, layers * 2 * kv_heads * slots * head_dim * 4)?;
@@ -358,7 +365,9 @@ pub(crate) fn attention_backward(
     grads: &mut CudaKvGrads,
 ) -> Result<CudaTensor, CudaError> {
     let CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout } = of;
-    let (cuda, dim, rows) = (q.cuda(), kv.head_dim, q.rows());
+    let cuda = q.cuda();
+    let dim = kv.head_dim;
+    let rows = q.rows();
     assert_eq!(
         rows, metadata.rows,
         "attention_backward: {rows} rows, metadata for {}",
@@ -379,21 +388,28 @@ pub(crate) fn attention_backward(
         (kv.dtype, kv.dtype),
         "attention_backward: queries and keys of different dtypes"
     );
-    let (of_grads, of_kv) =
-        ((grads.layers, grads.slots, grads.shape()), (kv.layers, kv.slots, (kv.kv_heads, dim)));
+    let of_grads = (grads.layers, grads.slots, grads.shape());
+    let of_kv = (kv.layers, kv.slots, (kv.kv_heads, dim));
     assert_eq!(of_grads, of_kv, "attention_backward: gradients of another store");
     let dqkv = CudaTensor::uninit(cuda, rows, (heads + 2 * kv.kv_heads) * dim, q.dtype())?;
     let cast = dout.cast_if_needed(q.dtype())?;
     let dout = cast.as_ref().unwrap_or(dout);
-    let ((keys, values), (dkeys, dvalues), group) =
-        (kv.layer(layer), grads.layer(layer), heads / kv.kv_heads);
-    let (q_at, out_at, dout_at, dqkv_at) =
-        (q.pointer(), out.pointer(), dout.pointer(), dqkv.pointer());
-    let (q_cols, out_cols, dqkv_cols, slots) =
-        (int(q.cols()), int(out.cols()), int(dqkv.cols()), int(kv.slots));
-    let (tiles, rows_at, spans) =
-        (metadata.buffer.pointer(), metadata.rows_ptr, metadata.spans_ptr);
-    let (group_at, scale) = (int(group), 1.0 / (dim as f32).sqrt());
+    let (keys, values) = kv.layer(layer);
+    let (dkeys, dvalues) = grads.layer(layer);
+    let group = heads / kv.kv_heads;
+    let q_at = q.pointer();
+    let out_at = out.pointer();
+    let dout_at = dout.pointer();
+    let dqkv_at = dqkv.pointer();
+    let q_cols = int(q.cols());
+    let out_cols = int(out.cols());
+    let dqkv_cols = int(dqkv.cols());
+    let slots = int(kv.slots);
+    let tiles = metadata.buffer.pointer();
+    let rows_at = metadata.rows_ptr;
+    let spans = metadata.spans_ptr;
+    let group_at = int(group);
+    let scale = 1.0 / (dim as f32).sqrt();
     let mma_kernel = match dim {
         32 => Some("attention_backward_32"),
         64 => Some("attention_backward_64"),

@@ -1,9 +1,9 @@
 // The backward of attention. Tiles, rows and spans are as in attention.cu.
 //
-// With p the probabilities of a row, o its output and d the gradient of that: the gradient of v is
-// the sum over rows of p d, that of the scores is p (d . v - d . o), from which follow those of q
-// and k. Probabilities are recomputed: a first sweep over the keys finds each row's normaliser, a
-// second one the gradients. Gradients of keys and values are f32, (kv_heads, slots, dim).
+// With p the probabilities of a row, o its output and d the gradient of o: the gradient of v is the
+// sum over rows of p d, that of the scores is p (d . v - d . o), which determine those of q and k.
+// Probabilities are recomputed: a first pass over the keys computes each row's normalizer, a second
+// one the gradients. Gradients of keys and values are f32, (kv_heads, slots, dim).
 
 __device__ __forceinline__ void to_float8(uint4 v, float (&x)[8]) {
     x[0] = low_half(v.x);
@@ -24,14 +24,14 @@ template <int DIM>
 struct Stage {
     static constexpr int KEYS = DIM <= 64 ? 64 : 32;
     static constexpr int STRIDE =
-        DIM + 8;  // padded by 16 bytes: neighbouring rows are in different banks
+        DIM + 8;  // padded by 16 bytes: adjacent rows are in different banks
 };
 
 template <int DIM>
 __device__ __forceinline__ void fetch_stage(u16* stage, const u16* keys, const u16* values,
                                             u32 base, u32 len) {
     constexpr int KEYS = Stage<DIM>::KEYS, STRIDE = Stage<DIM>::STRIDE, CHUNKS = DIM / 8;
-    // Beyond the end nothing is loaded, but the group counts.
+    // Beyond the end nothing is loaded, but the group is counted.
     for (u32 i = threadIdx.x; base < len && i < KEYS * CHUNKS; i += blockDim.x) {
         const u32 r = i / CHUNKS, part = 8 * (i % CHUNKS);
         const bool inside = base + r < len;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void add_tile(float* upper, float* lower, bool in_upp
     }
 }
 
-// log2 of the normaliser: subtracted from a score (base 2), the exponential is the probability;
+// log2 of the normalizer: subtracted from a score (base 2), the exponential is the probability;
 // infinite for a row without keys.
 __device__ __forceinline__ float log2_normaliser(float score_max, float sum, float scale2) {
     return sum > 0.0f ? fmaf(score_max, scale2, log2f(sum)) : INF;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
         ldmatrix_x4(e[s], sd + mine + 16 * s);
     }
 
-    // The first sweep: the largest score of each row and the sum of exponentials.
+    // The first pass: the largest score of each row and the sum of exponentials.
     float max0 = -INF, max1 = -INF, sum0 = 0.0f, sum1 = 0.0f;
     for (u32 step = 0; step < steps; step++) {
         if (step > 0) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
     }
     __syncthreads();
 
-    // The same over the rows' own keys.
+    // The same over the rows' unshared keys.
     const u16* own_keys = keys + head + part;
     const u16* own_values = values + head + part;
 #pragma unroll 1
@@ -275,7 +275,7 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
     }
     __syncthreads();
 
-    // The second sweep, in reverse: it begins with the keys that are still in shared memory.
+    // The second pass, in reverse: it starts with the keys that are still in shared memory.
     const u32 upper = warp * 16 + g, lower = upper + 8;
     const float norm0 =
         upper < count ? log2_normaliser(row_max[upper], row_sum[upper], scale2) : INF;
@@ -389,8 +389,8 @@ __device__ __forceinline__ void backward_mma(const u16* q, u32 q_cols, const u16
         }
     }
 
-    // Queries' gradients from the layout of mma to rows, through the memory of the stages; then the
-    // rows' own slots.
+    // The queries' gradients from the mma layout to rows, through the memory of the stages; then
+    // the rows' unshared slots.
     asm volatile("cp.async.wait_group 0;" ::: "memory");
     __syncthreads();
     float* so = (float*)shared;  // (held, OSTRIDE)

@@ -1,10 +1,10 @@
 //! GEMM, row-major: `out[rows, outputs] = x[rows, inputs] . W`, W stored (outputs, inputs); for
 //! gradients one or both operands may be transposed, and the result accumulated.
 //!
-//! Operands of bf16 go to cuBLASLt, on a deterministic device to [`mma_gemm`] (except those of
-//! gradients); those of f32 to [`f32_gemm`]. cuBLASLt is column-major, so it
-//! computes `out^T = W x^T`: W read (inputs, outputs) and transposed, x^T as it is in memory.
-//! Descriptors and algorithms are cached by shape; a lookup costs less than a launch.
+//! bf16 operands are multiplied by cuBLASLt, on a deterministic device by [`mma_gemm`] (except for
+//! gradients); f32 operands by [`f32_gemm`]. cuBLASLt is column-major, so it computes `out^T = W
+//! x^T`: W read (inputs, outputs) and transposed, x^T as it is in memory. Descriptors and
+//! algorithms are cached by shape; a lookup costs less than a launch.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,14 +17,14 @@ use super::{CudaDevice, CudaDtype, CudaError, f32_gemm, mma_gemm};
 
 /// Workspace for split-K algorithms; NVIDIA advises 32 MiB for Hopper.
 const WORKSPACE: usize = 64 << 20;
-/// Algorithms requested from the heuristic; the first that is supported is kept.
+/// Algorithms requested from the heuristic; the first supported one is used.
 const CANDIDATES: usize = 8;
 
 /// cublasOperation_t's CUBLAS_OP_N and CUBLAS_OP_T.
 const OP_N: i32 = 0;
 const OP_T: i32 = 1;
 
-/// What is fused into a GEMM.
+/// The epilogue that is fused into a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum BlasEpilogue {
     None,
@@ -56,7 +56,7 @@ pub(crate) struct GemmOperand {
     pub(crate) stride: usize,
 }
 
-/// Everything that the choice of an algorithm depends on.
+/// The key for the choice of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Gemm {
     pub(crate) shape: GemmShape,
@@ -144,11 +144,11 @@ impl CublasLt {
             return Ok(());
         }
         if shape.operand == CudaDtype::F32 {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { f32_gemm::gemm(cuda, gemm, at) };
         }
         if cuda.is_deterministic() && mma_gemm::takes(&gemm) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { mma_gemm::gemm(cuda, gemm, at) };
         }
         let failed = |reason: String| CudaError::Matmul {
@@ -163,9 +163,10 @@ impl CublasLt {
         let Some(plan) = self.plan(&mut plans, gemm) else {
             return Err(failed("no algorithm".to_owned()));
         };
-        let (alpha, beta) = (1.0f32, if gemm.accumulate { 1.0f32 } else { 0.0 });
-        // SAFETY: the plan lives while the lock is held, and cuBLASLt reads it, alpha and beta
-        // during the call; the matrices are the caller's promise.
+        let alpha = 1.0f32;
+        let beta = if gemm.accumulate { 1.0f32 } else { 0.0 };
+        // SAFETY: the plan is alive while the lock is held, and cuBLASLt reads it, alpha and beta
+        // during the call; the matrices are guaranteed by the caller.
         unsafe {
             if shape.epilogue != BlasEpilogue::None {
                 set_attribute(
@@ -222,7 +223,7 @@ fn data_type(dtype: CudaDtype) -> sys::cudaDataType {
     match dtype {
         CudaDtype::F32 => sys::cudaDataType::CUDA_R_32F,
         CudaDtype::Bf16 => sys::cudaDataType::CUDA_R_16BF,
-        CudaDtype::E4m3 => unreachable!("e4m3 goes to the Hopper gemm"),
+        CudaDtype::E4m3 => unreachable!("e4m3 uses the Hopper gemm"),
     }
 }
 
@@ -248,7 +249,7 @@ impl MatmulPlan {
     fn new(handle: sys::cublasLtHandle_t, gemm: Gemm) -> Result<Self, lt::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let GemmShape { rows, inputs, outputs, stride, operand, out, epilogue } = gemm.shape;
-        // Sums in plain f32.
+        // Accumulate in plain f32.
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let mut plan = Self {
             descriptor: lt::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?,
@@ -275,10 +276,8 @@ impl MatmulPlan {
         };
         // SAFETY: the descriptor is alive; each attribute has the type that cuBLASLt documents.
         unsafe {
-            let (weights, x) = (
-                if gemm.weights.transposed { OP_N } else { OP_T },
-                if gemm.x.transposed { OP_T } else { OP_N },
-            );
+            let weights = if gemm.weights.transposed { OP_N } else { OP_T };
+            let x = if gemm.x.transposed { OP_T } else { OP_N };
             set_attribute(plan.descriptor, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &weights)?;
             set_attribute(plan.descriptor, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &x)?;
             set_attribute(plan.descriptor, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &kind)?;

@@ -1,4 +1,4 @@
-//! An open GPU: its context, kernels and streams, and how kernels are launched.
+//! An open GPU: its context, kernels, streams and kernel launches.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use super::{CudaDtype, CudaError, Precision, graph};
 #[derive(Clone, Debug)]
 pub(crate) struct CudaDevice(Arc<CudaHandle>);
 
-/// Of one GPU there may be handles of several precisions.
+/// There may be handles of several precisions for one GPU.
 #[derive(Debug)]
 struct CudaHandle {
     gpu: Arc<OpenGpu>,
@@ -52,22 +52,22 @@ impl LaunchConfig {
         Self::new(threads.div_ceil(256), 256)
     }
 
-    /// A block for each row, of at least `per_row` threads, at most 256.
+    /// One block per row, of at least `per_row` threads, at most 256.
     pub(crate) fn per_row(rows: usize, per_row: usize) -> Self {
         Self::new(rows, per_row.next_multiple_of(32).clamp(32, 256))
     }
 }
 
-/// At least the static shared memory of the kernels of [`OPT_IN_SHARED`].
+/// Upper bound of the static shared memory of the kernels in [`OPT_IN_SHARED`].
 const STATIC_SHARED: i32 = 1024;
 
 /// The compute capability whose tensor cores the fp8 kernels are written for.
 const FP8_CAPABILITY: (i32, i32) = (9, 0);
 
-/// The most arguments of a kernel.
+/// Maximum number of kernel arguments.
 const MAX_KERNEL_ARGS: usize = 80;
 
-/// A kernel argument as eight bytes, of which the kernel reads as many as its parameter has.
+/// A kernel argument as eight bytes, of which the kernel reads as many as its parameter's size.
 pub(crate) trait KernelArg {
     fn word(self) -> u64;
 }
@@ -108,7 +108,7 @@ macro_rules! kernel_args {
 }
 pub(crate) use kernel_args;
 
-/// A size as kernels take it: 32 bits.
+/// Converts a size to the 32 bits that kernels take.
 ///
 /// # Panics
 /// If it does not fit 32 bits.
@@ -117,7 +117,7 @@ pub(crate) fn int(n: usize) -> u32 {
 }
 
 impl CudaDevice {
-    /// Whether there are a GPU and the libraries to use it; if not, why.
+    /// Whether there are a GPU and the libraries to use it; if not, the reason.
     pub(crate) fn availability() -> Result<(), String> {
         // SAFETY: only tries to open the libraries.
         let libraries = unsafe {
@@ -131,13 +131,13 @@ impl CudaDevice {
             return Err(format!("{name} is not on the library path"));
         }
         match CudaContext::device_count() {
-            Ok(0) => Err("the driver sees no gpu".to_owned()),
+            Ok(0) => Err("the driver found no gpu".to_owned()),
             Ok(_) => Ok(()),
-            Err(e) => Err(format!("the driver does not start: {:?}", e.0)),
+            Err(e) => Err(format!("the driver failed to initialize: {:?}", e.0)),
         }
     }
 
-    /// Opens GPU `ordinal`. If `deterministic`, a row's result never depends on the rows beside it.
+    /// Opens GPU `ordinal`. If `deterministic`, a row's result never depends on other rows.
     pub(crate) fn open(
         ordinal: usize,
         precision: Precision,
@@ -145,7 +145,7 @@ impl CudaDevice {
     ) -> Result<Self, CudaError> {
         Self::availability().map_err(CudaError::Unavailable)?;
         let context = CudaContext::new(ordinal).map_err(CudaError::driver("open the gpu"))?;
-        // SAFETY: the events order uses of cudarc's own memory, of which there are none.
+        // SAFETY: the events only order uses of cudarc's own memory, which is not used.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(CudaError::driver("query its name"))?;
         let capability = context
@@ -184,7 +184,7 @@ impl CudaDevice {
         Ok(Self(Arc::new(CudaHandle { gpu: Arc::new(gpu), precision })))
     }
 
-    /// Of a handle of precision fp8, one on the same GPU in bf16.
+    /// For a handle of precision fp8, a handle on the same GPU in bf16.
     pub(crate) fn without_fp8(&self) -> Option<Self> {
         let bf16 = || CudaHandle { gpu: self.0.gpu.clone(), precision: Precision::Bf16 };
         (self.0.precision == Precision::Fp8).then(|| Self(Arc::new(bf16())))
@@ -203,7 +203,7 @@ impl CudaDevice {
             .gpu
             .context
             .attribute(attribute)
-            .map_err(CudaError::driver("query its multiprocessors"))?;
+            .map_err(CudaError::driver("query its multiprocessor count"))?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
@@ -216,7 +216,7 @@ impl CudaDevice {
         self.0.precision
     }
 
-    /// Whether kernels are chosen by the shape of a map alone, so that a row's result does not
+    /// Whether kernels are selected only by the shape of a map, so that a row's result does not
     /// depend on the number of rows.
     pub(crate) fn is_deterministic(&self) -> bool {
         self.0.gpu.deterministic
@@ -226,12 +226,12 @@ impl CudaDevice {
     pub(crate) fn compute_dtype(&self) -> CudaDtype {
         match self.0.precision {
             Precision::Bf16 | Precision::Fp8 => CudaDtype::Bf16,
-            // `Device::cuda` has refused int8.
+            // `Device::cuda` has rejected int8.
             Precision::F32 | Precision::Int8 => CudaDtype::F32,
         }
     }
 
-    /// The dtype of activations that nothing but a linear map reads.
+    /// The dtype of activations that are only read by a linear map.
     pub(crate) fn operand_dtype(&self) -> CudaDtype {
         match self.0.precision {
             Precision::Fp8 => CudaDtype::E4m3,
@@ -239,7 +239,7 @@ impl CudaDevice {
         }
     }
 
-    /// A number of bytes that the memory pool counts.
+    /// An attribute of the memory pool, in bytes.
     fn mem_pool_bytes(&self, attribute: sys::CUmemPool_attribute) -> Result<usize, DriverError> {
         let mut value = 0u64;
         // SAFETY: the device is open; the attribute is a 64-bit integer that outlives the call.
@@ -250,7 +250,7 @@ impl CudaDevice {
         Ok(value as usize)
     }
 
-    /// Bytes of memory: free, including what is cached for reuse, and total.
+    /// Memory in bytes: free, including the memory cached for reuse, and total.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
         let failed = || CudaError::driver("query its free memory");
         let (free, total) = self.0.gpu.context.mem_get_info().map_err(failed())?;
@@ -266,14 +266,14 @@ impl CudaDevice {
         Ok((free + reserved.saturating_sub(used) + cached, total))
     }
 
-    /// The most bytes that were allocated at a time so far, with what is cached for reuse, and
-    /// without what the driver and cuBLASLt take for themselves.
+    /// Peak of allocated bytes so far, including the memory cached for reuse, and excluding memory
+    /// used by the driver and cuBLASLt.
     pub(crate) fn peak_memory(&self) -> Result<usize, CudaError> {
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         self.mem_pool_bytes(attribute).map_err(CudaError::driver("query its memory pool"))
     }
 
-    /// Lets [`Self::peak_memory`] count from now on.
+    /// Restarts the measurement of [`Self::peak_memory`].
     pub(crate) fn reset_peak_memory(&self) -> Result<(), CudaError> {
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         let mut zero = 0u64;
@@ -291,12 +291,12 @@ impl CudaDevice {
         self.current_stream().synchronize()
     }
 
-    /// The stream that this thread works on.
+    /// The stream used by this thread.
     pub(crate) fn current_stream(&self) -> Arc<Stream> {
         stream::current(&self.0.gpu.context).unwrap_or_else(|| self.0.gpu.main_stream.clone())
     }
 
-    /// Names the stream that this thread works on.
+    /// Identifies the stream used by this thread.
     pub(crate) fn stream_id(&self) -> usize {
         self.current_stream().raw_stream() as usize
     }
@@ -311,8 +311,8 @@ impl CudaDevice {
         self.current_stream().blas()
     }
 
-    /// Runs `work` on stream `index`, 0 being the main one. What it reads of other streams must
-    /// have been synchronized with.
+    /// Runs `work` on stream `index`, where 0 is the main one. Other streams whose data it reads
+    /// must have been synchronized.
     pub(crate) fn on_stream<T>(
         &self,
         index: usize,
@@ -334,7 +334,7 @@ impl CudaDevice {
         self.0.gpu.extra_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream that this thread's operations are queued on: its current stream, or the one that
+    /// The stream on which this thread's operations are queued: its current stream, or the one that
     /// it captures.
     pub(crate) fn launch_stream(&self) -> Result<sys::CUstream, CudaError> {
         graph::capture_stream(self).map_or_else(|| self.current_stream().staged_stream(), Ok)
@@ -345,7 +345,7 @@ impl CudaDevice {
         Arc::ptr_eq(&self.0.gpu, &other.0.gpu)
     }
 
-    /// The kernels that were launched so far, in the order of their names.
+    /// The kernels launched so far, sorted by name.
     #[allow(dead_code, reason = "the example cuda_check asks for them")]
     pub(crate) fn launched_kernels(&self) -> Vec<&'static str> {
         self.0.gpu.kernels.launched()
@@ -359,9 +359,9 @@ impl CudaDevice {
     /// Launches a kernel; does nothing if the grid is empty.
     ///
     /// # Safety
-    /// The arguments must be the kernel's, its pointers must be valid for what it accesses
-    /// in the order of this stream, and what it writes must not be accessed by anything that does
-    /// not wait for the stream.
+    /// The arguments must match the kernel's parameters, its pointers must be valid for its
+    /// accesses in the order of this stream, and its outputs must not be accessed by anything that
+    /// does not wait for the stream.
     pub(crate) unsafe fn launch(
         &self,
         kernel: &str,
@@ -373,7 +373,7 @@ impl CudaDevice {
         }
         self.bind()?;
         let Kernel { function, pdl } = self.0.gpu.kernels.launch(kernel);
-        // A kernel reads the low bytes of each, which come first: every host with CUDA is
+        // A kernel reads the low bytes of each argument, which come first: every host with CUDA is
         // little-endian.
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_KERNEL_ARGS];
         assert!(arguments.len() <= MAX_KERNEL_ARGS, "{kernel} takes too many arguments");
@@ -395,8 +395,8 @@ impl CudaDevice {
             attrs: &raw mut pdl_attribute,
             numAttrs: u32::from(pdl),
         };
-        // SAFETY: the function was loaded into this context, the attribute outlives the call; the
-        // rest is the caller's promise.
+        // SAFETY: the function was loaded into this context, and the attribute outlives the call;
+        // the rest is guaranteed by the caller.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -416,8 +416,8 @@ impl CudaDevice {
         streams.iter().try_for_each(|stream| stream.release_cached())
     }
 
-    /// The size that is allocated for so many bytes: rounded up by an eighth at most, so that
-    /// similar sizes reuse each other's memory.
+    /// The allocation size for a number of bytes: rounded up by an eighth at most, so that similar
+    /// sizes reuse each other's memory.
     pub(crate) fn allocation_size(bytes: usize) -> usize {
         if bytes > MAX_CACHED_BLOCK {
             return bytes;
@@ -427,15 +427,16 @@ impl CudaDevice {
     }
 }
 
-/// Lets the pool keep what is freed, so that allocations do not synchronize; and lets no stream
-/// wait for memory that another still uses.
+/// Makes the pool retain freed memory, so that allocations do not synchronize, and prevents streams
+/// from waiting for memory that another stream still uses.
 fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
-    let (mut threshold, mut reuse_waits) = (u64::MAX, 0i32);
+    let mut threshold = u64::MAX;
+    let mut reuse_waits = 0i32;
     // SAFETY: the device is open; the attributes are a 64-bit and a 32-bit integer that outlive the
     // calls.
     unsafe {
         let pool = driver::device::get_default_mem_pool(context.cu_device())
-            .map_err(CudaError::driver("find its memory pool"))?;
+            .map_err(CudaError::driver("get its memory pool"))?;
         let attributes = [
             (
                 sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
@@ -453,7 +454,7 @@ fn configure_mem_pool(context: &CudaContext) -> Result<(), CudaError> {
     .map_err(CudaError::driver("set up its memory pool"))
 }
 
-/// Lets the named kernels use all shared memory that this GPU has.
+/// Allows the named kernels to use all shared memory of this GPU.
 fn raise_shared_limit(
     context: &CudaContext,
     kernels: &Kernels,

@@ -1,4 +1,4 @@
-//! Results of the driver and of cuBLASLt as [`CudaError`].
+//! Conversions of driver and cuBLASLt results to [`CudaError`].
 
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUresult;
 use super::CudaError;
 
 impl CudaError {
-    /// Wraps an error of the driver's attempt to do `what`.
+    /// Wraps an error of the driver call for operation `what`.
     pub(crate) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> Self {
         move |e| Self::Driver { what, reason: reason(e) }
     }

@@ -1,4 +1,4 @@
-// Dropout as a kernel of its own. Memory-bound. One block per row.
+// Dropout as a separate kernel. Memory-bound. One block per row.
 
 // out = dropout(x); the two may have different dtypes.
 extern "C" __global__ void dropout(const void* x, int type, int mask, const void* masks, u32 site,

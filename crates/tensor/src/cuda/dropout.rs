@@ -1,4 +1,4 @@
-//! Dropout: its masks as kernels take them, and as an operation of its own.
+//! Dropout: its masks as kernel arguments, and as a separate operation.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,14 +9,14 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaTensor};
 use crate::params::{RowPerturbation, keep_scale};
 use crate::rng::{MAX_ELEMENTS, Site, drop_threshold, site_word};
 
-/// The perturbation of each row: uploaded once a pass, read at every layer and site of it.
+/// The perturbation of each row: uploaded once per pass, read at every layer and site.
 #[derive(Debug)]
 pub(crate) struct CudaPerturbedRows {
     rows: usize,
     buffer: DeviceBuffer, // (rows) of DeviceRowPerturbation
 }
 
-/// `RowPerturbation` of prelude.cuh. All zeros: a row that is not perturbed.
+/// `RowPerturbation` of prelude.cuh. All zeros for an unperturbed row.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 struct DeviceRowPerturbation {
@@ -25,8 +25,8 @@ struct DeviceRowPerturbation {
     trajectory: u32,
     question: u32,
     sites: u32,
-    threshold: u32, // dropout: smaller words are dropped
-    // Dropout: the factor of what is kept; noise: the standard deviation; Gumbel noise: the
+    threshold: u32, // dropout: elements with smaller words are dropped
+    // Dropout: the scale of retained elements; noise: the standard deviation; Gumbel noise: the
     // temperature.
     scale: f32,
 }
@@ -49,7 +49,7 @@ impl CudaPerturbedRows {
         self.buffer.pointer()
     }
 
-    /// The device address of a row's perturbation; the others follow.
+    /// The device address of a row's perturbation, followed by those of later rows.
     pub(crate) fn at(&self, row: usize) -> u64 {
         self.pointer() + (row * size_of::<DeviceRowPerturbation>()) as u64
     }
@@ -87,13 +87,13 @@ impl CudaKeepMask {
     }
 }
 
-/// A mask as the kernels take it.
+/// A mask as kernel arguments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DropoutArgs {
     pub(crate) kind: u32,       // 0: none, 1: sampled, 2: recorded
-    pub(crate) pointer: u64,    // to the rows' perturbations, or to the recorded mask
+    pub(crate) pointer: u64,    // address of the rows' perturbations, or of the recorded mask
     pub(crate) site: u32,       // sampled: site and layer in the random counter
-    pub(crate) keep_scale: f32, // recorded: the factor of what is kept
+    pub(crate) keep_scale: f32, // recorded: the scale of retained elements
 }
 
 impl DropoutArgs {
@@ -111,14 +111,15 @@ impl DropoutArgs {
             Some(CudaDropoutMask::Recorded { p, keep }) => {
                 let shape = (keep.rows, keep.cols);
                 assert_eq!(shape, (rows, cols), "dropout: a recorded mask of another shape");
-                let (pointer, keep_scale) = (keep.buffer.pointer(), keep_scale(p));
+                let pointer = keep.buffer.pointer();
+                let keep_scale = keep_scale(p);
                 Self { kind: 2, pointer, keep_scale, ..Self::default() }
             }
         }
     }
 }
 
-/// `dropout(x)` of a dtype; a copy if there is no mask.
+/// `dropout(x)` in the given dtype; a copy if there is no mask.
 pub(crate) fn dropout(
     x: &CudaTensor,
     mask: Option<CudaDropoutMask<'_>>,

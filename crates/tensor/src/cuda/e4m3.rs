@@ -1,4 +1,4 @@
-//! e4m3 on the host: four bits of exponent, three of significand, no infinities (`fp8.cuh`).
+//! e4m3 on the host: four exponent bits, three significand bits, no infinities (`fp8.cuh`).
 //!
 //! 448 is the largest magnitude, 2^-6 the smallest normal one, 2^-9 the smallest; 0x7f and 0xff
 //! are NaN. Scales of rows and of weights are powers of two, so that rounding to e4m3 is the only
@@ -7,7 +7,8 @@
 /// The largest magnitude.
 pub(crate) const MAX: f32 = 448.0;
 
-/// Magnitudes below this count as it where a scale is chosen: the inverse scale stays finite.
+/// Smaller maxima are treated as this value when a scale is chosen, so that the inverse scale stays
+/// finite.
 const LEAST_LARGEST: f32 = 1e-30;
 
 /// 2^exponent.
@@ -26,17 +27,18 @@ pub(crate) fn from_f32(x: f32) -> u8 {
     if magnitude >= MAX {
         return sign | 0x7e;
     }
-    // Steps are of 2^-9 below the smallest normal number, else an eighth of the binade's start.
+    // The step is 2^-9 below the smallest normal number, else an eighth of the binade's start.
     let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
     let steps = (magnitude * power_of_two(3 - exponent)).round_ties_even() as u8; // at most 16
     let biased = (exponent + 7) as u8;
-    // Steps from 8 on carry the implicit bit; 16 of them are the next binade.
+    // Step counts from 8 on include the implicit bit; 16 of them are the next binade.
     sign | if exponent == -6 { steps } else { (biased << 3) + steps - 8 }
 }
 
-/// The number of a code.
+/// The value of a code.
 pub(crate) fn to_f32(code: u8) -> f32 {
-    let (exponent, fraction) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let exponent = i32::from(code >> 3 & 15);
+    let fraction = f32::from(code & 7);
     let magnitude = match (exponent, code & 7) {
         (15, 7) => f32::NAN,
         (0, _) => fraction * power_of_two(-9),
@@ -45,8 +47,8 @@ pub(crate) fn to_f32(code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The scale of numbers up to `largest` in magnitude: the least power of two by which they are
-/// divided to be at most 448.
+/// The scale for numbers up to `largest` in magnitude: the smallest power of two such that the
+/// quotients are at most 448.
 pub(crate) fn scale_for(largest: f32) -> f32 {
     let bits = largest.max(LEAST_LARGEST).to_bits(); // 448 is 1.75 * 2^8
     let exponent = (bits >> 23) - 8 + u32::from(bits & 0x7f_ffff > 0x60_0000);
@@ -58,10 +60,11 @@ mod tests {
     use super::*;
     use crate::rng::RngKey;
 
-    /// The numbers of the format from its definition, in order: (value, code) without sign and NaN.
+    /// All values of the format by definition, sorted: (value, code) without sign and NaN.
     fn all_numbers() -> Vec<(f64, u8)> {
         let number = |code: u8| {
-            let (e, m) = (i32::from(code) / 8, f64::from(code % 8));
+            let e = i32::from(code) / 8;
+            let m = f64::from(code % 8);
             let value =
                 if e == 0 { m / 8.0 * 2f64.powi(-6) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
             (value, code)
@@ -69,13 +72,14 @@ mod tests {
         (0..0x7f).map(number).collect()
     }
 
-    /// By search: the nearest number, of two equally near the one with an even code.
+    /// Rounds by search: the nearest value, ties to even codes.
     fn nearest(x: f64, numbers: &[(f64, u8)]) -> u8 {
         let sign = if x.is_sign_negative() { 0x80 } else { 0 };
         let at = numbers.partition_point(|n| n.0 <= x.abs());
         let below = numbers[at - 1];
         let Some(&above) = numbers.get(at) else { return sign | below.1 };
-        let (down, up) = (x.abs() - below.0, above.0 - x.abs());
+        let down = x.abs() - below.0;
+        let up = above.0 - x.abs();
         let rounds_up = up < down || (up == down && above.1 % 2 == 0);
         sign | if rounds_up { above.1 } else { below.1 }
     }
@@ -95,7 +99,7 @@ mod tests {
         assert_eq!((to_f32(0x7e), to_f32(1), to_f32(8)), (MAX, 2f32.powi(-9), 2f32.powi(-6)));
     }
 
-    /// Every f32 with the leading 16 bits of any, which are all bf16 numbers, and those next to
+    /// Every f32 with arbitrary leading 16 bits, i.e. all bf16 numbers, and the numbers next to
     /// every midpoint.
     #[test]
     fn rounding_is_to_the_nearest_even() {
@@ -134,7 +138,7 @@ mod tests {
         assert!((1.0 / scale_for(f32::MAX)) > 0.0);
     }
 
-    /// Gaussian numbers, and what they are as e4m3 with the scale of their largest.
+    /// Gaussian numbers, and their rounding to e4m3 with the scale of the largest.
     fn rounded_row(n: usize, salt: u64) -> (Vec<f32>, Vec<f32>) {
         let mut x = vec![0.0; n];
         let key = RngKey { seed: salt, question: 0, trajectory: 0, position: 0 };
@@ -145,7 +149,7 @@ mod tests {
     }
 
     /// A model of the tensor cores' sums: of the 32 products of an instruction and the sum so far,
-    /// what is more than 13 bits below the largest is cut off.
+    /// bits more than 13 below the largest are truncated.
     fn truncated_dot(x: &[f32], w: &[f32]) -> f64 {
         x.chunks(32).zip(w.chunks(32)).fold(0.0, |sum: f64, (x, w)| {
             let products = x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b));
@@ -156,25 +160,29 @@ mod tests {
         })
     }
 
-    /// The errors that docs/numerics.md names, relative to the root mean square of the results: of
-    /// rounding the operands, and of the sums of the rounded ones.
+    /// The errors reported in docs/explanation/numerics.md, relative to the root mean square of the
+    /// results: of rounding the operands, and of the sums of the rounded ones.
     #[test]
     fn sums_of_fourteen_bits_cost_less_than_the_rounding_of_operands() {
         let rms = |x: &[f64]| (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt();
         for (depth, tolerance) in [(768, 1e-3), (3072, 2.5e-3), (8192, 4e-3)] {
-            let (mut exact, mut by_rounding, mut by_sums) = (Vec::new(), Vec::new(), Vec::new());
+            let mut exact = Vec::new();
+            let mut by_rounding = Vec::new();
+            let mut by_sums = Vec::new();
             for salt in 0..100 {
-                let ((x, x_rounded), (w, w_rounded)) =
-                    (rounded_row(depth, 2 * salt), rounded_row(depth, 2 * salt + 1));
+                let (x, x_rounded) = rounded_row(depth, 2 * salt);
+                let (w, w_rounded) = rounded_row(depth, 2 * salt + 1);
                 let dot = |x: &[f32], w: &[f32]| {
                     x.iter().zip(w).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
                 };
-                let (all, of_rounded) = (dot(&x, &w), dot(&x_rounded, &w_rounded));
+                let all = dot(&x, &w);
+                let of_rounded = dot(&x_rounded, &w_rounded);
                 exact.push(all);
                 by_rounding.push(of_rounded - all);
                 by_sums.push(truncated_dot(&x_rounded, &w_rounded) - of_rounded);
             }
-            let (rounding, sums) = (rms(&by_rounding) / rms(&exact), rms(&by_sums) / rms(&exact));
+            let rounding = rms(&by_rounding) / rms(&exact);
+            let sums = rms(&by_sums) / rms(&exact);
             println!("{depth}: rounding {rounding:.1e}, sums {sums:.1e}");
             assert!((2.5e-2..5e-2).contains(&rounding), "{depth}: {rounding}");
             assert!(sums < tolerance, "{depth}: {sums}");

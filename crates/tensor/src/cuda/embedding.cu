@@ -3,7 +3,7 @@
 
 #define MAX_PARTS 16
 
-// Matrices that are indexed as if they were concatenated; part p begins with row `first[p]`.
+// Matrices that are indexed as if they were concatenated; part p starts at row `first[p]`.
 struct GatherParts {
     const void* at[MAX_PARTS];
     u64 first[MAX_PARTS];
@@ -13,7 +13,7 @@ struct GatherParts {
 extern "C" __global__ void gather(const u32* picked, u32 stride, void* out, int out_type, int type,
                                   u32 cols, u32 parts,
                                   const __grid_constant__ GatherParts sources) {
-    griddep_wait();  // the indices may be its result
+    griddep_wait();  // the indices may be the previous kernel's result
     const u64 row = blockIdx.x, from = picked[row * stride];
     u32 part = 0;
     while (part + 1 < parts && from >= sources.first[part + 1]) part++;

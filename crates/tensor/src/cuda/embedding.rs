@@ -5,8 +5,8 @@ use super::linear::CudaLinear;
 use super::topk::PendingRowTokens;
 use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
-/// The embeddings of tokens, as f32. A table is a linear map's weights, so that a tied head serves
-/// as one.
+/// The embeddings of tokens, as f32. A table is a linear map's weights, so that a tied head can be
+/// used as one.
 pub(crate) fn lookup(table: &CudaLinear, tokens: &CudaIndices) -> Result<CudaTensor, CudaError> {
     assert!(
         tokens.all_below(table.outputs()),
@@ -42,31 +42,34 @@ pub(crate) fn lookup_pending(
     Ok(out)
 }
 
-/// The most tensors that one kernel gathers from, as in embedding.cu.
+/// Maximum tensors that one kernel gathers from, as in embedding.cu.
 const MAX_PARTS: usize = 16;
 
 /// Fills `out` with rows of some matrices, which are indexed as if they were concatenated.
 /// Consecutive indices are `stride` words apart.
 ///
 /// # Safety
-/// There must be an index for each row of `out`, inside the parts, which must be as wide
-/// and of one dtype.
+/// There must be an index for each row of `out`, within the parts, which must have its width and
+/// the same dtype.
 unsafe fn gather(
     parts: &[&CudaTensor],
     picked: u64,
     stride: u32,
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
-    let (cols, count) = (int(out.cols()), int(parts.len()));
+    let cols = int(out.cols());
+    let count = int(parts.len());
     let scalars =
         kernel_args![picked, stride, out.pointer(), out.dtype(), parts[0].dtype(), cols, count];
-    let (mut at, mut firsts, mut first) = ([0; MAX_PARTS], [0; MAX_PARTS], 0);
+    let mut at = [0; MAX_PARTS];
+    let mut firsts = [0; MAX_PARTS];
+    let mut first = 0;
     for (part, (at, firsts)) in parts.iter().zip(at.iter_mut().zip(&mut firsts)) {
         (*at, *firsts) = (part.pointer(), first);
         first += part.rows() as u64;
     }
-    // SAFETY: the last parameter, a struct, is made of all words after the others; the rest is the
-    // caller's promise.
+    // SAFETY: the last parameter, a struct, consists of all words after the others; the rest is
+    // guaranteed by the caller.
     unsafe { out.cuda().launch("gather", config(out), &mut [&scalars[..], &at, &firsts].concat()) }
 }
 
@@ -75,7 +78,8 @@ pub(crate) fn select(parts: &[&CudaTensor], picked: &CudaIndices) -> Result<Cuda
     if parts.len() > MAX_PARTS {
         return select(&[&concat(parts)?], picked);
     }
-    let (first, rows) = (parts[0], parts.iter().map(|p| p.rows()).sum());
+    let first = parts[0];
+    let rows = parts.iter().map(|p| p.rows()).sum();
     assert!(
         parts.iter().all(|p| (p.cols(), p.dtype()) == (first.cols(), first.dtype())),
         "select: rows of different widths or dtypes"

@@ -1,41 +1,41 @@
 //! Errors of the CUDA backend.
 
-/// Why a GPU could not be opened, or failed.
+/// An error from opening or using a GPU.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// There is no GPU, or a library that is needed to use it is missing.
+    /// No GPU was found, or a required library is missing.
     #[error("no usable gpu: {0}")]
     Unavailable(String),
     /// The GPU is too old for the kernels.
-    #[error("{name} has compute capability {major}.{minor}, 8.0 is needed")]
+    #[error("{name} has compute capability {major}.{minor}; 8.0 or later is required")]
     UnsupportedCapability {
         /// The GPU's name.
         name: String,
-        /// Its compute capability, major.
+        /// Major compute capability.
         major: i32,
-        /// Its compute capability, minor.
+        /// Minor compute capability.
         minor: i32,
     },
-    /// The GPU's tensor cores are not those that the fp8 kernels are written for.
+    /// The fp8 kernels need the tensor cores of compute capability 9.0.
     #[error(
-        "{name} has compute capability {major}.{minor}, and fp8 is for 9.0 (Hopper); take bf16"
+        "{name} has compute capability {major}.{minor}, but fp8 requires 9.0 (Hopper); use bf16"
     )]
     NoFp8 {
         /// The GPU's name.
         name: String,
-        /// Its compute capability, major.
+        /// Major compute capability.
         major: i32,
-        /// Its compute capability, minor.
+        /// Minor compute capability.
         minor: i32,
     },
     /// An allocation failed.
-    #[error("the gpu's memory is full: {bytes} bytes asked for, {free} of {total} free")]
+    #[error("out of gpu memory: {bytes} bytes requested, {free} of {total} free")]
     OutOfMemory {
-        /// The bytes of the allocation.
+        /// Size of the allocation in bytes.
         bytes: usize,
-        /// Free bytes of the GPU.
+        /// Free memory of the GPU in bytes.
         free: usize,
-        /// All bytes of the GPU.
+        /// Total memory of the GPU in bytes.
         total: usize,
     },
     /// NVRTC rejected a kernel.
@@ -48,17 +48,17 @@ pub enum CudaError {
         /// The compiler's log.
         log: String,
     },
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("the gpu driver failed to {what}: {reason}; see `nvidia-smi`")]
     Driver {
-        /// What was tried.
+        /// The operation, e.g. `allocate memory`.
         what: &'static str,
         /// The driver's message.
         reason: String,
     },
     /// cuBLASLt has no algorithm for a GEMM, or failed to run it.
     #[error(
-        "cublaslt has no way to multiply {rows} rows of {inputs} into {outputs}: {reason}; \
+        "cublaslt failed to multiply {rows} rows of {inputs} into {outputs}: {reason}; \
          update the cuda libraries"
     )]
     Matmul {

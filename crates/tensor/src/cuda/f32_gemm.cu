@@ -1,16 +1,16 @@
-// The GEMM of f32 operands: out[m, n] = sum over k of x[m, k] w[n, k], summed in f64 and rounded
-// once. The sum runs over k in order whatever the shape, so a row's result does not depend on the
-// rows beside it.
+// GEMM of f32 operands: out[m, n] = sum over k of x[m, k] w[n, k], summed in f64 and rounded once.
+// The sum runs over k in order for every shape, so a row's result does not depend on the other
+// rows.
 //
-// A block computes 64 x 64 results, a thread 4 x 4 of them. Operands become f64 when they are
-// stored to shared memory: once per tile, not once per product. Bound by f64 FMA where those are
-// fast, by them far more where they are not.
+// A block computes 64 x 64 results, a thread 4 x 4 of them. Operands are converted to f64 when they
+// are stored to shared memory: once per tile, not once per product. Bound by f64 FMA, on GPUs with
+// slow f64 by a large factor.
 
 #define TILE 64
 #define DEPTH 16
 
 // Loads a tile of `TILE` rows and `DEPTH` columns from (first, k0) on; zeros beyond the matrix. A
-// matrix that is stored transposed is read along its rows too, so that loads stay coalesced.
+// transposed matrix is also read along its rows, so that loads stay coalesced.
 __device__ __forceinline__ void load_tile(double (&tile)[DEPTH][TILE + 2], const float* from,
                                           u64 stride, int transposed, u32 first, u32 rows, u32 k0,
                                           u32 depth) {

@@ -1,8 +1,8 @@
 //! The GEMM of f32 operands (`f32_gemm.cu`): sums in f64, in one order whatever the shape.
 //!
-//! `--dtype f32` is there to be compared with: by another implementation, whose rounding a long
-//! chain of thoughts amplifies, and by the same row in another batch. Plain f32 sums cost a digit
-//! and let cuBLASLt choose their order by shape.
+//! `--dtype f32` exists for comparisons: with another implementation, whose rounding a long chain
+//! of thoughts amplifies, and with the same row in another batch. Plain f32 sums lose a digit and
+//! let cuBLASLt choose their order by shape.
 
 use super::blas::{BlasEpilogue, Gemm, GemmPointers};
 use super::context::{LaunchConfig, int, kernel_args};
@@ -10,7 +10,7 @@ use super::{CudaDevice, CudaDtype, CudaError};
 
 /// Rows and columns of the result that a block computes.
 const TILE: usize = 64;
-/// Blocks that a grid may have in its second dimension.
+/// Maximum blocks of a grid in its second dimension.
 const MAX_GRID_ROWS: usize = 65_535;
 
 /// Whether an epilogue is part of the kernel.
@@ -34,7 +34,7 @@ pub(super) unsafe fn gemm(
         "f32_gemm: a result of another dtype, or an activation"
     );
     let bias = if shape.epilogue == BlasEpilogue::Bias { at.bias } else { 0 };
-    // A grid has so many blocks of rows at most; the weights of gradients have fewer.
+    // The grid limits the number of rows per launch; gradients of weights have fewer.
     for first in (0..shape.rows).step_by(TILE * MAX_GRID_ROWS) {
         let rows = (shape.rows - first).min(TILE * MAX_GRID_ROWS);
         let config = LaunchConfig {
@@ -59,7 +59,8 @@ pub(super) unsafe fn gemm(
             int(shape.inputs)
         ];
         // SAFETY: the kernel reads `rows` rows of x and `outputs` of the weights, `inputs` long
-        // with their strides, and writes (rows, outputs) with the result's: the caller's promise.
+        // with their strides, and writes (rows, outputs) with the result's, as guaranteed by the
+        // caller.
         unsafe { cuda.launch("f32_gemm", config, arguments) }?;
     }
     Ok(())

@@ -1,8 +1,8 @@
-// Rows to e4m3 and back, and SwiGLU into e4m3. Memory-bound. Rows are whole groups of 16 elements.
-// The scale of a row depends on that row alone, but for weights, which have one.
+// Conversion of rows to e4m3 and back, and SwiGLU with e4m3 results. Memory-bound. Rows are whole
+// groups of 16 elements. The scale of a row depends on that row only; weights have a single scale.
 
-// codes (rows, cols) and scales (rows) of x (rows, cols); a warp for each row, which reads it
-// twice: the second time from the L1 cache.
+// codes (rows, cols) and scales (rows) of x (rows, cols); one warp per row, which reads it twice:
+// the second time from the L1 cache.
 extern "C" __global__ void __launch_bounds__(128)
     quantize_rows(const void* x, int type, u8* codes, float* scales, u32 rows, u32 cols) {
     griddep_wait();
@@ -21,8 +21,8 @@ extern "C" __global__ void __launch_bounds__(128)
     if (lane == 0) scales[row] = scale;
 }
 
-// measured (rows): the largest magnitude of each row of x (rows, cols) and its norm, the root of
-// the sum of squares; a warp for each row.
+// measured (rows): the largest magnitude of each row of x (rows, cols) and its L2 norm; one warp
+// per row.
 extern "C" __global__ void __launch_bounds__(128)
     measure_rows(const void* x, int type, float2* measured, u32 rows, u32 cols) {
     const u32 row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (lane == 0) measured[row] = make_float2(largest, sqrtf(square));
 }
 
-// codes (count) of x (count) with one scale, given as its inverse; four elements for each thread.
+// codes (count) of x (count) with one scale, given as its inverse; four elements per thread.
 extern "C" __global__ void quantize(const void* x, int type, u8* codes, float inverse, u64 count) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (at < count) *(u32*)(codes + at) = pack_e4m3x4(scaled4(load4(x, type, at, 4), inverse));
@@ -52,8 +52,8 @@ __device__ __forceinline__ float e4m3_to_float(u32 code) {
     return __uint_as_float(magnitude << 20 | sign) * 1.329227996e36f;
 }
 
-// out (rows, cols) of bf16: the codes' numbers times `by`, and times the scales (rows), if there
-// are any; four elements for each thread.
+// out (rows, cols) of bf16: the codes' values times `by`, and times the scales (rows), if any; four
+// elements per thread.
 extern "C" __global__ void dequantize_rows(const u8* codes, const float* scales, float by, u16* out,
                                            u64 count, u32 cols) {
     const u64 at = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
@@ -84,8 +84,8 @@ __device__ __forceinline__ u32 pack_two_of_bf16(u32 a, u32 b, float by) {
 
 #define SWIGLU_CHUNKS 8  // of eight elements, of each of 256 threads: n is at most 16,384
 
-// codes[r, c] and scales[r] of silu(x[r, c]) * x[r, n + c], x of bf16, as `swiglu` rounds it to
-// bf16; a block for each row, which stays in registers.
+// codes[r, c] and scales[r] of silu(x[r, c]) * x[r, n + c], x of bf16, rounded to bf16 first like
+// `swiglu`; one block per row, which stays in registers.
 extern "C" __global__ void __launch_bounds__(256)
     swiglu_fp8(const u16* x, u8* codes, float* scales, u32 n) {
     __shared__ float maxima[8];

@@ -1,9 +1,9 @@
-// Rows of e4m3 (e4m3.rs): a code of one byte for each element, and a scale, of all rows or of each,
-// times which a code's number is the element. It is a power of two, so that rounding to e4m3 is the
-// only rounding.
+// e4m3 rows (e4m3.rs): a one-byte code per element, and a scale, common or per row; an element is
+// the code's value times the scale. Scales are powers of two, so that rounding to e4m3 is the only
+// rounding.
 
-// The least power of two by which numbers up to `largest` in magnitude are divided to be at most
-// 448, which is 1.75 * 2^8.
+// The smallest power of two such that numbers up to `largest` in magnitude, divided by it, are at
+// most 448, which is 1.75 * 2^8.
 __device__ __forceinline__ float e4m3_scale(float largest) {
     const u32 bits = __float_as_uint(fmaxf(largest, 1e-30f));
     return __uint_as_float(((bits >> 23) - 8 + ((bits & 0x7fffff) > 0x600000)) << 23);
@@ -60,7 +60,7 @@ __device__ __forceinline__ u32 tanh_f16x2(u32 x) {  // 11 bits
     return out;
 }
 
-// Two f16 as e4m3, as pack_e4m3 rounds.
+// Two f16 as e4m3, rounded like pack_e4m3.
 __device__ __forceinline__ u16 e4m3_from_f16(u32 x) {
     u16 out = 0;
 #if __CUDA_ARCH__ >= 890

@@ -1,12 +1,12 @@
-//! Rows of e4m3, and the linear maps of an fp8 device that multiply them.
+//! e4m3 rows, and the linear maps of an fp8 device that multiply them.
 //!
-//! What is written as e4m3: the norms of the residual stream (`add_norm_*`, `residual_768`) and
-//! GELU's results (`gemm_fp8_gelu`), whose rows have one scale, a bound of what they can be;
-//! SwiGLU's, and where a whole pass over them pays, attention's, with a scale for each row.
-//! Everything else is as on a bf16 device, whose weights are kept beside those of e4m3: for
+//! Tensors in e4m3: the norms of the residual stream (`add_norm_*`, `residual_768`) and the results
+//! of GELU (`gemm_fp8_gelu`), with one scale for all rows derived from a bound; those of SwiGLU
+//! and, where an extra pass over them is worthwhile, of attention, with a scale per row. Everything
+//! else is as on a bf16 device, whose weights are stored in addition to those in e4m3: for
 //! embeddings, and for products of other operands.
 //!
-//! Products are `hopper_gemm`'s for any number of rows, or `residual`'s.
+//! Products use `hopper_gemm` for any number of rows, or `residual`.
 
 use super::context::{LaunchConfig, int, kernel_args};
 use super::linear::{self, CudaLinear};
@@ -14,8 +14,8 @@ use super::memory::{CommonScale, DeviceBuffer, E4M3_GROUP};
 use super::{CudaDtype, CudaError, CudaTensor, e4m3, hopper_gemm};
 use crate::params::Activation;
 
-/// Outputs from which on rounding rows to e4m3 first, a pass over them, takes less than half of
-/// their bf16 product (an estimate; docs/kernels.md).
+/// Minimum number of outputs for which rounding rows to e4m3 first, an extra pass over them, takes
+/// less than half of the time of their bf16 product (an estimate; docs/explanation/kernels.md).
 const MIN_OUTPUTS_TO_QUANTIZE: usize = 1024;
 
 /// The widest rows of `swiglu_fp8`: a row stays in a block's registers.
@@ -24,28 +24,28 @@ const MAX_SWIGLU: usize = 16_384;
 /// The largest finite f16, in which GELU is computed.
 const F16_MAX: f32 = 65504.0;
 
-/// GELU's results count as at least this large where their scale is chosen, so that its inverse is
-/// within f16's range.
+/// Lower bound of GELU's results when their scale is chosen, so that its inverse is within f16's
+/// range.
 const LEAST_GELU: f32 = 0.01;
 
-/// What rounding to e4m3 may raise the product of two norms by: a sixteenth each.
+/// Factor by which rounding to e4m3 may increase the product of two norms: a sixteenth each.
 const ROUNDED_NORMS: f32 = 1.13;
 
 /// The weights of a linear map as e4m3.
 #[derive(Debug)]
 pub(crate) struct Fp8Weights {
-    /// (padded outputs, inputs), with one scale: an epilogue then has a factor for each row at
-    /// most, and e4m3 has binades enough for outputs of different sizes.
+    /// (padded outputs, inputs), with a single scale: an epilogue then has at most one factor per
+    /// row, and e4m3 has enough binades for outputs of different sizes.
     pub(crate) matrix: CudaTensor,
-    /// That of the matrix.
+    /// Scale and largest row norm of the matrix.
     pub(crate) scale: CommonScale,
     /// The largest magnitude of the bias.
     pub(crate) max_bias: f32,
 }
 
 impl Fp8Weights {
-    /// Of a matrix (padded outputs, inputs) of bf16; none if its rows cannot be e4m3. Synchronizes
-    /// with the GPU.
+    /// Converts a bf16 matrix (padded outputs, inputs); `None` if its rows cannot be e4m3.
+    /// Synchronizes with the GPU.
     pub(crate) fn new(
         matrix: &CudaTensor,
         bias: Option<&[f32]>,
@@ -59,10 +59,11 @@ impl Fp8Weights {
     }
 }
 
-/// The least scale that holds for all of x, and the largest norm of its rows. Synchronizes with the
+/// The smallest scale that fits all of x, and the largest norm of its rows. Synchronizes with the
 /// GPU.
 fn measure(x: &CudaTensor) -> Result<CommonScale, CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     let measured = DeviceBuffer::new(x.cuda(), rows * size_of::<[f32; 2]>())?;
     let arguments = kernel_args![x.pointer(), x.dtype(), measured.pointer(), int(rows), int(cols)];
     let config = LaunchConfig::new(rows.div_ceil(4), 128);
@@ -76,7 +77,7 @@ fn measure(x: &CudaTensor) -> Result<CommonScale, CudaError> {
     Ok(CommonScale { scale: e4m3::scale_for(largest), max_norm })
 }
 
-/// The rows of x, of bf16 or f32, as e4m3 with one scale.
+/// The rows of x (bf16 or f32) as e4m3 with one scale.
 pub(crate) fn quantize(x: &CudaTensor, by: CommonScale) -> Result<CudaTensor, CudaError> {
     let out = CudaTensor::uninit_scaled(x.cuda(), x.rows(), x.cols(), by)?;
     let count = x.rows() * x.cols();
@@ -87,10 +88,14 @@ pub(crate) fn quantize(x: &CudaTensor, by: CommonScale) -> Result<CudaTensor, Cu
     Ok(out)
 }
 
-/// The rows of x, of bf16 or f32, as e4m3 with a scale for each.
+/// The rows of x (bf16 or f32) as e4m3 with a scale per row.
 pub(crate) fn quantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
-    assert!(cols.is_multiple_of(E4M3_GROUP), "quantize: rows of {cols} are no whole groups");
+    let rows = x.rows();
+    let cols = x.cols();
+    assert!(
+        cols.is_multiple_of(E4M3_GROUP),
+        "quantize: rows of {cols} are not a multiple of the group size"
+    );
     let out = CudaTensor::uninit(x.cuda(), rows, cols, CudaDtype::E4m3)?;
     let scales = out.scales_pointer();
     let arguments =
@@ -102,7 +107,7 @@ pub(crate) fn quantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     Ok(out)
 }
 
-/// The rows of x, of e4m3, as bf16.
+/// The rows of x (e4m3) as bf16.
 pub(crate) fn dequantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     let out = CudaTensor::uninit(x.cuda(), x.rows(), x.cols(), CudaDtype::Bf16)?;
     let count = x.rows() * x.cols();
@@ -115,14 +120,15 @@ pub(crate) fn dequantize_rows(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     Ok(out)
 }
 
-/// Whether `swiglu` can write a result of so many columns.
+/// Whether `swiglu` supports results with this number of columns.
 pub(crate) fn supports_swiglu(cols: usize) -> bool {
     cols.is_multiple_of(E4M3_GROUP) && cols <= MAX_SWIGLU
 }
 
 /// `silu(x[r, c]) * x[r, n + c]` as e4m3: x is (rows, 2n) of bf16.
 pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
-    let (rows, n) = (x.rows(), x.cols() / 2);
+    let rows = x.rows();
+    let n = x.cols() / 2;
     assert!(
         supports_swiglu(n) && x.cols() == 2 * n && x.dtype() == CudaDtype::Bf16,
         "swiglu: two halves of {n} in bf16"
@@ -134,7 +140,7 @@ pub(crate) fn swiglu(x: &CudaTensor) -> Result<CudaTensor, CudaError> {
     Ok(out)
 }
 
-/// Whether rows of bf16 are better rounded to e4m3 before this map multiplies them.
+/// Whether it is faster to round bf16 rows to e4m3 before this map multiplies them.
 pub(crate) fn should_quantize(x: &CudaTensor, map: &CudaLinear) -> bool {
     x.dtype() == CudaDtype::Bf16
         && map.fp8().is_some()
@@ -142,20 +148,21 @@ pub(crate) fn should_quantize(x: &CudaTensor, map: &CudaLinear) -> bool {
         && map.outputs().is_multiple_of(8)
 }
 
-/// The scale of GELU's results from rows of e4m3. CTAs that do not know a row's largest write them,
-/// so it holds whatever the rows are: none is larger than the product of a row's and an output's
-/// norms (Cauchy and Schwarz) and a bias. None if that is beyond f16's range, or if the rows have
-/// no bound.
+/// The scale of GELU's results from e4m3 rows. The CTAs that write them do not know a row's
+/// maximum, so the scale must fit any row: no result is larger than the product of a row's and an
+/// output's norms (Cauchy-Schwarz) plus a bias. `None` if that exceeds f16's range, or if the rows
+/// have no bound.
 pub(crate) fn gelu_scale(x: &CudaTensor, map: &CudaLinear) -> Option<CommonScale> {
-    let (rows, weights) = (x.common_scale()?, map.fp8()?);
+    let rows = x.common_scale()?;
+    let weights = map.fp8()?;
     let norms = ROUNDED_NORMS * rows.max_norm * weights.scale.max_norm;
     let bound = norms + weights.max_bias;
     let scale = || e4m3::scale_for(bound.max(LEAST_GELU));
     (bound < F16_MAX).then(|| CommonScale { scale: scale(), max_norm: f32::INFINITY })
 }
 
-/// `activation(x W + b)` of a dtype, x of e4m3, with or without the bias. GELU's result is e4m3 in
-/// one kernel, if a bound of it is known; others are bf16 first.
+/// `activation(x W + b)` in the given dtype for e4m3 x, with or without the bias. GELU's result is
+/// e4m3 in one kernel if it has a known bound; other results are computed in bf16 first.
 pub(crate) fn linear(
     x: &CudaTensor,
     map: &CudaLinear,
@@ -198,7 +205,7 @@ pub(crate) fn linear(
 mod tests {
     use crate::cuda::{CudaDevice, CudaError, Precision, fp8_checks};
 
-    /// Prints every line before it fails.
+    /// Prints all results before it fails.
     #[test]
     fn every_kernel_agrees_with_the_host() {
         if let Err(why) = CudaDevice::availability() {

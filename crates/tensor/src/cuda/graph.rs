@@ -1,8 +1,8 @@
 //! CUDA graphs: work that is captured once and replayed with a single launch.
 //!
 //! A graph fixes every address. Its inputs are therefore written outside of it, to memory from a
-//! pool that hands out the same addresses in the same order each time; intermediate results have a
-//! pool of their own. While a thread captures, its operations are queued on a separate stream that
+//! pool that returns the same addresses in the same order each time; intermediate results use a
+//! separate pool. While a thread captures, its operations are queued on a separate stream that
 //! executes nothing, so that other threads' work is not captured.
 
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 use super::stream::Stream;
 use super::{CudaDevice, CudaError};
 
-/// Memory that belongs to a graph: the same requests in the same order get the same blocks.
+/// Memory of a graph: the same requests in the same order get the same blocks.
 #[derive(Debug)]
 pub(crate) struct GraphPool {
     cuda: CudaDevice,
@@ -82,18 +82,19 @@ impl Drop for GraphPool {
     }
 }
 
-/// Where this thread's operations allocate memory, and the stream that they are queued on.
+/// The pool from which this thread's operations allocate memory, and the stream on which they are
+/// queued.
 #[derive(Debug)]
 struct CaptureScope {
     pool: Arc<GraphPool>,
-    stream: Option<sys::CUstream>, // none: the thread's current stream
+    stream: Option<sys::CUstream>, // `None`: the thread's current stream
 }
 
 thread_local! {
     static CAPTURE: RefCell<Option<CaptureScope>> = const { RefCell::new(None) };
 }
 
-/// The pool that this thread allocates from, if not its stream's.
+/// The pool from which this thread allocates, if not its stream's.
 pub(crate) fn current_pool(cuda: &CudaDevice) -> Option<Arc<GraphPool>> {
     CAPTURE.with_borrow(|scope| {
         scope.as_ref().filter(|d| d.pool.cuda.same_device(cuda)).map(|d| d.pool.clone())
@@ -164,9 +165,9 @@ pub(crate) struct CudaGraph {
 unsafe impl Send for CudaGraph {}
 
 impl CudaGraph {
-    /// Captures `work` without running it. What `work` returns is what a launch writes.
+    /// Captures `work` without running it. The value returned by `work` is written by each launch.
     ///
-    /// Everything that `work` accesses must live as long as the graph, at its address.
+    /// Everything that `work` accesses must live as long as the graph, at the same address.
     pub(crate) fn new<T, E: From<CudaError>>(
         cuda: &CudaDevice,
         work: impl FnOnce() -> Result<T, E>,
@@ -209,7 +210,7 @@ impl StreamCapture {
         let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
             .map_err(CudaError::driver("open a stream"))?;
         let mut capture = Self { stream, active: false };
-        // Relaxed: memory may be allocated meanwhile, on the stream that executes.
+        // Relaxed mode: memory may be allocated meanwhile, on the stream that executes.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream was just created.
         unsafe { driver::stream::begin_capture(stream, mode) }

@@ -1,12 +1,12 @@
-// Wrappers of Hopper's PTX: TMA, mbarriers, wgmma, clusters, setmaxnreg. Empty for other
+// Wrappers of Hopper PTX instructions: TMA, mbarriers, wgmma, clusters, setmaxnreg. Empty for other
 // architectures.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 __device__ __forceinline__ u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Initialises an mbarrier whose phases complete when `count` have arrived and all expected bytes
-// are there.
+// Initializes an mbarrier whose phases complete when `count` threads have arrived and all expected
+// bytes are loaded.
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and expects so many bytes from TMA.
+// Arrives, and expects `bytes` bytes from TMA.
 __device__ __forceinline__ void mbarrier_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
@@ -42,7 +42,7 @@ __device__ __forceinline__ void prefetch_tensor_map(const u64* tensor_map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
 }
 
-// Loads the box of a matrix that begins at this column and row into this CTA's shared memory;
+// Loads the box of a matrix that starts at this column and row into this CTA's shared memory;
 // elements beyond the matrix are 0.
 __device__ __forceinline__ void tma_load(u32 to, const u64* tensor_map, u32 column, u32 row,
                                          u32 barrier) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void tma_load_multicast(u16 ctas, u32 to, const u64* 
         : "memory");
 }
 
-// The same of groups of eight rows, each in the order of rows 0, 2, 4, 6, 1, 3, 5, 7 (tma.rs).
+// The same for groups of eight rows, each in the order of rows 0, 2, 4, 6, 1, 3, 5, 7 (tma.rs).
 __device__ __forceinline__ void tma_load_interleaved(u32 to, const u64* tensor_map, u32 column,
                                                      u32 row_group, u32 barrier) {
     asm volatile(
@@ -107,7 +107,7 @@ __device__ __forceinline__ void tma_store_wait_read() {
 }
 
 // Arrives at the barrier of the first CTAS CTAs of the cluster, to release a stage that a warp has
-// read. The warp wrote nothing that they read, so there is no fence.
+// read. The warp wrote nothing that they read, so no fence is needed.
 template <int CTAS>
 __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
 #pragma unroll
@@ -184,7 +184,7 @@ __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], u64 a, u64 b, u
 }
 
 // d (64, 192) = a (64, 32) b (192, 32)^T of e4m3, or d += if `accumulate`. The tensor cores keep
-// about 14 bits of a sum: what is below them is cut off at every addition.
+// about 14 bits of a sum: lower bits are truncated at every addition.
 __device__ __forceinline__ void wgmma_m64n192k32_e4m3(float (&d)[96], u64 a, u64 b,
                                                       u32 accumulate) {
     asm volatile(

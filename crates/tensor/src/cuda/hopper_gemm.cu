@@ -3,19 +3,19 @@
 // architectures. Operands are bf16 or, if E4M3 is defined, e4m3 (fp8.cuh): weights with one scale,
 // rows of x with one for all or one for each.
 //
-// Persistent, warp-specialised, ping-pong: a CTA computes tiles of 128 rows by 192 outputs, one
-// after another. The producer, a thread of the third warpgroup, loads 128 bytes of rows and
-// weights at a time by TMA through a ring of STAGES stages, across tiles. The other two warpgroups
-// take tiles in turn, so that one runs its epilogue while the other has the tensor cores.
+// Persistent, warp-specialized, ping-pong: a CTA computes tiles of 128 rows by 192 outputs, one
+// after another. The producer, a thread of the third warpgroup, loads 128 bytes of rows and weights
+// at a time by TMA through a ring of STAGES stages, across tiles. The other two warpgroups process
+// alternate tiles, so that one runs its epilogue while the other uses the tensor cores.
 //
-// In bytes both kinds of operands are alike, so that e4m3 has half as many stages as bf16 for the
-// same depth. Its sums stay in the tensor cores' accumulators over the whole depth: a second set
-// of registers, to add them up in f32, would leave no room for this tile.
+// Both kinds of operands have the same layout in bytes, so e4m3 has half as many stages as bf16 for
+// the same depth. Its sums stay in the tensor cores' accumulators over the whole depth: a second
+// set of registers, to add them up in f32, would leave no room for this tile.
 //
 // Clusters of two CTAs compute the same outputs for different rows: each loads half of the weights
-// and multicasts it to both. With all SMs at work the L2 cache is the bound even so (28 KB for each
-// tile and stage, at about 7 TB/s); then shared memory (832 cycles for 64 KB read by the tensor
-// cores and 40 KB written), then the tensor cores (768).
+// and multicasts it to both. With all SMs active the L2 cache is still the bottleneck (28 KB for
+// each tile and stage, at about 7 TB/s); then shared memory (832 cycles for 64 KB read by the
+// tensor cores and 40 KB written), then the tensor cores (768).
 
 #define STAGES 4
 #define NO_INDEX 0xffffffffu
@@ -27,7 +27,7 @@
 #define WARP_BYTES (16 * ROW_BYTES)
 
 // EPILOGUE is one of these. It and the name of the KERNEL come from module.rs, which compiles this
-// file for each.
+// file once for each.
 #define STORE 0
 #define GELU 1
 #define QKV 2
@@ -37,7 +37,7 @@
 struct __align__(128) GemmParams {
     u64 x[16], weights[16];
     u64 rows, outputs, depth;
-    const float* bias;  // (outputs), or none
+    const float* bias;  // (outputs), or null
     void* out;          // (rows, outputs) of bf16; ARGMAX: (rows, tiles of outputs) of uint4: the
                         // largest logit, the sum of exponentials relative to it, its index
     // QKV: the first `queries` outputs go to `out`; those of `kv_heads` heads of `dim` go to each
@@ -46,12 +46,12 @@ struct __align__(128) GemmParams {
     u8 *keys, *values;
     const u32* slot_of;
     u64 slots, dim, kv_heads, queries;
-    // E4M3: sums of codes' products times `by`, and times their row's scale, are results.
-    const float* x_scales;  // (rows); none: `by` has the scale of all rows
+    // E4M3: results are sums of codes' products times `by`, and times their row's scale.
+    const float* x_scales;  // (rows); null: `by` includes the scale of all rows
     float by;
     float half_inverse;  // GELU: `out` is e4m3, this is half of 1 / its scale
     u64 constant;  // not 0: weights and bias do not change (CudaLinear::is_constant), and are read
-                   // before the kernel before ends
+                   // before the previous kernel ends
     u64 unused;
 };
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
     const TileScheduler tiles(params);
     const u32 share = CTA_OUTPUTS * TileScheduler::rank();
     prefetch_tensor_map(params.x);
-    // The first weights may have to come from memory, and do not depend on the kernel before:
+    // The first weights may have to come from memory, and do not depend on the previous kernel:
     // prefetch them. Clusters with the same weights prefetch a share each.
     const u32 tile = TileScheduler::first(), sharers = tiles.row_blocks;
     for (u32 step = tile % sharers; tile < tiles.count && step < tiles.steps; step += sharers)
@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_stages(const GemmParams& params, Smem smem)
         mbarrier_expect_tx(barrier, STAGE_BYTES);
         tma_load_multicast((1 << CLUSTER) - 1, to, params.weights, step * DEPTH, column, barrier);
     };
-    // Where they are constant, the first stages have theirs before the kernel before ends.
+    // If they are constant, the first stages load theirs before the previous kernel ends.
     const u32 ahead = params.constant && tile < tiles.count ? min(tiles.steps, STAGES) : 0;
 #pragma unroll 1
     for (u32 s = 0; s < ahead; s++) load_weights(s, tiles.column(tile) + share, s);
@@ -198,19 +198,19 @@ __device__ __forceinline__ float gelu_tanh_approx(float x) {
 }
 
 #ifdef E4M3
-// What turns sums of codes' products into results.
+// The factors that convert sums of codes' products to results.
 struct TileTerms {
     float biases[OUTPUTS];
     float by[2][16];  // of a warp's rows, of each half
 };
 static_assert(sizeof(TileTerms) + 16 * ROW_BYTES_E4M3 <= WARP_BYTES, "before codes to be stored");
 
-// Puts the terms of a warp's tile into its staging memory, before the product: after it they would
+// Stores the terms of a warp's tile in its staging memory, before the product: after it they would
 // have to come from the L2 cache a few at a time, as accumulators leave few registers.
 __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u32 column,
                                             TileTerms& terms) {
     const u32 lane = threadIdx.x % 32;
-    __syncwarp();  // the results of the tile before have left
+    __syncwarp();  // the results of the previous tile have left
     if (EPILOGUE != ARGMAX) {
 #pragma unroll
         for (u32 c = lane; c < OUTPUTS; c += 32)
@@ -227,7 +227,7 @@ __device__ __forceinline__ void stage_terms(const GemmParams& params, u32 row, u
     __syncwarp();
 }
 
-// Sums of codes' products become results. Scales are powers of two: one rounding.
+// Converts sums of codes' products to results. Scales are powers of two: one rounding.
 __device__ __forceinline__ void scale_tile(float (&d)[2][96], const TileTerms& terms) {
     const u32 lane = threadIdx.x % 32;
     float by[2][2];
@@ -245,8 +245,8 @@ __device__ __forceinline__ void scale_tile(float (&d)[2][96], const TileTerms& t
     }
 }
 
-// GELU of two numbers (f16x2) as codes. In f16, of which e4m3 keeps four bits of eleven: beside the
-// other warpgroup's products every instruction takes several times as long.
+// GELU of two numbers (f16x2) as codes. In f16, of whose eleven significand bits e4m3 keeps four:
+// while the other warpgroup multiplies, every instruction takes several times as long.
 __device__ __forceinline__ u16 gelu_codes(u32 x, u32 half_inverse) {
     // 0.7978845608 and 0.044715 times that. Squares may be infinite: then so is u, and tanh is 1.
     const u32 u = mul_f16x2(x, fma_f16x2(mul_f16x2(x, x), 0x28912891, 0x3a623a62)),
@@ -255,8 +255,8 @@ __device__ __forceinline__ u16 gelu_codes(u32 x, u32 half_inverse) {
 }
 
 // Stores a tile of GELU's results as codes: each warp its 16 rows of a half through shared memory.
-// First all results become f16, whose range they are within (fp8.rs), which halves the registers
-// and so lets many of them be in flight.
+// First all results are converted to f16, whose range they are within (fp8.rs), which halves the
+// registers and so lets many of them be in flight.
 __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const float (&d)[2][96],
                                                  u32 row, u32 column, const TileTerms& terms) {
     const u32 half_inverse = pack_f16(params.half_inverse, params.half_inverse);
@@ -287,7 +287,7 @@ __device__ __forceinline__ void store_gelu_codes(const GemmParams& params, const
 }
 #endif
 
-// Of an element of a key or value.
+// Size of an element of a key or value.
 #ifdef E4M3
 #define KV_BYTES 1
 #else
@@ -342,7 +342,7 @@ __device__ __forceinline__ void store_kv_codes(const GemmParams& params, const f
 #endif
 
 // Stores a tile: each warp its 16 rows of a half through shared memory, so that eight lanes write
-// 128 bytes of a row. Keys and values of e4m3 are left to store_kv_codes.
+// 128 bytes of a row. e4m3 keys and values are handled by store_kv_codes.
 __device__ __forceinline__ void store_tile(const GemmParams& params, const float (&d)[2][96],
                                            u32 row, u32 column, u8* staging, u32 slot) {
     const u32 lane = threadIdx.x % 32,
@@ -409,8 +409,8 @@ __device__ __forceinline__ void find_indices(u32 (&at)[2][2], const float (&d)[2
 }
 
 // Reduces a tile: each row to its largest logit, the sum of exponentials relative to it and its
-// index. All four rows of a thread at once, as one row's steps wait for each other. Of e4m3, d has
-// sums of codes' products, which the rows' factors make logits.
+// index. All four rows of a thread at once, because one row's steps wait for each other. For e4m3,
+// d contains sums of codes' products, which the rows' factors convert to logits.
 __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)[2][96], u32 row,
                                             u32 column, const u8* staging) {
     const u32 lane = threadIdx.x % 32, rows = (u32)params.rows, outputs = (u32)params.outputs,
@@ -421,7 +421,7 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
         for (int i = 0; i < 96; i++)
             if (first + 2 * (i & ~3) + (i & 1) >= outputs) d[0][i] = d[1][i] = -INF;
     }
-    float top[2][2] = {{-INF, -INF}, {-INF, -INF}};  // of what is not NaN
+    float top[2][2] = {{-INF, -INF}, {-INF, -INF}};  // ignoring NaN
 #pragma unroll
     for (int j = 0; j < 96; j += 2) {
 #pragma unroll
@@ -471,7 +471,7 @@ __device__ __forceinline__ void reduce_tile(const GemmParams& params, float (&d)
             if (at != NO_INDEX) at += first;
             at = min(at, __shfl_xor_sync(FULL_MASK, at, 1));
             at = min(at, __shfl_xor_sync(FULL_MASK, at, 2));
-            if (at >= outputs) at = NO_INDEX;  // nothing but NaN before the end
+            if (at >= outputs) at = NO_INDEX;  // only NaN before the end
             const u32 index = row + 64 * h + 8 * w;
             if (lane % 4 != 0 || index >= rows) continue;
             const float logit = top[h][w] * by[h][w];

@@ -1,6 +1,6 @@
 //! A GEMM for many rows on Hopper with fused epilogues (`hopper_gemm.cu`). `linear`, `qkv` and
-//! `topk` use it where it is supported and faster, and have other kernels for everything else. It
-//! is the one for operands of e4m3, of however many rows.
+//! `topk` use it where it is supported and faster, and fall back to other kernels otherwise. It is
+//! the only GEMM for e4m3 operands, for any number of rows.
 
 use super::attention::CudaKv;
 use super::context::LaunchConfig;
@@ -9,21 +9,21 @@ use super::memory::{DeviceBuffer, E4M3_GROUP};
 use super::tma::{TENSOR_MAP_WORDS, tensor_map};
 use super::{CudaDtype, CudaError, CudaIndices, CudaTensor};
 
-/// Fewer rows were not measured.
+/// Minimum number of rows; fewer were not measured.
 const MIN_ROWS: usize = 1024;
-/// Of the LM head: fewer rows leave most of a tile empty.
+/// Minimum number of rows for the LM head: fewer leave most of a tile empty.
 const MIN_ROWS_ARGMAX: usize = 256;
-/// cuBLASLt is faster with 256 inputs, slower with 768.
+/// Minimum number of inputs: cuBLASLt is faster with 256 inputs, slower with 768.
 const MIN_INPUTS: usize = 512;
-/// The wave efficiency from which the GEMM is faster than cuBLASLt.
+/// Minimum wave efficiency at which the GEMM is faster than cuBLASLt.
 const MIN_WAVE_EFFICIENCY: f64 = 0.8;
-/// The same with the KV write fused, which cuBLASLt would leave to `rope_and_cache`.
+/// The same with the fused KV write, for which cuBLASLt would need `rope_and_cache`.
 const MIN_WAVE_EFFICIENCY_QKV: f64 = 0.7;
 
 // As in hopper_gemm.cu.
 const TILE_ROWS: usize = 128;
 pub(crate) const TILE_OUTPUTS: usize = 192;
-const DEPTH_BYTES: usize = 128; // of a row in a stage
+const DEPTH_BYTES: usize = 128; // bytes of a row in a stage
 const STAGES: usize = 4;
 const STAGE_BYTES: usize = DEPTH_BYTES * (TILE_ROWS + TILE_OUTPUTS);
 const WARP_BYTES: usize = 16 * (TILE_OUTPUTS * 2 + 16);
@@ -31,14 +31,14 @@ const WARPS: usize = 8;
 const CLUSTER: usize = 2;
 const THREADS: usize = 384;
 const PARAM_WORDS: usize = 2 * TENSOR_MAP_WORDS + 16; // of `GemmParams`
-const FP8_AT: usize = PARAM_WORDS - 4; // those of operands of e4m3
+const FP8_AT: usize = PARAM_WORDS - 4; // words of the e4m3 parameters
 const CONSTANT_AT: usize = PARAM_WORDS - 2; // whether weights and bias are constant
 
-/// Its kernels, of bf16 and of e4m3.
+/// Its kernels, for bf16 and e4m3.
 #[derive(Clone, Copy, Debug)]
 enum GemmEpilogue {
     Store,
-    /// Of e4m3 it stores e4m3.
+    /// For e4m3 it stores e4m3.
     Gelu,
     Qkv,
     Argmax,
@@ -56,7 +56,7 @@ impl GemmEpilogue {
     }
 }
 
-/// Where [`store_qkv`] stores keys and values.
+/// The destination of keys and values in [`store_qkv`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QkvDestination<'a> {
     pub(crate) kv: &'a CudaKv,
@@ -67,9 +67,9 @@ pub(crate) struct QkvDestination<'a> {
     pub(crate) slots: &'a CudaIndices,
 }
 
-/// Whether [`store`] can write the results of a map as this dtype (e4m3: of GELU, whose scale is
-/// known), and is faster than cuBLASLt. On a deterministic device it is used for whatever it can
-/// do, as are the others, and so it is for operands of e4m3.
+/// Whether [`store`] supports the results of a map in this dtype (e4m3 only for GELU with a known
+/// scale), and is faster than cuBLASLt. On a deterministic device it is used whenever supported, as
+/// are the others, and so it is for e4m3 operands.
 pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype) -> bool {
     if x.dtype() == CudaDtype::E4m3 {
         let aligned = match dtype {
@@ -85,8 +85,7 @@ pub(crate) fn supports_store(x: &CudaTensor, map: &CudaLinear, dtype: CudaDtype)
         && (x.cuda().is_deterministic() || is_wide(x, map) && fills_waves(x, map))
 }
 
-/// Whether [`store_qkv`] can write keys and values to such a store, and is faster than a GEMM and
-/// `rope_and_cache`.
+/// Whether [`store_qkv`] supports such a store, and is faster than a GEMM and `rope_and_cache`.
 pub(crate) fn supports_qkv(x: &CudaTensor, map: &CudaLinear, kv: &CudaKv) -> bool {
     let whole_vectors = kv.head_dim().is_multiple_of(8) && kv.dtype() == x.dtype();
     let is_faster = || is_wide(x, map) && wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY_QKV;
@@ -94,8 +93,9 @@ pub(crate) fn supports_qkv(x: &CudaTensor, map: &CudaLinear, kv: &CudaKv) -> boo
     whole_vectors && is_supported(x, map) && is_chosen
 }
 
-/// Many rows, enough inputs that a tile takes longer to multiply than to store, and no fewer
-/// outputs than inputs: wide rows of x leave the L2 cache before the next outputs' tiles need them.
+/// Many rows, enough inputs that multiplying a tile takes longer than storing it, and at least as
+/// many outputs as inputs: wide rows of x leave the L2 cache before the next outputs' tiles need
+/// them.
 fn is_wide(x: &CudaTensor, map: &CudaLinear) -> bool {
     x.rows() >= MIN_ROWS && map.inputs() >= MIN_INPUTS && map.outputs() >= map.inputs()
 }
@@ -105,7 +105,7 @@ pub(crate) fn fills_waves(x: &CudaTensor, map: &CudaLinear) -> bool {
     wave_efficiency(x, map) >= MIN_WAVE_EFFICIENCY
 }
 
-/// The share of all SMs' time that a map's results take, if every tile takes equally long.
+/// The share of all SMs' time that a map's tiles use, if every tile takes equally long.
 fn wave_efficiency(x: &CudaTensor, map: &CudaLinear) -> f64 {
     let tiles = x.rows().div_ceil(CLUSTER * TILE_ROWS) * map.outputs().div_ceil(TILE_OUTPUTS);
     let clusters = x.cuda().sm_count().unwrap_or(0) / CLUSTER;
@@ -132,7 +132,8 @@ fn is_supported(x: &CudaTensor, map: &CudaLinear) -> bool {
     operands && x.rows() > 0 && map.inputs().is_multiple_of(8) && x.cuda().capability() == (9, 0)
 }
 
-/// `out = x W + b`, or its tanh-GELU: out is (rows, outputs) of bf16, but GELU's of e4m3 if x is.
+/// `out = x W + b`, or its tanh-GELU: out is (rows, outputs) of bf16; GELU's result is e4m3 if x
+/// is.
 pub(crate) fn store(
     x: &CudaTensor,
     map: &CudaLinear,
@@ -168,7 +169,9 @@ pub(crate) fn store_qkv(
     out: &CudaTensor,
 ) -> Result<(), CudaError> {
     let QkvDestination { kv, layer, heads, slots } = destination;
-    let (dim, kv_heads, (keys, values)) = (kv.head_dim(), kv.kv_heads(), kv.layer(layer));
+    let dim = kv.head_dim();
+    let kv_heads = kv.kv_heads();
+    let (keys, values) = kv.layer(layer);
     let outputs = map.outputs();
     assert_eq!(
         (out.rows(), out.cols(), out.dtype()),
@@ -197,12 +200,12 @@ pub(crate) fn store_qkv(
     unsafe { launch(GemmEpilogue::Qkv, x, map, &rest, 0.0) }
 }
 
-/// Each row's logits, reduced by [`TILE_OUTPUTS`] to 16 bytes: the largest, the sum of exponentials
-/// relative to it, and its index. (rows, outputs / TILE_OUTPUTS rounded up)
+/// Each row's logits, reduced per [`TILE_OUTPUTS`] outputs to 16 bytes: the largest, the sum of
+/// exponentials relative to it, and its index. (rows, outputs / TILE_OUTPUTS rounded up)
 pub(crate) fn logit_partials(x: &CudaTensor, map: &CudaLinear) -> Result<DeviceBuffer, CudaError> {
     let tiles = map.outputs().div_ceil(TILE_OUTPUTS);
     let partials = DeviceBuffer::new(x.cuda(), x.rows() * tiles * 16)?;
-    // SAFETY: there is room for every row's tiles.
+    // SAFETY: there is room for the tiles of every row.
     unsafe { launch(GemmEpilogue::Argmax, x, map, &[0, partials.pointer()], 0.0) }?;
     Ok(partials)
 }
@@ -210,8 +213,8 @@ pub(crate) fn logit_partials(x: &CudaTensor, map: &CudaLinear) -> Result<DeviceB
 /// `half_inverse` is half of 1 / the scale of a result of e4m3.
 ///
 /// # Safety
-/// `rest` must be what `GemmParams` of hopper_gemm.cu has after its shape, and its pointers must
-/// reach as far as the kernel goes.
+/// `rest` must contain the fields of `GemmParams` in hopper_gemm.cu after its shape, and its
+/// pointers must be valid for all accesses of the kernel.
 unsafe fn launch(
     epilogue: GemmEpilogue,
     x: &CudaTensor,
@@ -219,15 +222,16 @@ unsafe fn launch(
     rest: &[u64],
     half_inverse: f32,
 ) -> Result<(), CudaError> {
-    let (cols, inputs) = (x.cols(), map.inputs());
+    let cols = x.cols();
+    let inputs = map.inputs();
     assert_eq!(cols, inputs, "gemm: rows of {cols} into a map of {inputs}");
     let shape = [x.rows(), map.outputs(), inputs].map(|n| n as u64);
     let e4m3 = map.fp8().filter(|_| x.dtype() == CudaDtype::E4m3);
     let weights = e4m3.map_or(map.matrix(), |weights| &weights.matrix);
-    // Of one TMA load.
+    // Columns of one TMA load.
     let depth = (DEPTH_BYTES / x.dtype().size()) as u32;
-    let (x_box, weights_box) =
-        ([depth, TILE_ROWS as u32], [depth, (TILE_OUTPUTS / CLUSTER) as u32]);
+    let x_box = [depth, TILE_ROWS as u32];
+    let weights_box = [depth, (TILE_OUTPUTS / CLUSTER) as u32];
     let tensor_maps = [tensor_map(x, x_box)?, tensor_map(weights, weights_box)?];
     let mut arguments = [0u64; PARAM_WORDS];
     let words = tensor_maps.iter().flatten().chain(&shape).chain(rest);
@@ -241,10 +245,10 @@ unsafe fn launch(
     let config = LaunchConfig {
         blocks: (x.cuda().sm_count()? / CLUSTER * CLUSTER, 1, 1),
         threads: THREADS,
-        // Stages begin at a multiple of 1024 bytes.
+        // Stages start at a multiple of 1024 bytes.
         shared_bytes: STAGES * STAGE_BYTES + WARPS * WARP_BYTES + 1024,
     };
-    // SAFETY: the kernel's one parameter is made of these words; the tensor maps cover their
-    // matrices; the rest is the caller's promise.
+    // SAFETY: the kernel's only parameter consists of these words; the tensor maps cover their
+    // matrices; the rest is guaranteed by the caller.
     unsafe { x.cuda().launch(epilogue.kernel(x.dtype()), config, &mut arguments) }
 }

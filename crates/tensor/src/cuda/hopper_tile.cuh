@@ -1,5 +1,5 @@
-// The tile that hopper_gemm.cu and residual.cu share: 128 rows by 192 outputs, whose operands come
-// 128 bytes of each row at a time, and codes of e4m3 on their way from accumulators to memory.
+// The tile of hopper_gemm.cu and residual.cu: 128 rows by 192 outputs, whose operands are loaded
+// 128 bytes of each row at a time, and the conversion of accumulators to e4m3 codes in memory.
 // Operands are bf16 or, if E4M3 is defined, e4m3.
 
 #define CLUSTER 2
@@ -22,9 +22,9 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Puts the codes of a warp's 16 rows of 192 into shared memory: `pair(i)` are those of results 2 i
-// and 2 i + 1 of the thread. Of sixteen columns a thread has two in each half, and what stmatrix
-// stores next to each other are these: staged_codes puts them in order.
+// Stores the codes of a warp's 16 rows of 192 in shared memory: `pair(i)` are those of results 2 i
+// and 2 i + 1 of the thread. Of sixteen columns a thread has two in each half, which stmatrix
+// stores next to each other: staged_codes puts them in order.
 template <typename Pair>
 __device__ __forceinline__ void stage_codes(u8* staging, Pair pair) {
     const u32 lane = threadIdx.x % 32,
@@ -41,7 +41,7 @@ __device__ __forceinline__ void stage_codes(u8* staging, Pair pair) {
     }
 }
 
-// Sixteen codes of a row from what stage_codes stored.
+// Reads sixteen codes of a row that were stored by stage_codes.
 __device__ __forceinline__ uint4 staged_codes(const u8* at) {
     const uint4 x = *(const uint4*)at;
     return make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),

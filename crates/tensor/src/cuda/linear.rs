@@ -11,7 +11,7 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, Precision, hopper_gemm
 use crate::params::Activation;
 
 impl Activation {
-    /// The code of activation.cu.
+    /// The activation's code in activation.cu.
     pub(crate) fn code(self) -> u32 {
         match self {
             Self::None => 0,
@@ -21,8 +21,8 @@ impl Activation {
     }
 }
 
-/// Weights have rows of zeros up to a multiple of this, so that a GEMM over all of them, such as of
-/// a vocabulary of 50257, writes aligned rows.
+/// Weights are padded with rows of zeros to a multiple of this, so that a GEMM over all of them,
+/// e.g. for a vocabulary of 50257, writes aligned rows.
 pub(crate) const ROW_ALIGNMENT: usize = 128;
 
 /// The weights of a linear map `x W + b`, stored (outputs, inputs) in the compute dtype.
@@ -32,7 +32,7 @@ pub(crate) struct CudaLinear {
     outputs: usize,
     matrix: CudaTensor, // (padded outputs, inputs), zeros beyond the outputs
     bias: Option<DeviceBuffer>, // (padded outputs) of f32, zeros beyond the outputs
-    bias_bf16: Option<DeviceBuffer>, // the same of bf16, for cuBLASLt's epilogue
+    bias_bf16: Option<DeviceBuffer>, // the same as bf16, for cuBLASLt's epilogue
     fp8: Option<Box<Fp8Weights>>, // the same as e4m3, on a device of precision fp8
     is_constant: bool,  // never assigned
 }
@@ -89,7 +89,8 @@ impl CudaLinear {
         outputs: usize,
         bias: Option<&[f32]>,
     ) -> Result<Self, CudaError> {
-        let (cuda, inputs) = (&matrix.cuda().clone(), matrix.cols());
+        let cuda = &matrix.cuda().clone();
+        let inputs = matrix.cols();
         assert!(bias.is_none_or(|b| b.len() == outputs), "linear: the bias is not {outputs} wide");
         let fp8 = match cuda.precision() {
             Precision::Fp8 => Fp8Weights::new(&matrix, bias)?.map(Box::new),
@@ -104,7 +105,7 @@ impl CudaLinear {
             map.bias = Some(DeviceBuffer::upload(cuda, &padded)?);
             map.bias_bf16 = Some(DeviceBuffer::upload(cuda, &bf16)?);
         }
-        // A kernel that reads constant weights early may be the next one.
+        // The next kernel may read constant weights early.
         cuda.synchronize()?;
         Ok(map)
     }
@@ -115,7 +116,7 @@ impl CudaLinear {
         matrix: &CudaTensor,
         bias: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
-        assert!(self.fp8.is_none(), "assign: weights of fp8 are not trained");
+        assert!(self.fp8.is_none(), "assign: fp8 weights cannot be trained");
         self.is_constant = false;
         assert_eq!(
             (matrix.rows(), matrix.cols()),
@@ -150,18 +151,18 @@ impl CudaLinear {
         &self.matrix
     }
 
-    /// The weights as e4m3: of a map of an fp8 device whose inputs are whole groups.
+    /// The weights as e4m3, if the device has precision fp8 and the map's inputs are whole groups.
     pub(crate) fn fp8(&self) -> Option<&Fp8Weights> {
         self.fp8.as_deref()
     }
 
-    /// The bias of f32 with its padding: (>= outputs).
+    /// The f32 bias with its padding: (>= outputs).
     pub(crate) fn padded_bias(&self) -> Option<&DeviceBuffer> {
         self.bias.as_ref()
     }
 
-    /// Whether weights and bias are as they were made, when the device had nothing else to do: a
-    /// kernel may read them before the kernel before it has ended.
+    /// Whether weights and bias are unchanged since they were created while the device was idle: a
+    /// kernel may then read them before the previous kernel has ended.
     pub(crate) fn is_constant(&self) -> bool {
         self.is_constant
     }
@@ -185,7 +186,7 @@ impl CudaTensor {
         if self.dtype() == dtype { Ok(None) } else { self.cast(dtype).map(Some) }
     }
 
-    /// The tensor as the dtype that `map` multiplies in; `None` if it has that dtype, or is e4m3.
+    /// The tensor in the dtype in which `map` multiplies; `None` if it has that dtype, or is e4m3.
     pub(crate) fn cast_operand(&self, map: &CudaLinear) -> Result<Option<Self>, CudaError> {
         if self.dtype() == CudaDtype::E4m3 {
             return Ok(None);
@@ -194,11 +195,12 @@ impl CudaTensor {
     }
 }
 
-/// `activation(x W + b)` of a dtype: x is (rows, inputs) of any dtype, the result (rows, outputs).
+/// `activation(x W + b)` in the given dtype: x is (rows, inputs) of any dtype, the result (rows,
+/// outputs).
 ///
 /// Bias and tanh-GELU are fused into the Hopper GEMM (`hopper_gemm`), and into cuBLASLt's where it
-/// supports them and the result is bf16 (its f32 GELU is less exact than ours); else they are a
-/// kernel of their own.
+/// supports them and the result is bf16 (its f32 GELU is less accurate than ours); otherwise they
+/// are a separate kernel.
 pub(crate) fn linear(
     x: &CudaTensor,
     map: &CudaLinear,
@@ -208,7 +210,7 @@ pub(crate) fn linear(
     matmul_bias_activation(x, map, true, activation, dtype)
 }
 
-/// `x W` of a dtype, without the bias.
+/// `x W` in the given dtype, without the bias.
 pub(crate) fn matmul(
     x: &CudaTensor,
     map: &CudaLinear,
@@ -338,7 +340,7 @@ pub(super) fn bias_activation(
     }
 }
 
-/// `x W + b` of f32 for the cross entropy: (rows, outputs), with a stride that aligns rows of any
+/// `x W + b` in f32 for the cross entropy: (rows, outputs), with a stride that aligns rows of any
 /// width.
 pub(crate) fn logits(x: &CudaTensor, map: &CudaLinear) -> Result<CudaTensor, CudaError> {
     if padded_stride(map.outputs) == map.outputs {
@@ -379,7 +381,7 @@ pub(crate) fn padded_stride(cols: usize) -> usize {
     if cols.is_multiple_of(8) { cols } else { cols.next_multiple_of(ROW_ALIGNMENT) }
 }
 
-/// `dy W^T` of a dtype: dy is (rows, outputs) of any dtype, the result (rows, inputs).
+/// `dy W^T` in the given dtype: dy is (rows, outputs) of any dtype, the result (rows, inputs).
 pub(crate) fn linear_dx(
     dy: &CudaTensor,
     map: &CudaLinear,
@@ -395,7 +397,7 @@ pub(crate) fn linear_dx(
     let out = CudaTensor::uninit(dy.cuda(), dy.rows(), map.inputs, dtype)?;
     let cast = dy.cast_operand(map)?;
     let (from, stride) = cast.as_ref().unwrap_or(dy).ptr_and_stride();
-    // The zeros that pad dy's rows are multiplied with the weights' rows of zeros.
+    // The zero padding of dy's rows is multiplied by the weights' rows of zeros.
     let summed = if stride == map.matrix.rows() { stride } else { map.outputs };
     let shape = GemmShape {
         rows: dy.rows(),
@@ -406,10 +408,8 @@ pub(crate) fn linear_dx(
         out: dtype,
         epilogue: BlasEpilogue::None,
     };
-    let (x, weights) = (
-        GemmOperand { transposed: false, stride },
-        GemmOperand { transposed: true, stride: map.inputs },
-    );
+    let x = GemmOperand { transposed: false, stride };
+    let weights = GemmOperand { transposed: true, stride: map.inputs };
     let at = GemmPointers { x: from, weights: map.matrix.pointer(), bias: 0, out: out.pointer() };
     // SAFETY: dy is (rows, summed) with its stride, the weights (>= summed, inputs), out (rows,
     // inputs).
@@ -443,11 +443,10 @@ pub(crate) fn linear_dw(
         return Ok(());
     }
     let operand = x.cuda().compute_dtype();
-    let (cast_x, cast_dy) = (x.cast_if_needed(operand)?, dy.cast_if_needed(operand)?);
-    let ((x_at, x_stride), (dy_at, dy_stride)) = (
-        cast_x.as_ref().unwrap_or(x).ptr_and_stride(),
-        cast_dy.as_ref().unwrap_or(dy).ptr_and_stride(),
-    );
+    let cast_x = x.cast_if_needed(operand)?;
+    let cast_dy = dy.cast_if_needed(operand)?;
+    let (x_at, x_stride) = cast_x.as_ref().unwrap_or(x).ptr_and_stride();
+    let (dy_at, dy_stride) = cast_dy.as_ref().unwrap_or(dy).ptr_and_stride();
     let shape = GemmShape {
         rows: dy.cols(),
         inputs: x.rows(),
@@ -459,14 +458,15 @@ pub(crate) fn linear_dw(
     };
     let at = GemmPointers { x: dy_at, weights: x_at, bias: 0, out: dw.pointer() };
     let transposed = |stride| GemmOperand { transposed: true, stride };
-    let (x_operand, weights) = (transposed(dy_stride), transposed(x_stride));
+    let x_operand = transposed(dy_stride);
+    let weights = transposed(x_stride);
     let gemm = Gemm { shape, x: x_operand, weights, accumulate: true };
     // SAFETY: both operands have as many rows as are summed, dw is (outputs, inputs).
     unsafe { x.cuda().blas().gemm(x.cuda(), gemm, at) }?;
     db.map_or(Ok(()), |db| column_sums(dy, db))
 }
 
-/// Blocks that fill a GPU.
+/// Number of blocks that fills a GPU.
 const FULL_GRID: usize = 1024;
 
 /// `to +=` the sum of x's rows; to is (1, cols) of f32.

@@ -11,7 +11,9 @@ pub(crate) fn cross_entropy(
     targets: &CudaIndices,
     weights: &[f32],
 ) -> Result<(CudaTensor, CudaTensor), CudaError> {
-    let (cuda, rows, cols) = (logits.cuda(), logits.rows(), logits.cols());
+    let cuda = logits.cuda();
+    let rows = logits.rows();
+    let cols = logits.cols();
     assert_eq!(
         (targets.len(), weights.len()),
         (rows, rows),

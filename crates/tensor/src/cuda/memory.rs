@@ -1,8 +1,8 @@
 //! Device memory: raw buffers, tensors, index lists.
 //!
-//! Memory comes from the driver's stream-ordered pool; what is dropped goes to its stream's free
-//! list and is reused by the next allocation of that size. Work on a stream runs in order, so a
-//! buffer may be dropped while kernels of its stream that use it are still queued.
+//! Memory comes from the driver's stream-ordered pool; freed memory goes to its stream's free list
+//! and is reused by the next allocation of that size. Work on a stream runs in order, so a buffer
+//! may be dropped while kernels of its stream that use it are still queued.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::stream::Stream;
 use super::{CudaDevice, CudaDtype, CudaError};
 
 impl CudaDtype {
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub(crate) fn size(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -28,20 +28,20 @@ impl CudaDtype {
         }
     }
 
-    /// The code of prelude.cuh.
+    /// The dtype's code in prelude.cuh.
     ///
     /// # Panics
-    /// For e4m3, which kernels that take any dtype do not read.
+    /// For e4m3, which dtype-generic kernels do not support.
     pub(crate) fn code(self) -> u64 {
         match self {
             Self::F32 => 1,
             Self::Bf16 => 2,
-            Self::E4m3 => panic!("e4m3 is for linear maps alone"),
+            Self::E4m3 => panic!("e4m3 is supported for linear maps only"),
         }
     }
 
-    /// The dtype that rows of so many elements are stored as where this one is asked for: e4m3 has
-    /// whole groups of 16, for TMA and for vector stores; other rows are bf16.
+    /// The dtype in which rows of `cols` elements are stored if this one is requested: e4m3
+    /// requires whole groups of 16, for TMA and vector stores; other rows are bf16.
     pub(crate) fn of_rows(self, cols: usize) -> Self {
         match self {
             Self::E4m3 if !cols.is_multiple_of(E4M3_GROUP) => Self::Bf16,
@@ -50,16 +50,16 @@ impl CudaDtype {
     }
 }
 
-/// Elements of e4m3 that are 16 bytes.
+/// Number of e4m3 elements in 16 bytes.
 pub(crate) const E4M3_GROUP: usize = 16;
 
-/// The one scale of rows of e4m3 that are written without knowing all of a row, and what is known
-/// of them.
+/// The common scale of e4m3 rows that are written before their maxima are known, with a bound on
+/// their norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CommonScale {
-    /// A power of two; times a code's number it is the element.
+    /// A power of two; an element is a code's value times the scale.
     pub(crate) scale: f32,
-    /// No row's norm, the root of its sum of squares before rounding, is larger.
+    /// Upper bound of the rows' L2 norms before rounding.
     pub(crate) max_norm: f32,
 }
 
@@ -70,7 +70,7 @@ impl CommonScale {
     }
 }
 
-/// The code of prelude.cuh for no tensor.
+/// The code for no tensor in prelude.cuh.
 pub(crate) const DTYPE_NONE: u64 = 0;
 
 /// Device memory, freed when dropped.
@@ -80,10 +80,10 @@ pub(crate) struct DeviceBuffer {
     origin: BufferOrigin,
     pointer: u64,
     bytes: usize,
-    allocated: usize, // bytes, at least `bytes`
+    allocated: usize, // allocated bytes, at least `bytes`
 }
 
-/// What a buffer is returned to.
+/// The owner to which a buffer is returned.
 #[derive(Debug)]
 enum BufferOrigin {
     /// The free list of its stream.
@@ -99,13 +99,11 @@ impl DeviceBuffer {
         Self::with_capacity(cuda, bytes, bytes)
     }
 
-    /// Memory of which `capacity` bytes may be read, though only `bytes` are meaningful.
+    /// Memory of which `capacity` bytes may be read, although only `bytes` are meaningful.
     fn with_capacity(cuda: &CudaDevice, bytes: usize, capacity: usize) -> Result<Self, CudaError> {
-        let (size, pool, stream) = (
-            CudaDevice::allocation_size(capacity),
-            graph::current_pool(cuda),
-            cuda.current_stream(),
-        );
+        let size = CudaDevice::allocation_size(capacity);
+        let pool = graph::current_pool(cuda);
+        let stream = cuda.current_stream();
         let pointer = match pool.as_ref().and_then(|pool| pool.take(size)) {
             Some(pointer) => pointer,
             None => {
@@ -135,8 +133,8 @@ impl DeviceBuffer {
         };
         let allocated = match malloc() {
             Err(e) if is_out_of_memory(&e) => {
-                tracing::debug!(bytes, "out of memory; releasing what is cached");
-                cuda.release_cached()?; // and waits for frees that are still queued
+                tracing::debug!(bytes, "out of memory; releasing cached allocations");
+                cuda.release_cached()?; // also waits for queued frees
                 malloc()
             }
             other => other,
@@ -151,7 +149,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Memory of zeros.
+    /// Zeroed memory.
     pub(crate) fn zeros(cuda: &CudaDevice, bytes: usize) -> Result<Self, CudaError> {
         let mut buffer = Self::new(cuda, bytes)?;
         buffer.clear()?;
@@ -167,16 +165,15 @@ impl DeviceBuffer {
     }
 
     /// Memory with these contents for the next pass: copied from a pinned buffer on the staging
-    /// stream, while the GPU is busy with the pass before.
+    /// stream, while the GPU runs the previous pass.
     pub(crate) fn stage<T: Pod>(cuda: &CudaDevice, values: &[T]) -> Result<Self, CudaError> {
         // A graph's inputs have fixed addresses, and are small.
         if graph::current_pool(cuda).is_none() {
-            let (stream, bytes) = (cuda.current_stream(), size_of_val(values));
+            let stream = cuda.current_stream();
+            let bytes = size_of_val(values);
             if let Some(staging) = stream.stage(values)? {
-                let (pointer, origin) = (
-                    staging.device_ptr(),
-                    BufferOrigin::Staging(Some(Box::new((stream, staging)))),
-                );
+                let pointer = staging.device_ptr();
+                let origin = BufferOrigin::Staging(Some(Box::new((stream, staging))));
                 return Ok(Self { cuda: cuda.clone(), origin, pointer, bytes, allocated: bytes });
             }
         }
@@ -196,7 +193,7 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
-    /// Copies its contents from byte `from` on to the host, once everything queued so far is done.
+    /// Copies its contents from byte `from` on to the host, once all work queued so far is done.
     pub(crate) fn download<T: Pod>(&self, from: usize, into: &mut [T]) -> Result<(), CudaError> {
         assert!(
             from + size_of_val(into) <= self.bytes,
@@ -230,7 +227,7 @@ impl DeviceBuffer {
         unsafe { Readback::start(&self.cuda, self.pointer, self.bytes / size_of::<T>()) }
     }
 
-    /// Copies all of `other` to byte `at` of this.
+    /// Copies all of `other` to this buffer at byte `at`.
     pub(crate) fn copy_from(&mut self, at: usize, other: &Self) -> Result<(), CudaError> {
         assert!(
             at + other.bytes <= self.bytes,
@@ -278,8 +275,8 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Rows that an interleaved TMA load reads together: the last group may go beyond the rows, so
-/// there is capacity for it.
+/// Number of rows that an interleaved TMA load reads together: the last group may exceed the rows,
+/// so capacity is reserved for it.
 const ROW_GROUP: usize = 8;
 
 /// A row-major matrix on the GPU. Its rows may be padded with zeros, which only GEMMs and losses
@@ -290,8 +287,8 @@ pub(crate) struct CudaTensor {
     cols: usize,
     stride: usize, // elements from one row to the next
     dtype: CudaDtype,
-    common_scale: Option<CommonScale>, // of e4m3; none: each row has a scale
-    buffer: DeviceBuffer, // (rows, stride); of e4m3 with a scale for each row then (rows) of f32
+    common_scale: Option<CommonScale>, // for e4m3; `None`: each row has a scale
+    buffer: DeviceBuffer, // (rows, stride); for e4m3 with a scale per row followed by (rows) of f32
 }
 
 impl CudaTensor {
@@ -314,7 +311,11 @@ impl CudaTensor {
         stride: usize,
         dtype: CudaDtype,
     ) -> Result<Self, CudaError> {
-        assert_eq!(dtype, dtype.of_rows(stride), "e4m3: rows of {stride} are no whole groups");
+        assert_eq!(
+            dtype,
+            dtype.of_rows(stride),
+            "e4m3: rows of {stride} are not a multiple of the group size"
+        );
         let scale = if dtype == CudaDtype::E4m3 { size_of::<f32>() } else { 0 };
         let buffer = Self::buffer_of_rows(cuda, rows, stride * dtype.size() + scale)?;
         Ok(Self { rows, cols, stride, dtype, common_scale: None, buffer })
@@ -328,8 +329,13 @@ impl CudaTensor {
         cols: usize,
         by: CommonScale,
     ) -> Result<Self, CudaError> {
-        let (dtype, common_scale) = (CudaDtype::E4m3, Some(by));
-        assert_eq!(dtype, dtype.of_rows(cols), "e4m3: rows of {cols} are no whole groups");
+        let dtype = CudaDtype::E4m3;
+        let common_scale = Some(by);
+        assert_eq!(
+            dtype,
+            dtype.of_rows(cols),
+            "e4m3: rows of {cols} are not a multiple of the group size"
+        );
         let buffer = Self::buffer_of_rows(cuda, rows, cols)?;
         Ok(Self { rows, cols, stride: cols, dtype, common_scale, buffer })
     }
@@ -382,7 +388,7 @@ impl CudaTensor {
         scales: &[f32],
     ) -> Result<Self, CudaError> {
         let rows = scales.len();
-        assert_eq!(codes.len(), rows * cols, "a {rows} x {cols} matrix has that many codes");
+        assert_eq!(codes.len(), rows * cols, "a {rows} x {cols} matrix has rows * cols codes");
         let mut out = Self::uninit(cuda, rows, cols, CudaDtype::E4m3)?;
         out.buffer.copy_from(0, &DeviceBuffer::upload(cuda, codes)?)?;
         out.buffer.copy_from(rows * cols, &DeviceBuffer::upload(cuda, scales)?)?;
@@ -393,11 +399,15 @@ impl CudaTensor {
     pub(crate) fn set_shape(&mut self, rows: usize, cols: usize) {
         assert_eq!(self.stride, self.cols, "tensor: padded rows cannot be reshaped");
         assert_ne!(self.dtype, CudaDtype::E4m3, "tensor: rows with scales cannot be reshaped");
-        assert_eq!(self.rows * self.cols, rows * cols, "tensor: as many elements in another shape");
+        assert_eq!(
+            self.rows * self.cols,
+            rows * cols,
+            "tensor: a new shape must have the same number of elements"
+        );
         (self.rows, self.cols, self.stride) = (rows, cols, cols);
     }
 
-    /// Its elements as f32, once everything queued so far is done.
+    /// Its elements as f32, once all work queued so far is done.
     pub(crate) fn to_host(&self) -> Result<Vec<f32>, CudaError> {
         let all: Vec<f32> = match self.dtype {
             CudaDtype::F32 => {
@@ -422,8 +432,7 @@ impl CudaTensor {
         })
     }
 
-    /// The codes of e4m3, (rows, stride), and each row's scale, once everything queued so far is
-    /// done.
+    /// The e4m3 codes, (rows, stride), and each row's scale, once all work queued so far is done.
     pub(crate) fn codes_to_host(&self) -> Result<(Vec<u8>, Vec<f32>), CudaError> {
         let mut codes = vec![0; self.rows * self.stride];
         self.buffer.download(0, &mut codes)?;
@@ -439,7 +448,7 @@ impl CudaTensor {
         self.scaled(1.0, dtype)
     }
 
-    /// The elements times `by`, as a dtype.
+    /// The elements times `by`, in the given dtype.
     pub(crate) fn scaled(&self, by: f32, dtype: CudaDtype) -> Result<Self, CudaError> {
         let out = Self::uninit(self.cuda(), self.rows, self.cols, dtype)?;
         let count = (self.rows * self.cols) as u64;
@@ -457,7 +466,9 @@ impl CudaTensor {
 
     /// A matrix of the same shape and dtype with unspecified contents; all of it must be written.
     pub(crate) fn uninit_like(&self) -> Result<Self, CudaError> {
-        let (cuda, rows, cols) = (self.cuda(), self.rows, self.cols);
+        let cuda = self.cuda();
+        let rows = self.rows;
+        let cols = self.cols;
         match self.common_scale {
             Some(by) => Self::uninit_scaled(cuda, rows, cols, by),
             None => Self::uninit_strided(cuda, rows, cols, self.stride, self.dtype),
@@ -488,13 +499,13 @@ impl CudaTensor {
         self.buffer().pointer
     }
 
-    /// The scale of all rows of e4m3, if they have one.
+    /// The common scale of e4m3 rows, if they have one.
     pub(crate) fn common_scale(&self) -> Option<CommonScale> {
         self.common_scale
     }
 
-    /// The scales of e4m3 as kernels read them: the address of one for each row, or null, and a
-    /// factor of all rows.
+    /// The scales of e4m3 rows as kernel arguments: the address of per-row scales, or null, and a
+    /// common factor.
     pub(crate) fn scales(&self) -> (u64, f32) {
         self.common_scale.map_or_else(|| (self.scales_pointer(), 1.0), |by| (0, by.scale))
     }
@@ -507,7 +518,7 @@ impl CudaTensor {
         self.buffer.pointer + self.scales_offset() as u64
     }
 
-    /// Bytes before the scales: rows of e4m3 are whole groups, so that scales are aligned.
+    /// Offset of the scales in bytes: e4m3 rows are whole groups, so that scales are aligned.
     fn scales_offset(&self) -> usize {
         assert_eq!(
             (self.dtype, self.common_scale),
@@ -546,10 +557,7 @@ impl CudaTensor {
     }
 
     pub(crate) fn buffer(&self) -> &DeviceBuffer {
-        assert_eq!(
-            self.stride, self.cols,
-            "these rows are padded: they are for gemms and losses alone"
-        );
+        assert_eq!(self.stride, self.cols, "padded rows are only for gemms and losses");
         &self.buffer
     }
 }

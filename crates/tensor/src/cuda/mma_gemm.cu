@@ -1,14 +1,14 @@
 // A GEMM of bf16 operands whose results do not depend on the number of rows: out[m, n] = sum over k
 // of x[m, k] w[n, k]. An element is the sum of its products in f32, 16 at a time in the order of k,
-// whatever the shape: no split along k, one tile size. Deterministic devices use it where the
-// Hopper GEMM does not apply.
+// for every shape: no split along k, one tile size. Deterministic devices use it where the Hopper
+// GEMM does not apply.
 //
 // A block computes 128 x 128 results, each of its eight warps 32 x 64 of them with mma. Operands
-// come through two stages of shared memory by cp.async. Bound by shared memory.
+// are loaded through two stages of shared memory by cp.async. Bound by shared memory.
 
 #define TILE 128
 #define DEPTH 32
-#define STRIDE (DEPTH + 8)  // of a row in shared memory: eight rows are in different banks
+#define STRIDE (DEPTH + 8)  // elements of a row in shared memory: eight rows are in different banks
 #define THREADS 256
 
 // Copies TILE rows and DEPTH columns from (first, k0) on; zeros beyond the matrix. Rows that are
@@ -27,8 +27,8 @@ __device__ __forceinline__ void fetch_tile(u16* to, const u16* from, u64 stride,
     }
 }
 
-// x (rows, inputs) with a stride, w (outputs, inputs) with one, out (rows, outputs) of f32 or bf16
-// with one. The bias (outputs), which may be null, has out's dtype.
+// x (rows, inputs), w (outputs, inputs) and out (rows, outputs) of f32 or bf16, each with a stride.
+// The bias (outputs), which may be null, has out's dtype.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_gemm(const u16* x, u64 x_stride, const u16* w, u64 w_stride, const void* bias, void* out,
              int type, u64 out_stride, int accumulate, u32 rows, u32 outputs, u32 inputs) {

@@ -1,7 +1,7 @@
-//! The GEMM of bf16 operands in a fixed order (`mma_gemm.cu`), for deterministic devices.
+//! A bf16 GEMM with a fixed summation order (`mma_gemm.cu`), for deterministic devices.
 //!
-//! cuBLASLt chooses its algorithm by the shape, and with it the order of a sum, so that a row's
-//! result depends on the number of rows beside it. Here it depends on the row alone.
+//! cuBLASLt selects its algorithm by shape, and with it the order of a sum, so that a row's result
+//! depends on the number of rows. Here it depends on the row only.
 
 use super::blas::{BlasEpilogue, Gemm, GemmPointers};
 use super::context::{LaunchConfig, int, kernel_args};
@@ -16,7 +16,7 @@ pub(super) fn supports(epilogue: BlasEpilogue) -> bool {
     epilogue != BlasEpilogue::BiasGelu
 }
 
-/// Whether the kernel reads such operands; those of gradients are transposed.
+/// Whether the kernel supports these operands; those of gradients are transposed.
 pub(super) fn takes(gemm: &Gemm) -> bool {
     !gemm.x.transposed && !gemm.weights.transposed
 }
@@ -56,6 +56,6 @@ pub(super) unsafe fn gemm(
         int(shape.inputs)
     ];
     // SAFETY: the kernel reads `rows` rows of x and `outputs` of the weights, `inputs` long with
-    // their strides, and writes (rows, outputs) with the result's: the caller's promise.
+    // their strides, and writes (rows, outputs) with the result's, as guaranteed by the caller.
     unsafe { cuda.launch("mma_gemm", config, arguments) }
 }

@@ -8,17 +8,17 @@
 //!   [`memory`] is device memory, [`args`] the structs of arguments.
 //! * [`staging`] copies inputs to the GPU ahead of their pass, [`readback`] copies results to the
 //!   host asynchronously.
-//! * [`hopper_gemm`] and [`residual`] have kernels for Hopper alone (`hopper.cuh`), which load and
-//!   store matrices through [`tma`] descriptors.
-//! * [`fp8`] has rows of e4m3 with their scales, which `hopper_gemm` multiplies; [`e4m3`] is the
+//! * [`hopper_gemm`] and [`residual`] contain kernels that only run on Hopper (`hopper.cuh`), which
+//!   load and store matrices through [`tma`] descriptors.
+//! * [`fp8`] contains e4m3 rows with their scales, which `hopper_gemm` multiplies; [`e4m3`] is the
 //!   format on the host.
 //! * [`graph`] captures and replays CUDA graphs.
 //! * One file per operation, under the names of `cpu`: contract and launch here, the kernel in the
 //!   `.cu` file of the same name.
 //!
 //! Nothing is linked: the driver, NVRTC and cuBLASLt are loaded when a GPU is opened, and a build
-//! needs none of them. Operations panic when shapes disagree, as those of `ops` do; whatever
-//! depends on the machine is a [`CudaError`].
+//! needs none of them. Operations panic when shapes disagree, like those of `ops`; failures that
+//! depend on the machine are a [`CudaError`].
 
 pub(crate) mod activation;
 pub(crate) mod args;

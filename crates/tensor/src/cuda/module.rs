@@ -1,8 +1,8 @@
-//! Kernels: compiled from source by NVRTC for the GPU at hand, cached on disk, loaded as modules.
+//! Kernels: compiled from source by NVRTC for the present GPU, cached on disk, loaded as modules.
 //!
-//! A cubin's file name is a hash of everything it depends on (source, architecture, options,
-//! compiler version), so a stale one is never found. It is written to a temporary file and renamed,
-//! and begins with a checksum; one that is corrupt or cannot be written is treated as absent.
+//! A cubin's file name is a hash of all its inputs (source, architecture, options, compiler
+//! version), so a stale one is never found. It is written to a temporary file and renamed, and
+//! starts with a checksum; a corrupt one is treated as missing, and failures to write are ignored.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -21,7 +21,7 @@ const PRELUDE: &str = include_str!("prelude.cuh");
 const ATTENTION: &str = include_str!("attention.cuh");
 const FP8: &str = include_str!("fp8.cuh");
 
-/// The headers of kernels with Hopper's tiles: of operands of bf16, and of e4m3.
+/// The headers of kernels with Hopper tiles: for bf16 operands, and for e4m3.
 macro_rules! tile_headers {
     ($define:literal) => {
         concat!(
@@ -48,7 +48,7 @@ pub(crate) const OPT_IN_SHARED: &[&str] = &[
     "residual_768",
 ];
 
-/// The same of those that only a device of precision fp8 has.
+/// The same for the kernels of a device of precision fp8.
 pub(crate) const FP8_OPT_IN_SHARED: &[&str] = &[
     "attention_fp8_64",
     "attention_fp8_128",
@@ -60,7 +60,7 @@ pub(crate) const FP8_OPT_IN_SHARED: &[&str] = &[
 ];
 
 /// Prefixes of the names of kernels that are launched with programmatic dependent launch (PDL),
-/// from compute capability 9.0 on: they may start while the kernel before them on the stream ends.
+/// from compute capability 9.0 on: they may start while the previous kernel on the stream ends.
 /// Each waits for it (`griddep_wait` in prelude.cuh) before it accesses anything but the staged
 /// inputs of the pass.
 const PDL_KERNELS: &[&str] = &[
@@ -107,8 +107,8 @@ macro_rules! source {
     };
 }
 
-/// One kernel of `hopper_gemm.cu`, which is compiled once for each epilogue: together they would
-/// take seconds.
+/// One kernel of `hopper_gemm.cu`, which is compiled separately for each epilogue: together they
+/// would take seconds.
 macro_rules! gemm_source {
     ($kernel:literal, $epilogue:literal) => {
         source!("hopper_gemm.cu" with concat!(
@@ -118,7 +118,7 @@ macro_rules! gemm_source {
     };
 }
 
-/// The same of e4m3.
+/// The same for e4m3.
 macro_rules! fp8_gemm_source {
     ($kernel:literal, $epilogue:literal) => {
         source!("hopper_gemm.cu" with concat!(
@@ -196,7 +196,7 @@ const SOURCES: &[KernelSource] = &[
     source!("topk.cu", "argmax_rows", "argmax_partials", "top_k_mixture"),
 ];
 
-/// What a device of precision fp8 has besides: others neither compile nor load it.
+/// The additional kernels of a device of precision fp8: others neither compile nor load them.
 const FP8_SOURCES: &[KernelSource] = &[
     source!(
         "attention.cu" with concat!(
@@ -227,8 +227,8 @@ const FP8_SOURCES: &[KernelSource] = &[
     source!("residual.cu" with tile_headers!("#define E4M3\n"), "residual_fp8_768"),
 ];
 
-/// All kernels, loaded into the current context and living as long as it does, each with whether it
-/// was launched.
+/// All kernels, loaded into the current context and living as long as it does, each with a flag
+/// whether it was launched.
 #[derive(Debug)]
 pub(crate) struct Kernels(HashMap<&'static str, (Kernel, AtomicBool)>);
 
@@ -246,17 +246,18 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Compiles every kernel for a compute capability, with those of fp8 if they are needed, or
-    /// takes it from the cache, and loads it into the current context.
+    /// Compiles every kernel for a compute capability, or takes it from the cache, and loads it
+    /// into the current context; with the fp8 kernels if requested.
     pub(crate) fn load((major, minor): (i32, i32), fp8: bool) -> Result<Self, CudaError> {
         let needed = || SOURCES.iter().chain(if fp8 { FP8_SOURCES } else { &[] });
         // wgmma and TMA need the architecture-specific target sm_90a.
         let specific = if (major, minor) == (9, 0) { "a" } else { "" };
         let arch = format!("sm_{major}{minor}{specific}");
         let cache = cache_dir();
-        // In parallel: each compilation takes a good part of a second.
+        // In parallel: each compilation takes a considerable part of a second.
         let images: Vec<Result<Vec<u8>, CudaError>> = std::thread::scope(|scope| {
-            let (arch, cache) = (&arch, cache.as_deref());
+            let arch = &arch;
+            let cache = cache.as_deref();
             let threads: Vec<_> =
                 needed().map(|s| scope.spawn(move || image(s, arch, cache))).collect();
             threads
@@ -280,7 +281,7 @@ impl Kernels {
         self.entry(name).0
     }
 
-    /// [`Self::get`] of a kernel that is launched.
+    /// [`Self::get`] for a launch, which is recorded.
     pub(crate) fn launch(&self, name: &str) -> Kernel {
         let (kernel, launched) = self.entry(name);
         launched.store(true, Ordering::Relaxed);
@@ -291,7 +292,7 @@ impl Kernels {
         self.0.get(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
     }
 
-    /// The kernels that were launched, in the order of their names.
+    /// The kernels that were launched, sorted by name.
     pub(crate) fn launched(&self) -> Vec<&'static str> {
         let launched = self.0.iter().filter(|(_, (_, launched))| launched.load(Ordering::Relaxed));
         let mut names: Vec<&str> = launched.map(|(name, _)| *name).collect();
@@ -341,13 +342,14 @@ fn options(arch: &str) -> [String; 2] {
 }
 
 fn cache_name(source: &KernelSource, arch: &str) -> String {
-    let (mut major, mut minor) = (0, 0);
+    let mut major = 0;
+    let mut minor = 0;
     // SAFETY: both point to integers that outlive the call.
     let known = unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().is_ok();
     let version = if known { format!("{major}.{minor}") } else { String::new() };
     let parts = [PRELUDE, source.headers, source.text, &options(arch).join(" "), &version];
     let stem = source.file.trim_end_matches(".cu");
-    // Two digests under different names: 64 bits are few for files that are trusted by their name.
+    // Two digests with different salts: 64 bits are few for files that are trusted by name.
     let digest = |name| {
         let with = |digest: Fingerprint, part: &&str| digest.with(name, part.as_bytes());
         parts.iter().fold(Fingerprint::default(), with).finish()
@@ -372,7 +374,7 @@ fn read_cached(path: &Path) -> Option<Vec<u8>> {
 
 fn write_cached(path: &Path, image: &[u8]) {
     let made = path.parent().map_or(Ok(()), fs::create_dir_all);
-    // A cache that cannot be written costs time at the next start and nothing else.
+    // A cache that cannot be written only costs time at the next start.
     let _ =
         made.and_then(|()| record::files::write_atomic(path, &[&checksum(image), image].concat()));
 }
@@ -391,7 +393,7 @@ fn compile(source: &KernelSource, arch: &str) -> Result<Vec<u8>, CudaError> {
     let text = CString::new(text).map_err(|e| failed(e.to_string()))?;
     let name = CString::new(source.file).map_err(|e| failed(e.to_string()))?;
     let program = nvrtc::create_program(&text, Some(&name)).map_err(|e| failed(e.to_string()))?;
-    // SAFETY: the program lives until `destroy_program`, its text and name longer.
+    // SAFETY: the program is alive until `destroy_program`, its text and name longer.
     let compiled = unsafe { nvrtc::compile_program(program, &options(arch)) };
     let image = match compiled {
         // SAFETY: as above, and it was compiled.

@@ -1,6 +1,6 @@
 // Gaussian noise on thoughts: Box-Muller in double precision on Philox's words, as in rng.rs.
 //
-// Bound by double-precision logarithms and sines, four normals per thread. Left simple: the decoder
+// Bound by double-precision logarithms and sines, four normals per thread. Kept simple: the decoder
 // pass of a thought takes thousands of times as many operations.
 
 __device__ __forceinline__ void box_muller(u32 a, u32 b, double* x, double* y) {

@@ -4,7 +4,7 @@
 // Memory-bound: each element of x, y and out is accessed once. A row is held in registers (4 CHUNKS
 // elements per thread), so mean, variance and result need no second read, and all its loads are in
 // flight at once. WARPS warps share a row; several short rows share a block. The dtype of y is a
-// template parameter, so that y stays in registers as it was loaded.
+// template parameter, so that y stays in registers in its stored form.
 //
 // out may be e4m3 with one scale for all rows (fp8.cuh), whose length is then a multiple of 16.
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ float row_sum(float x, float* scratch) {
     return x;
 }
 
-// Four elements as they are in memory.
+// Four elements in their stored form.
 template <int TYPE>
 struct RawVec4 {
     float4 v;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void add_norm(const float* from, float* x, const void
     const u32 threads = 32 * WARPS;
     const u32 row = WARPS == 1 ? blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
     const u32 lane = WARPS == 1 ? threadIdx.x % 32 : threadIdx.x;
-    // PDL: masks are sampled while the kernel before ends; the perturbations were staged before it
-    // began.
+    // PDL: masks are sampled while the previous kernel ends; the perturbations were staged before
+    // it started.
     static_assert(CHUNKS <= 8, "a lane's mask is 32 bits");
     u32 kept = FULL_MASK;
     bool drops = false;

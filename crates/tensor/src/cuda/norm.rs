@@ -13,13 +13,14 @@ pub(crate) struct CudaNorm {
     width: usize,
     eps: f32,
     scale: DeviceBuffer,         // (width) of f32
-    shift: Option<DeviceBuffer>, // (width) of f32; none of an RMSNorm
-    result_scale: CommonScale,   // of its results as e4m3
+    shift: Option<DeviceBuffer>, // (width) of f32; `None` for RMSNorm
+    result_scale: CommonScale,   // scale of its results as e4m3
 }
 
-/// The scale of a norm's results as e4m3: one that holds for any row, so that a CTA that has a part
-/// of a row needs nothing of the others. Of n elements before scale and shift the sum of squares is
-/// at most n, and none is larger than the root of n, or of n - 1 if the mean was subtracted.
+/// The scale of a norm's results as e4m3: a common one that fits any row, so that a CTA with a part
+/// of a row needs no data of the others. For n elements before scale and shift, the sum of squares
+/// is at most n, and none is larger than the square root of n, or of n - 1 if the mean was
+/// subtracted.
 fn result_scale(scale: &[f32], shift: Option<&[f32]>) -> CommonScale {
     let magnitude = |x: &[f32]| x.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     let n = scale.len() as f32;
@@ -79,7 +80,7 @@ impl CudaNorm {
         shift: Option<&CudaTensor>,
     ) -> Result<(), CudaError> {
         assert_eq!(self.shift.is_some(), shift.is_some(), "assign: parameters of another norm");
-        assert_ne!(scale.cuda().precision(), Precision::Fp8, "assign: fp8 is not trained");
+        assert_ne!(scale.cuda().precision(), Precision::Fp8, "assign: fp8 cannot be trained");
         for (to, from) in [(Some(&mut self.scale), Some(scale)), (self.shift.as_mut(), shift)] {
             if let (Some(to), Some(from)) = (to, from) {
                 let shape = (from.rows(), from.cols(), from.dtype());
@@ -111,7 +112,7 @@ impl CudaNorm {
         self.scale.pointer()
     }
 
-    /// Rows for its results, of a dtype.
+    /// Allocates rows for its results in the given dtype.
     pub(crate) fn uninit_results(
         &self,
         cuda: &CudaDevice,
@@ -124,7 +125,7 @@ impl CudaNorm {
         }
     }
 
-    /// Null for an RMSNorm.
+    /// Address of the shift; null for RMSNorm.
     pub(crate) fn shift(&self) -> u64 {
         self.shift.as_ref().map_or(0, DeviceBuffer::pointer)
     }
@@ -135,7 +136,8 @@ pub(crate) fn add(x: &mut CudaTensor, addend: ResidualAddend<'_>) -> Result<(), 
     AddNorm { addend: Some(addend), ..AddNorm::new(x, x) }.launch()
 }
 
-/// `x += dropout(y + bias)`, then the norm of the new x, of a dtype, in one pass over the rows.
+/// `x += dropout(y + bias)`, then the norm of the new x in the given dtype, in one pass over the
+/// rows.
 pub(crate) fn add_norm(
     x: &mut CudaTensor,
     addend: ResidualAddend<'_>,
@@ -148,7 +150,7 @@ pub(crate) fn add_norm(
     Ok(out)
 }
 
-/// `to = from + position embeddings`, then the norm of `to`, of a dtype; `to` may be `from`.
+/// `to = from + position embeddings`, then the norm of `to` in the given dtype; `to` may be `from`.
 pub(crate) fn add_positions_norm(
     from: &CudaTensor,
     to: &CudaTensor,
@@ -158,12 +160,13 @@ pub(crate) fn add_positions_norm(
 ) -> Result<CudaTensor, CudaError> {
     let out = by.uninit_results(to.cuda(), to.rows(), dtype)?;
     let addend = positions.map(|p| ResidualAddend { y: p.table, bias: None, mask: None });
-    let (gathered, norm) = (positions.map(|p| p.positions), Some((by, &out)));
+    let gathered = positions.map(|p| p.positions);
+    let norm = Some((by, &out));
     AddNorm { from, to, addend, gathered, norm }.launch()?;
     Ok(out)
 }
 
-/// The norm of each row of x (f32), of a dtype.
+/// The norm of each row of x (f32), in the given dtype.
 pub(crate) fn norm(
     x: &CudaTensor,
     by: &CudaNorm,
@@ -180,7 +183,7 @@ struct AddNorm<'a> {
     from: &'a CudaTensor, // (rows, cols) of f32
     to: &'a CudaTensor,   // (rows, cols) of f32, maybe the same
     addend: Option<ResidualAddend<'a>>,
-    gathered: Option<&'a CudaIndices>, // the rows of the addend that are added; none: all, in order
+    gathered: Option<&'a CudaIndices>, // indices of the added rows of the addend; `None`: all, in order
     norm: Option<(&'a CudaNorm, &'a CudaTensor)>, // with its output (rows, cols)
 }
 
@@ -191,7 +194,8 @@ impl<'a> AddNorm<'a> {
 
     fn launch(self) -> Result<(), CudaError> {
         let Self { from, to: x, addend, gathered, norm } = self;
-        let (rows, cols) = (x.rows(), x.cols());
+        let rows = x.rows();
+        let cols = x.cols();
         assert_eq!(
             (x.dtype(), from.dtype()),
             (CudaDtype::F32, CudaDtype::F32),
@@ -262,27 +266,28 @@ impl<'a> AddNorm<'a> {
     }
 }
 
-/// The code of an output of e4m3, as in norm.cu.
+/// The code of e4m3 outputs, as in norm.cu.
 const E4M3_OUT: u64 = 3;
 
-/// The kernel whose threads hold a row of so many columns in registers, for an addend of a dtype.
+/// The kernel whose threads hold a row of `cols` columns in registers, for an addend of the given
+/// dtype.
 fn select_kernel(rows: usize, cols: usize, y_type: u64) -> (&'static str, LaunchConfig) {
     let (names, blocks, threads) = match cols {
         0..=768 => (KERNELS_1, rows.div_ceil(4), 128),
         769..=2048 => (KERNELS_4, rows, 128),
         2049..=16384 => (KERNELS_16, rows, 512),
-        _ => panic!("norm: rows of {cols} are wider than any model's"),
+        _ => panic!("norm: rows of {cols} exceed the maximum width"),
     };
     (names[y_type as usize], LaunchConfig::new(blocks, threads))
 }
 
-/// Kernels of so many warps a row, by the dtype of the addend.
+/// Kernels by number of warps per row and dtype of the addend.
 const KERNELS_1: [&str; 3] = ["add_norm_1_0", "add_norm_1_1", "add_norm_1_2"];
 const KERNELS_4: [&str; 3] = ["add_norm_4_0", "add_norm_4_1", "add_norm_4_2"];
 const KERNELS_16: [&str; 3] = ["add_norm_16_0", "add_norm_16_1", "add_norm_16_2"];
 
-/// Threads of the grid: enough to fill a GPU, few enough that adding the blocks' partial sums is
-/// cheap.
+/// Number of threads of the grid: enough to fill a GPU, few enough that adding the blocks' partial
+/// sums is cheap.
 const THREADS: usize = 1 << 17;
 /// From this many rows on, several short rows share a block.
 const MANY_ROWS: usize = 2048;
@@ -293,7 +298,8 @@ pub(crate) fn norm_backward(
     by: &CudaNorm,
     to: NormGradients<'_>,
 ) -> Result<(), CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert_eq!(cols, by.width, "norm_backward: rows of {cols} against parameters of {}", by.width);
     assert_eq!(
         (to.dy.rows(), to.dy.cols()),
@@ -322,7 +328,7 @@ pub(crate) fn norm_backward(
         257..=1024 => ("norm_backward_4_2", 1, 128),
         1025..=2048 => ("norm_backward_4_4", 1, 128),
         2049..=16384 => ("norm_backward_16_8", 1, 512),
-        _ => panic!("norm_backward: rows of {cols} are wider than any model's"),
+        _ => panic!("norm_backward: rows of {cols} exceed the maximum width"),
     };
     let blocks = rows.div_ceil(rows_per_block).min(THREADS / threads);
     let dshift = to.dshift.map_or(0, |d| d.pointer());
@@ -361,8 +367,7 @@ mod tests {
         (0..x.len()).map(element).collect()
     }
 
-    /// Rows of one large element are the largest that there are, and reach the bound; of others the
-    /// norm is within it.
+    /// Rows with a single large element attain the bound; the norm of others is within it.
     #[test]
     fn results_are_within_the_scale_and_the_norm_that_are_told() {
         let numbers = |n: usize, salt: u64| {
@@ -372,7 +377,8 @@ mod tests {
             x
         };
         for n in [16, 48, 768, 2048] {
-            let (scale, shift) = (numbers(n, 1), numbers(n, 2));
+            let scale = numbers(n, 1);
+            let shift = numbers(n, 2);
             for shift in [Some(&shift[..]), None] {
                 let by = result_scale(&scale, shift);
                 let bound = f64::from(by.scale * e4m3::MAX);
@@ -387,7 +393,7 @@ mod tests {
                 }
                 assert!(largest <= bound, "{n}: {largest} beyond {bound}");
             }
-            // Without outliers of the parameters the scale is the least that fits.
+            // Without outliers in the parameters, the scale is the smallest that fits.
             let plain = result_scale(&vec![1.0; n], Some(&vec![0.0; n]));
             assert_eq!(plain.scale, e4m3::scale_for((n as f32 - 1.0).sqrt()));
         }

@@ -53,7 +53,8 @@ pub(crate) fn sum_of_squares(of: &[&CudaTensor]) -> Result<f64, CudaError> {
     let mut to = partial.pointer();
     for x in of {
         assert_eq!(x.dtype(), CudaDtype::F32, "sum_of_squares: of f32");
-        let (count, config) = ((x.rows() * x.cols()) as u64, LaunchConfig::new(parts(x), 256));
+        let count = (x.rows() * x.cols()) as u64;
+        let config = LaunchConfig::new(parts(x), 256);
         // SAFETY: x has `count` elements, and there is a sum for every block.
         unsafe {
             x.cuda().launch(

@@ -1,5 +1,5 @@
 // Prepended to every source: dtypes, vector accesses, reductions, PDL, Philox and dropout. No
-// header of the CUDA toolkit is included, so NVRTC alone compiles it.
+// header of the CUDA toolkit is included, so NVRTC suffices to compile it.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,18 +13,19 @@ typedef unsigned long long u64;
 
 #define INF __int_as_float(0x7f800000)
 #define FULL_MASK 0xffffffffu
-// The slot of what has none.
+// Marks a missing slot.
 #define NO_SLOT 0xffffffffu
 
-// Programmatic dependent launch (the kernels are listed in module.rs): waits for the kernel before.
-// Nothing that it could access may be accessed earlier.
+// Programmatic dependent launch (the kernels are listed in module.rs): waits for the previous
+// kernel. Nothing that it could access may be accessed earlier.
 __device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel, if it is launched with PDL, start as soon as there are resources for it.
+// Allows the next kernel, if it is launched with PDL, to start as soon as there are resources for
+// it.
 __device__ __forceinline__ void griddep_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -70,7 +71,7 @@ __device__ __forceinline__ float4 load4(const void* p, int type, u64 at, int lef
     return v;
 }
 
-// Stores four consecutive elements from `at` on, but none from `left` on.
+// Stores four consecutive elements from `at` on, except those from `left` on.
 __device__ __forceinline__ void store4(void* p, int type, u64 at, int left, float4 v) {
     if (left >= 4 && (at & 3) == 0) {
         if (type == F32) *(float4*)((float*)p + at) = v;
@@ -111,12 +112,12 @@ __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, 
     return make_uint4(c0, c1, c2, c3);
 }
 
-// How a row is perturbed: DeviceRowPerturbation of dropout.rs. All zeros: not at all.
+// The perturbation of a row: DeviceRowPerturbation of dropout.rs. All zeros if unperturbed.
 struct RowPerturbation {
     u32 seed_low, seed_high, position, trajectory, question;
     u32 sites;      // bit s: at site s
-    u32 threshold;  // dropout: random words below it are dropped
-    // Dropout: the factor of what is kept; noise: the standard deviation; Gumbel noise: the
+    u32 threshold;  // dropout: elements with random words below it are dropped
+    // Dropout: the scale of retained elements; noise: the standard deviation; Gumbel noise: the
     // temperature.
     float scale;
 };
@@ -133,7 +134,7 @@ __device__ __forceinline__ uint4 bits(const RowPerturbation& row, u32 site, u32 
                   row.seed_high);
 }
 
-// Which of those four elements dropout keeps, as four bits.
+// Which of those four elements dropout keeps, as a 4-bit mask.
 __device__ __forceinline__ u32 keep_bits(const RowPerturbation& row, u32 site, u32 block) {
     const uint4 w = bits(row, site, block);
     return (u32)(w.x >= row.threshold) | (u32)(w.y >= row.threshold) << 1 |
@@ -144,9 +145,9 @@ __device__ __forceinline__ u32 keep_bits(const RowPerturbation& row, u32 site, u
 #define MASK_SAMPLED 1
 #define MASK_RECORDED 2
 
-// Dropout of the four elements from column `c` of row `r` on, under a mask of a kind. A sampled
-// mask is made of `row`, a recorded one is (rows, cols) at `masks` and scales what it keeps by
-// `keep`.
+// Dropout of the four elements from column `c` of row `r` on, with a mask of the given kind. A
+// sampled mask is generated from `row`, a recorded one is (rows, cols) at `masks` and scales
+// retained elements by `keep`.
 __device__ __forceinline__ float4 dropout4(float4 v, int kind, const void* masks, u32 site,
                                            float keep, u32 r, u32 c, u32 cols,
                                            const RowPerturbation& row) {
@@ -167,7 +168,7 @@ __device__ __forceinline__ float4 dropout4(float4 v, int kind, const void* masks
     return v;
 }
 
-// Atomically adds to four consecutive floats in memory, but to none from `left` on.
+// Atomically adds to four consecutive floats in memory, except those from `left` on.
 __device__ __forceinline__ void add4(float* p, int left, float4 v) {
 #if __CUDA_ARCH__ >= 900
     if (left >= 4 && ((u64)p & 15) == 0) {

@@ -1,5 +1,5 @@
-// Between the QKV projection and attention: QK norm, rotary embedding, the write of keys and values
-// to their slots. Compiled with E4M3 as well, for keys and values of e4m3 without scales.
+// Operations between the QKV projection and attention: QK norm, rotary embedding, the write of keys
+// and values to their slots. Also compiled with E4M3, for e4m3 keys and values without scales.
 //
 // Memory-bound: q, k and v are read once, q written back, k and v written to their slots. One block
 // per row, so that a row's sines are computed once for all heads; one warp per head at a time. A
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256)
     griddep_launch();
     const u32 row = blockIdx.x, half = (dim + 1) / 2, lane = threadIdx.x % 32,
               warps = blockDim.x / 32;
-    // Queries without norm or rotation stay as they are.
+    // Queries without norm or rotation are unchanged.
     const u32 all = heads + 2 * kv_heads, slot = slot_of[row],
               first = frequencies || q_scale ? 0 : heads;
     const u64 base = (u64)row * cols;
@@ -220,9 +220,9 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Completes dqkv, which has the queries' gradients: copies the keys' and values' from the rows'
-// slots (f32, (kv_heads, slots, dim)) and rotates queries' and keys' back. Memory-bound. One block
-// per row.
+// Completes dqkv, which contains the queries' gradients: copies the keys' and values' from the
+// rows' slots (f32, (kv_heads, slots, dim)) and rotates queries' and keys' back. Memory-bound. One
+// block per row.
 extern "C" __global__ void __launch_bounds__(256)
     rope_and_cache_backward(void* dqkv, int type, u32 cols, u32 heads, u32 kv_heads, u32 dim,
                             const float* frequencies, const u32* positions, const float* dkeys,

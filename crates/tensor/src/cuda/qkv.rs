@@ -54,7 +54,8 @@ pub(crate) fn project_qkv(
     if transform.qk_norms.is_none() && transform.rope.is_none() && supports_qkv(x, map, kv) {
         let dtype = x.cuda().compute_dtype();
         let qkv = CudaTensor::uninit(x.cuda(), x.rows(), map.outputs(), dtype)?;
-        let (heads, slots) = (transform.heads, slot_mapping.slots);
+        let heads = transform.heads;
+        let slots = slot_mapping.slots;
         store_qkv(x, map, QkvDestination { kv, layer, heads, slots }, &qkv)?;
         return Ok(qkv);
     }
@@ -63,7 +64,7 @@ pub(crate) fn project_qkv(
     Ok(qkv)
 }
 
-/// Normalises and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
+/// Normalizes and rotates queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim); queries
 /// are written in place, keys and values to their slots of `kv`.
 pub(crate) fn rope_and_cache(
     qkv: &mut CudaTensor,
@@ -72,7 +73,9 @@ pub(crate) fn rope_and_cache(
     layer: usize,
     slot_mapping: CudaSlotMapping<'_>,
 ) -> Result<(), CudaError> {
-    let (rows, cols, dim) = (qkv.rows(), qkv.cols(), kv.head_dim());
+    let rows = qkv.rows();
+    let cols = qkv.cols();
+    let dim = kv.head_dim();
     assert_eq!(
         cols,
         (transform.heads + 2 * kv.kv_heads()) * dim,
@@ -91,14 +94,16 @@ pub(crate) fn rope_and_cache(
     );
     assert!(kv.is_for(qkv.dtype()), "rope_and_cache: queries and keys of different dtypes");
     let (keys, values) = kv.layer(layer);
-    let (heads, kv_heads) = (int(transform.heads), int(kv.kv_heads()));
+    let heads = int(transform.heads);
+    let kv_heads = int(kv.kv_heads());
     let per_vector = 16 / qkv.dtype().size();
     let is_copy =
         transform.qk_norms.is_none() && transform.rope.is_none() && kv.dtype() == qkv.dtype();
     if is_copy && dim.is_multiple_of(per_vector) {
         let width = dim / per_vector;
         let config = LaunchConfig::per_row(rows, kv.kv_heads() * width);
-        let (stride, width) = (int(cols / per_vector), int(width));
+        let stride = int(cols / per_vector);
+        let width = int(width);
         let arguments = kernel_args![
             qkv.pointer(),
             stride,
@@ -118,9 +123,12 @@ pub(crate) fn rope_and_cache(
         r.frequencies.pointer()
     });
     let (q_scale, k_scale, eps) = transform.qk_norm_args(dim);
-    let (q_at, to, positions) =
-        (qkv.pointer(), slot_mapping.slots.pointer(), slot_mapping.positions.pointer());
-    let (cols, width, slots) = (int(cols), int(dim), int(kv.slots()));
+    let q_at = qkv.pointer();
+    let to = slot_mapping.slots.pointer();
+    let positions = slot_mapping.positions.pointer();
+    let cols = int(cols);
+    let width = int(dim);
+    let slots = int(kv.slots());
     let config = LaunchConfig::per_row(rows, 256);
     if qkv.dtype() == CudaDtype::Bf16 && dim <= 128 && dim.is_multiple_of(4) {
         let arguments = kernel_args![
@@ -168,8 +176,8 @@ pub(crate) fn rope_and_cache(
     unsafe { qkv.cuda().launch("rope_and_cache_any", config, arguments) }
 }
 
-/// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values' from
-/// the rows' slots, and rotates queries' and keys' back.
+/// Completes dqkv, whose first columns are the queries' gradients, with the keys' and values'
+/// gradients from the rows' slots, and rotates the gradients of queries and keys back.
 pub(crate) fn rope_and_cache_backward(
     dqkv: &mut CudaTensor,
     transform: CudaQkvTransform<'_>,
@@ -177,7 +185,9 @@ pub(crate) fn rope_and_cache_backward(
     layer: usize,
     slot_mapping: CudaSlotMapping<'_>,
 ) -> Result<(), CudaError> {
-    let (rows, cols, (kv_heads, dim)) = (dqkv.rows(), dqkv.cols(), grads.shape());
+    let rows = dqkv.rows();
+    let cols = dqkv.cols();
+    let (kv_heads, dim) = grads.shape();
     assert_eq!(
         cols,
         (transform.heads + 2 * kv_heads) * dim,
@@ -204,7 +214,8 @@ pub(crate) fn rope_and_cache_backward(
         r.frequencies.pointer()
     });
     let (keys, values) = grads.layer(layer);
-    let (positions, from) = (slot_mapping.positions.pointer(), slot_mapping.slots.pointer());
+    let positions = slot_mapping.positions.pointer();
+    let from = slot_mapping.slots.pointer();
     let arguments = kernel_args![
         dqkv.pointer(),
         dqkv.dtype(),
@@ -229,21 +240,23 @@ pub(crate) fn rope_and_cache_backward(
     }
 }
 
-/// The widest head of `qk_norm_backward`, as in qkv.cu.
+/// Maximum head size of `qk_norm_backward`, as in qkv.cu.
 const MAX_HEAD_DIM: usize = 256;
-/// Blocks of `qk_norm_backward`: enough to fill a GPU, few enough that adding their partial sums is
-/// cheap.
+/// Maximum blocks of `qk_norm_backward`: enough to fill a GPU, few enough that adding their partial
+/// sums is cheap.
 const MAX_BLOCKS: usize = 1024;
 
-/// Takes the gradients of the normalised queries and keys of dqkv, of any dtype, back through the
-/// norms of qkv, of any dtype, in place; adds those of the scales to dscales.
+/// Back-propagates the gradients of the normalized queries and keys in dqkv, of any dtype, through
+/// the norms of qkv, of any dtype, in place; adds those of the scales to dscales.
 pub(crate) fn qk_norm_backward(
     qkv: &CudaTensor,
     transform: CudaQkvTransform<'_>,
     dqkv: &mut CudaTensor,
     dscales: [&mut CudaTensor; 2],
 ) -> Result<(), CudaError> {
-    let (rows, cols, heads) = (qkv.rows(), qkv.cols(), transform.heads);
+    let rows = qkv.rows();
+    let cols = qkv.cols();
+    let heads = transform.heads;
     let dim = dscales[0].cols();
     assert_eq!((dqkv.rows(), dqkv.cols()), (rows, cols), "qk_norm_backward: shapes differ");
     let kv_heads = (cols / dim).saturating_sub(heads) / 2;

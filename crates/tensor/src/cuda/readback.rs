@@ -1,7 +1,7 @@
 //! Asynchronous device-to-host copies into pinned memory.
 //!
-//! A copy into pageable memory blocks the host. Pinning memory is slow, so pinned buffers are kept
-//! by the [`Stream`] and reused.
+//! A copy to pageable memory blocks the host. Pinning memory is slow, so pinned buffers are
+//! retained by the [`Stream`] and reused.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use cudarc::driver::{CudaContext, result as driver};
 use super::stream::{CudaEvent, Stream};
 use super::{CudaDevice, CudaError};
 
-/// The smallest pinned buffer: pinning costs the same for fewer bytes.
+/// Minimum size of a pinned buffer: pinning fewer bytes costs the same.
 const MIN_BYTES: usize = 64 << 10;
 
 /// Pinned (page-locked) host memory.
@@ -24,13 +24,13 @@ pub(crate) struct PinnedBuffer {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: memory that one owner at a time accesses, on any thread.
+// SAFETY: memory that is accessed by one owner at a time, on any thread.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: as above; through a shared reference it is only read.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// A buffer of at least so many bytes, zeros at first.
+    /// A buffer of at least `bytes` bytes, initially zero.
     pub(crate) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, CudaError> {
         let failed = || CudaError::driver("pin host memory");
         let bytes = Self::capacity_for(bytes);
@@ -42,7 +42,7 @@ impl PinnedBuffer {
         Ok(Self { ptr, bytes, context: context.clone() })
     }
 
-    /// The capacity of a buffer for so many bytes.
+    /// The capacity of a buffer for `bytes` bytes.
     pub(crate) fn capacity_for(bytes: usize) -> usize {
         bytes.next_power_of_two().max(MIN_BYTES)
     }
@@ -51,7 +51,7 @@ impl PinnedBuffer {
         self.bytes
     }
 
-    /// Writes these bytes to its beginning.
+    /// Copies bytes to its start.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         assert!(
             bytes.len() <= self.bytes,
@@ -67,7 +67,7 @@ impl PinnedBuffer {
     /// Its first bytes.
     pub(crate) fn prefix(&self, bytes: usize) -> &[u8] {
         assert!(bytes <= self.bytes, "pinned buffer: {bytes} bytes of {}", self.bytes);
-        // SAFETY: it is that long, and all of it is initialised.
+        // SAFETY: it is that long, and all of it is initialized.
         unsafe { std::slice::from_raw_parts(self.ptr.cast::<u8>(), bytes) }
     }
 }
@@ -85,7 +85,7 @@ impl Drop for PinnedBuffer {
 /// A pinned buffer that queued work will write `count` elements to.
 #[derive(Debug)]
 pub(crate) struct ReadbackBuffer<T> {
-    stream: Arc<Stream>, // to which the buffer is returned
+    stream: Arc<Stream>, // the stream to which the buffer is returned
     host: Option<PinnedBuffer>,
     count: usize,
     element: PhantomData<T>,
@@ -103,7 +103,7 @@ impl<T: Pod> ReadbackBuffer<T> {
         self.host.as_ref().map_or(0, |host| host.ptr as u64) + (at * size_of::<T>()) as u64
     }
 
-    /// The readback, after the work that writes to the buffer was queued.
+    /// Creates the readback once the work that writes to the buffer is queued.
     pub(crate) fn submitted(self) -> Result<Readback<T>, CudaError> {
         Ok(Readback { ready: self.stream.record_event()?, buffer: self })
     }
@@ -117,7 +117,7 @@ impl<T> Drop for ReadbackBuffer<T> {
     }
 }
 
-/// Elements that are in a pinned buffer once the work queued before is done.
+/// Elements that are in a pinned buffer once the previously queued work is done.
 #[derive(Debug)]
 pub(crate) struct Readback<T> {
     buffer: ReadbackBuffer<T>,
@@ -128,7 +128,7 @@ impl<T: Pod> Readback<T> {
     /// Queues a copy of `count` elements from device address `from`.
     ///
     /// # Safety
-    /// They must be there, in memory that is used in the order of this thread's stream.
+    /// They must be valid, in memory that is used in the order of this thread's stream.
     pub(crate) unsafe fn start(
         cuda: &CudaDevice,
         from: u64,
@@ -136,8 +136,8 @@ impl<T: Pod> Readback<T> {
     ) -> Result<Self, CudaError> {
         let buffer = ReadbackBuffer::new(cuda, count)?;
         if let Some(host) = buffer.host.as_ref().filter(|_| count > 0) {
-            // SAFETY: the buffer is that long, and not read before `ready`; `from` is the caller's
-            // promise.
+            // SAFETY: the buffer is that long, and not read before `ready`; `from` is guaranteed by
+            // the caller.
             let copied = unsafe {
                 let into = std::slice::from_raw_parts_mut(host.ptr.cast::<T>(), count);
                 driver::memcpy_dtoh_async(into, from, buffer.stream.staged_stream()?)

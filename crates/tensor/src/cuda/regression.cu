@@ -2,7 +2,7 @@
 //
 // Memory-bound. No atomics: every sum is in a fixed order, so results are the same to the bit.
 
-// The sum over the threads of a block, which all of them get.
+// The sum over the threads of a block, broadcast to all of them.
 __device__ __forceinline__ double block_sum(double x, double* scratch) {
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL_MASK, x, d);
@@ -14,8 +14,8 @@ __device__ __forceinline__ double block_sum(double x, double* scratch) {
     return x;
 }
 
-// Smooth L1 in three kernels over groups of `size` elements. The first two have a block for each
-// part, of `share` elements, the last may be shorter: blockIdx is (part, group).
+// Smooth L1 in three kernels over groups of `size` elements. The first two have one block per part
+// of `share` elements (the last part may be shorter): blockIdx is (part, group).
 
 __device__ __forceinline__ u64 part_end(u32 part, u32 share, u64 size) {
     const u64 end = ((u64)part + 1) * share;

@@ -6,8 +6,8 @@ use super::memory::DeviceBuffer;
 use super::{CudaDtype, CudaError, CudaTensor};
 use crate::params::MIN_STD;
 
-/// Elements of a block's part of a group, a multiple of four: so many parts that the groups of a
-/// few layers fill a GPU, so few that a block can sum over all of its group's.
+/// Elements of a block's part of a group, a multiple of four: enough parts that the groups of a few
+/// layers fill a GPU, few enough that a block can sum over all parts of its group.
 const ELEMENTS_PER_PART: usize = 1 << 12;
 
 /// The loss of each group (groups, 1), and the student's gradient times the weight, all of f32.
@@ -17,7 +17,9 @@ pub(crate) fn smooth_l1(
     groups: usize,
     weight: f32,
 ) -> Result<(CudaTensor, CudaTensor), CudaError> {
-    let (cuda, rows, cols) = (student.cuda(), student.rows(), student.cols());
+    let cuda = student.cuda();
+    let rows = student.rows();
+    let cols = student.cols();
     let shape = |x: &CudaTensor| (x.rows(), x.cols(), x.dtype());
     assert!(
         [student, teacher].iter().all(|x| shape(x) == (rows, cols, CudaDtype::F32)),
@@ -29,7 +31,8 @@ pub(crate) fn smooth_l1(
     let sums = DeviceBuffer::new(cuda, groups * parts * size_of::<f64>())?;
     let gradient = student.uninit_like()?;
     let losses = CudaTensor::uninit(cuda, groups, 1, CudaDtype::F32)?;
-    let (size, share) = (size as u64, int(ELEMENTS_PER_PART));
+    let size = size as u64;
+    let share = int(ELEMENTS_PER_PART);
     let config = LaunchConfig { blocks: (parts, groups, 1), ..LaunchConfig::new(0, 256) };
     let arguments = kernel_args![teacher.pointer(), size, share, moments.pointer()];
     // SAFETY: the teacher has `groups * size` elements, and there are moments for every block.
@@ -60,14 +63,17 @@ pub(crate) fn gaussian_loss(
     of: CudaGaussianLoss<'_>,
 ) -> Result<(CudaTensor, [CudaTensor; 2]), CudaError> {
     let CudaGaussianLoss { mean, log_std, noise, target, weight } = of;
-    let (cuda, rows, cols) = (mean.cuda(), mean.rows(), mean.cols());
+    let cuda = mean.cuda();
+    let rows = mean.rows();
+    let cols = mean.cols();
     let shape = |x: &CudaTensor| (x.rows(), x.cols(), x.dtype());
     assert!(
         [mean, log_std, noise, target].iter().all(|x| shape(x) == (rows, cols, CudaDtype::F32)),
         "gaussian_loss: shapes or dtypes differ"
     );
     let losses = CudaTensor::uninit(cuda, rows, 1, CudaDtype::F32)?;
-    let (dmean, dlog_std) = (mean.uninit_like()?, mean.uninit_like()?);
+    let dmean = mean.uninit_like()?;
+    let dlog_std = mean.uninit_like()?;
     let arguments = kernel_args![
         mean.pointer(),
         log_std.pointer(),

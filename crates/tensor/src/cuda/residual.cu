@@ -1,7 +1,7 @@
-// Linear map, bias, dropout, addition to the residual stream and norm in one kernel on Hopper, so
-// that neither the GEMM's result nor the stream makes a round trip of its own through memory. Empty
-// for other architectures. Operands are bf16 or, if E4M3 is defined, e4m3 with one scale each
-// (fp8.cuh); the normalised rows are bf16, f32, or e4m3 with one scale.
+// Linear map, bias, dropout, addition to the residual stream and norm in one kernel on Hopper,
+// which saves separate round trips of the GEMM's result and of the stream through memory. Empty for
+// other architectures. Operands are bf16 or, if E4M3 is defined, e4m3 with one scale each
+// (fp8.cuh); the normalized rows are bf16, f32, or e4m3 with one scale.
 //
 // A CTA computes 128 rows by 192 of their 768 outputs: two warpgroups multiply 64 rows each, a
 // thread of the third loads their operands and the stream's tile by TMA; before that, the fourth
@@ -10,27 +10,27 @@
 // while it multiplies, by latency after that.
 //
 // The four CTAs of a row exchange the mean and the sum of squared deviations of their columns
-// through the mailbox (stream.rs), and wait for each other. CUDA promises no order in which the
+// through the mailbox (stream.rs), and wait for each other. CUDA guarantees no order in which the
 // clusters of a grid start, so a cluster takes its number from a counter as it starts, and the
-// number says which rows and columns are its own. Four numbers in a row are a group, which has a
+// number determines its rows and columns. Four consecutive numbers are a group, which contains a
 // row's four CTAs. Then nothing waits forever:
 //
-// * Numbers are handed out in order. At any time all groups but the last begun one are complete:
+// * Numbers are assigned in order. At any time all groups except the last started one are complete:
 //   their clusters run (both CTAs of a cluster start together), publish without waiting for another
-//   cluster, see what the others of their group publish, and end.
-// * So at most three clusters of a launch wait for one that does not run yet. The others leave
-//   their SMs to it, and the next cluster that starts takes the number that is missing. A launch of
+//   cluster, receive the values published by the others of their group, and end.
+// * So at most three clusters of a launch wait for one that is not running yet. The others free
+//   their SMs for it, and the next cluster that starts takes the missing number. A launch on
 //   another stream may hold three more; residual.rs checks that there is room for both and one.
-// * The kernel before this one is not in the way: it has started as a whole before this one starts
-//   early (PDL). Nor is the kernel after it, which starts early only when every CTA of this one has
-//   called griddep_launch, which follows the taking of its number. Therefore two launches of a
-//   stream never take numbers at the same time either, and the counter, which the last cluster to
-//   take a number sets back, is ready for the next launch.
+// * The previous kernel does not interfere: all of it has started before this one starts early
+//   (PDL). Nor does the next kernel, which starts early only when every CTA of this one has called
+//   griddep_launch, after it has taken its number. Therefore two launches of a stream never take
+//   numbers at the same time, and the counter, which the last cluster to take a number resets, is
+//   ready for the next launch.
 
 #define ROW_CTAS 4
 #define STAGES 5
 #define BOX_BYTES \
-    (64 * 128)  // 64 rows of 32 columns of the stream (f32), or of 64 normalised ones (bf16)
+    (64 * 128)  // 64 rows of 32 columns of the stream (f32), or of 64 normalized ones (bf16)
 #define STREAM_BYTES (ROWS * OUTPUTS * 4)
 #define STREAM_BOXES (STREAM_BYTES / BOX_BYTES)
 #define BOXES (STAGE_BYTES / BOX_BYTES)  // per stage
@@ -39,20 +39,20 @@
 #define THREADS 512
 #define PARAM_THREADS (128 - 32)              // threads of the third that load parameters
 #define HELPER_THREADS (PARAM_THREADS + 128)  // and the fourth, which samples masks
-#define NUMBER_THREAD (MMA_THREADS + 127)     // of these, one that has little else to do
+#define NUMBER_THREAD (MMA_THREADS + 127)     // of these, one with little other work
 
 // The kernel's parameter: tensor maps, vectors, the shape.
 struct __align__(128) ResidualParams {
     u64 inputs[16], weights[16], stream[16], out[16];
     const float *bias, *scale, *shift;     // bias may be null; shift is null for an RMSNorm
-    const RowPerturbation* perturbations;  // (rows); null: no dropout
-    // The normalised rows as f32 or as codes of e4m3, instead of `out`.
+    const RowPerturbation* perturbations;  // (rows); null without dropout
+    // The normalized rows as f32 or as codes of e4m3, instead of `out`.
     float* out_f32;
     u8* out_codes;
     u32 rows, depth, site;
     float eps;
-    float by;           // E4M3: sums of codes' products times it are results
-    float out_inverse;  // of codes 1 / their scale, else 1
+    float by;           // E4M3: factor that converts sums of codes' products to results
+    float out_inverse;  // for codes 1 / their scale, else 1
     // (rows, ROW_CTAS): mean and m2 (sum of squared deviations) of each CTA's columns of a row,
     // each with the number of the launch that published it.
     uint2 (*mailbox)[2];
@@ -71,13 +71,13 @@ static_assert(sizeof(ResidualParams) == 80 * 8, "as in residual.rs");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 struct Shared {
-    u8 stages[STAGES][STAGE_BYTES];  // then the stream's tile in the next three, the normalised
+    u8 stages[STAGES][STAGE_BYTES];  // then the stream's tile in the next three, the normalized
                                      // rows in the last two
     u32 masks[ROWS][MASK_WORDS];
     float bias[OUTPUTS], scale[OUTPUTS], shift[OUTPUTS];
     u64 full[STAGES], empty[STAGES], stream_full;
     u64 taken;  // by the cluster, from the counter; in its first CTA
-    // What that says for this CTA. Volatile: the epilogue, which has no register to spare, reads it
+    // The assignment of this CTA. Volatile: the epilogue, which has no register to spare, reads it
     // again where it needs it.
     volatile u32 column_cta, row, launch, unused;
 
@@ -101,7 +101,8 @@ __device__ __forceinline__ void named_barrier_arrive(u32 barrier, u32 threads) {
 #define PREPARED 1
 #define MULTIPLIED 2
 
-// What the number of a cluster says: the columns and the first row of this CTA, and the launch.
+// The assignment that follows from a cluster's number: the columns and the first row of this CTA,
+// and the launch.
 struct Work {
     u32 column_cta, row, launch;
 
@@ -116,13 +117,13 @@ struct Work {
             : "r"(smem_addr(&shared.taken))
             : "memory");
         const u32 number = (u32)taken;
-        // Never 0, which the mailbox holds at first; the same again after 2^31 launches.
+        // Never 0, the initial value of the mailbox; repeats after 2^31 launches.
         return {number % ROW_CTAS, (number / ROW_CTAS * CLUSTER + blockIdx.x % CLUSTER) * ROWS,
                 (u32)(taken >> 32) << 1 | 1};
     }
 };
 
-// Sets the counter back for the next launch, if the cluster has taken the last number of this one;
+// Resets the counter for the next launch, if the cluster has taken the last number of this one;
 // before this CTA lets the next kernel start.
 __device__ __forceinline__ void end_numbers(const ResidualParams& params, const Shared& shared) {
     const u32 clusters = gridDim.x / CLUSTER;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void end_numbers(const ResidualParams& params, const 
     __threadfence();
 }
 
-// The parameters of all rows, which do not depend on the kernel before.
+// The parameters of all rows, which do not depend on the previous kernel.
 __device__ __forceinline__ void load_parameters(const ResidualParams& params, Shared& shared,
                                                 u32 column_cta) {
     for (u32 c = threadIdx.x - MMA_THREADS - 32; c < OUTPUTS; c += PARAM_THREADS) {
@@ -142,7 +143,7 @@ __device__ __forceinline__ void load_parameters(const ResidualParams& params, Sh
     }
 }
 
-// Prefetches the stream's tile into the L2 cache: it is loaded late, and attention has read much
+// Prefetches the stream's tile into the L2 cache: it is loaded late, and attention has read a lot
 // since it was last used.
 __device__ __forceinline__ void prefetch_stream(const ResidualParams& params, u32 column_cta,
                                                 u32 row, u32 box) {
@@ -151,8 +152,8 @@ __device__ __forceinline__ void prefetch_stream(const ResidualParams& params, u3
                      row + box / MASK_WORDS * 16);
 }
 
-// Samples two words of a row's masks; three threads share a row. Before there are operands to
-// multiply, because wgmma's register traffic slows everything else down.
+// Samples two words of a row's masks; three threads share a row. This runs before there are
+// operands to multiply, because wgmma's register traffic slows everything else down.
 static_assert(ROWS * MASK_WORDS / 2 == THREADS - 128, "a sampler for every two words");
 __device__ __forceinline__ void sample_masks(const ResidualParams& params, Shared& shared,
                                              u32 column_cta, u32 row, u32 sampler) {
@@ -185,7 +186,7 @@ __device__ __forceinline__ void load_all(const ResidualParams& params, Shared& s
     prefetch_tensor_map(params.inputs);
     prefetch_tensor_map(params.stream);
     prefetch_tensor_map(params.out);
-    for (u32 s = 0; s < ahead; s++) {  // weights do not depend on the kernel before
+    for (u32 s = 0; s < ahead; s++) {  // weights do not depend on the previous kernel
         mbarrier_expect_tx(full_at + 8 * s, STAGE_BYTES);
         tma_load_multicast(both, smem_addr(shared.stages[s]) + share_at, params.weights, s * DEPTH,
                            output, full_at + 8 * s);
@@ -294,8 +295,8 @@ __device__ __forceinline__ float2& stream_elements(u8* box, u32 row, u32 j, u32 
 }
 
 // Bias, dropout, residual and norm. Elements 4 j + 2 h and the next are columns 8 j + 2 q and the
-// next of this thread's row h. Products are contracted with sums by hand, so that it is the same
-// for both rows: a row's bits must not depend on its place.
+// next of this thread's row h. Products are contracted with sums manually, so that it is the same
+// for both rows: a row's bits must not depend on its position.
 __device__ __forceinline__ void epilogue(const ResidualParams& params, Shared& shared,
                                          float (&d)[96], const float (&keep)[2]) {
     const u32 warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32,

@@ -11,17 +11,17 @@ use super::{CudaDtype, CudaError, CudaTensor, fp8, hopper_gemm, linear, norm};
 use crate::params::GPU_STREAMS;
 
 // As in residual.cu.
-const WIDTH: usize = 768; // of the residual stream
+const WIDTH: usize = 768; // width of the residual stream
 const ROW_CTAS: usize = 4; // CTAs that share a row
 const CLUSTER_ROWS: usize = 256;
 const CLUSTER: usize = 2;
-const PUBLISHED_BYTES: usize = 16; // a row's statistics from one CTA
+const PUBLISHED_BYTES: usize = 16; // bytes of a row's statistics from one CTA
 const THREADS: usize = 512;
-const DEPTH_BYTES: usize = 128; // of a row in a stage
+const DEPTH_BYTES: usize = 128; // bytes of a row in a stage
 const SHARED_BYTES: usize = 210_288;
 const PARAM_WORDS: usize = 80; // of `ResidualParams`
 
-/// The most rows whose statistics fit the mailbox.
+/// Maximum rows whose statistics fit the mailbox.
 const MAX_ROWS: usize = MAILBOX_BYTES / (ROW_CTAS * PUBLISHED_BYTES) / CLUSTER_ROWS * CLUSTER_ROWS;
 
 /// `stream += dropout(x W + b)`, then the norm of the new stream: x is (rows, inputs), the stream
@@ -32,14 +32,15 @@ pub(crate) fn linear_residual_norm(
 ) -> Result<CudaTensor, CudaError> {
     let CudaLinearResidualNorm { x, map, mask, norm, dtype } = of;
     let Some(kernel) = select_kernel(&of) else {
-        // Attention's result; what else is multiplied in fp8 was written as e4m3.
+        // Attention's result; all other fp8 operands were written as e4m3.
         let quantized = fp8::should_quantize(x, map).then(|| fp8::quantize_rows(x)).transpose()?;
         let x = quantized.as_ref().unwrap_or(x);
         let y = linear::matmul(x, map, x.cuda().compute_dtype())?;
         let addend = ResidualAddend { y: &y, bias: map.padded_bias(), mask };
         return norm::add_norm(stream, addend, norm, dtype);
     };
-    let (cuda, rows) = (x.cuda(), x.rows());
+    let cuda = x.cuda();
+    let rows = x.rows();
     assert_eq!(
         (x.cols(), norm.width()),
         (map.inputs(), WIDTH),
@@ -63,7 +64,7 @@ pub(crate) fn linear_residual_norm(
     let weights = e4m3.map_or(map.matrix(), |(weights, _)| &weights.matrix);
     let by = e4m3.map_or(1.0, |(weights, x)| weights.scale.scale * x.scale);
     let out_inverse = out.common_scale().map_or(1.0, CommonScale::inverse);
-    let depth = (DEPTH_BYTES / x.dtype().size()) as u32; // of one TMA load
+    let depth = (DEPTH_BYTES / x.dtype().size()) as u32; // columns of one TMA load
     let tensor_maps = [
         tensor_map_interleaved(x, [depth, 16])?,
         tensor_map(weights, [depth, 96])?,
@@ -94,27 +95,28 @@ pub(crate) fn linear_residual_norm(
         threads: THREADS,
         shared_bytes: SHARED_BYTES,
     };
-    // SAFETY: the kernel's one parameter is made of these words; the tensor maps cover their
+    // SAFETY: the kernel's only parameter consists of these words; the tensor maps cover their
     // matrices, vectors are as wide as the stream, there is a perturbation for each row, and room
     // in the mailbox for each row's statistics.
     unsafe { cuda.launch(kernel, config, &mut arguments) }?;
     Ok(out)
 }
 
-/// The fused kernel, if it can run and is faster than two kernels. On a deterministic device it
-/// runs wherever it can; no pass has more rows than it takes (`Device::max_batch_rows`).
+/// The fused kernel, if it is supported and faster than two kernels. On a deterministic device it
+/// is used whenever supported; no pass has more rows than it supports (`Device::max_batch_rows`).
 pub(crate) fn select_kernel(of: &CudaLinearResidualNorm<'_>) -> Option<&'static str> {
-    let (x, map) = (of.x, of.map);
+    let x = of.x;
+    let map = of.map;
     let kernel = match x.dtype() {
         CudaDtype::Bf16 if fp8::should_quantize(x, map) => return None,
         CudaDtype::Bf16 if map.matrix().dtype() == CudaDtype::Bf16 => "residual_768",
-        // Rows with a scale each would need it in the epilogue, which has no register to spare.
+        // Per-row scales would be needed in the epilogue, which has no registers to spare.
         CudaDtype::E4m3 if x.common_scale().is_some() && map.fp8().is_some() => "residual_fp8_768",
         _ => return None,
     };
     let rows = (1..=MAX_ROWS).contains(&x.rows());
     let shape = map.outputs() == WIDTH && map.inputs().is_multiple_of(8) && rows;
-    // Clusters of a launch that wait for one that does not run yet, and that one.
+    // Clusters of a launch that wait for one that is not running yet, plus that one.
     let room = GPU_STREAMS * ROW_CTAS * CLUSTER;
     let supported = shape
         && !matches!(of.mask, Some(CudaDropoutMask::Recorded { .. }))

@@ -13,17 +13,16 @@ pub(crate) fn add_scaled(x: &mut CudaTensor, y: &CudaTensor, by: f32) -> Result<
         "add_scaled: both tensors are f32"
     );
     let count = x.rows() * x.cols();
-    let (config, arguments) = (
-        LaunchConfig::for_threads(count.div_ceil(4)),
-        kernel_args![x.pointer(), y.pointer(), by, count as u64],
-    );
+    let config = LaunchConfig::for_threads(count.div_ceil(4));
+    let arguments = kernel_args![x.pointer(), y.pointer(), by, count as u64];
     // SAFETY: both have `count` elements.
     unsafe { x.cuda().launch("add_scaled", config, arguments) }
 }
 
 /// `x[r] *= factors[r]`; x is f32.
 pub(crate) fn scale_rows(x: &mut CudaTensor, factors: &[f32]) -> Result<(), CudaError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     assert_eq!(factors.len(), rows, "scale_rows: {} factors for {rows} rows", factors.len());
     assert_eq!(x.dtype(), CudaDtype::F32, "scale_rows: rows are f32");
     let factors = DeviceBuffer::upload(x.cuda(), factors)?;

@@ -1,14 +1,14 @@
 // Token sampling from rows of logits: temperature, then top-p, then the inverse of the cumulative
-// distribution in token order at one random number. The contract is ops/sample.rs.
+// distribution in token order at one random number. Specified in ops/sample.rs.
 //
 // Probability mass is summed in fixed point, so that the order of the additions does not matter: a
-// row's token depends on nothing but its logits and its draw. Nothing is sorted. Tokens that are
-// too light for the top-p set are left out while the weights are computed, and the set's lightest
-// weight is found by radix selection among the others, eight bits at a time.
+// row's token depends only on its logits and its draw. Nothing is sorted. Tokens that are too light
+// for the top-p set are excluded while the weights are computed, and the set's lightest weight is
+// found by radix selection among the others, eight bits at a time.
 
 #define SAMPLE_WARPS 16
 #define SAMPLE_THREADS (32 * SAMPLE_WARPS)
-// Candidates of the top-p set in shared memory, for each warp; rows with more are read again.
+// Candidates of the top-p set in shared memory, per warp; rows with more are read again.
 #define WARP_CANDIDATES 256
 
 // DeviceDraw of sample.rs.
@@ -28,14 +28,14 @@ __device__ __forceinline__ u64 mass_of(float weight) {
     return __float2ull_rz(weight * 1099511627776.0f);  // 2^40
 }
 
-// A row of logits and the candidates that were found in it. Warp w has the tokens of segment w.
+// A row of logits and its candidates. Warp w has the tokens of segment w.
 struct SampleRow {
     const float* logits;
     const float* bias;
     float largest, inverse_temperature;
     u32 first, count;             // this warp's segment
     const Candidate* candidates;  // this warp's, in the order of tokens
-    u32 held;                     // how many; not used if `stored` is false
+    u32 held;                     // number of candidates; unused if `stored` is false
     bool stored;                  // whether all candidates of the row are in shared memory
 
     __device__ __forceinline__ float logit(u32 token) const {
@@ -75,8 +75,8 @@ __device__ __forceinline__ u64 warp_scan_mass(u64 x) {
     return x;
 }
 
-// The lightest weight (as bits) of the fewest tokens whose mass is at least `target`, and the mass
-// of all heavier ones.
+// The lightest weight (as bits) of the smallest set of tokens whose mass is at least `target`, and
+// the mass of all heavier ones.
 __device__ __forceinline__ void select_threshold(const SampleRow& row, u64 target, u64* histogram,
                                                  u32* threshold, u64* heavier) {
     const u32 lane = threadIdx.x & 31;
@@ -111,9 +111,9 @@ __device__ __forceinline__ void select_threshold(const SampleRow& row, u64 targe
     }
 }
 
-// words[r] = host_words[r] = token << 32 | log-probability (as bits) of the token that draw r takes
-// from logits[r, ..cols] + bias; host_words is pinned host memory. One block per row. Memory-bound:
-// the logits are read once for their maximum and once for their weights.
+// words[r] = host_words[r] = token << 32 | log-probability (as bits) of the token that draw r
+// selects from logits[r, ..cols] + bias; host_words is pinned host memory. One block per row.
+// Memory-bound: the logits are read once for their maximum and once for their weights.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
     sample_rows(const float* logits, u32 stride, u32 cols, const float* bias,
                 const TokenDraw* draws, u64* words, u64* host_words) {
@@ -210,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
     for (u32 w = 0; w < SAMPLE_WARPS; w++) total += masses[w];
     __syncthreads();  // masses are written again
 
-    // Of the tokens as light as the threshold as many are kept as are needed, in token order.
+    // Of the tokens as light as the threshold only as many are kept as needed, in token order.
     u32 tied = 0xffffffffu;
     if (cut && total > 0) {
         const u64 target = max(1ull, (u64)ceil((double)draw.top_p * (double)total));
@@ -237,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
     }
     __syncthreads();
 
-    // Every thread finds the warp in whose segment the token is.
+    // Every thread finds the warp whose segment contains the token.
     const u64 each = mass_of(__uint_as_float(threshold));
     u64 kept = 0;
     u32 ties_before = 0;
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
         so_far += here;
         ties_before += ties[chosen];
     }
-    if (total == 0 || chosen == SAMPLE_WARPS) chosen = 0;  // no weight at all: the argmax
+    if (total == 0 || chosen == SAMPLE_WARPS) chosen = 0;  // all weights are 0: the argmax
     if (warp != chosen) return;
     for (u32 base = 0; total > 0 && base < row.items(); base += 32) {
         Candidate one = {0.0f, 0};

@@ -1,4 +1,4 @@
-//! Draws of tokens as `sample.cu` takes them; [`super::topk`] launches it on chunks of logits.
+//! Token draws in the layout of `sample.cu`; [`super::topk`] launches it on chunks of logits.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -39,7 +39,7 @@ impl DeviceDraws {
         Ok(Self(DeviceBuffer::stage(cuda, &draws)?))
     }
 
-    /// The device address of a row's draw; the others follow.
+    /// The device address of a row's draw, followed by those of later rows.
     pub(crate) fn at(&self, row: usize) -> u64 {
         self.0.pointer() + (row * size_of::<DeviceDraw>()) as u64
     }

@@ -1,9 +1,9 @@
 //! Host-to-device staging: the inputs of a pass are copied on a side stream, ahead of the pass. The
 //! counterpart of [`readback`](super::readback).
 //!
-//! A copy on the compute stream delays its kernels, and one from pageable memory blocks the host as
-//! well. So the inputs of a pass are copied from pinned buffers on a second stream while the GPU is
-//! busy with the pass before; the compute stream waits for the copies' event.
+//! A copy on the compute stream delays its kernels, and one from pageable memory also blocks the
+//! host. So the inputs of a pass are copied from pinned buffers on a second stream while the GPU
+//! runs the previous pass; the compute stream waits for the copies' event.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,10 +15,10 @@ use super::driver::is_out_of_memory;
 use super::readback::PinnedBuffer;
 use super::stream::CudaEvent;
 
-/// Larger values are not inputs of passes, which recur.
+/// Maximum size: larger values are not recurring inputs of passes.
 const MAX_BYTES: usize = 4 << 20;
 
-/// A pinned buffer and device memory of the same size, which it is copied to.
+/// A pinned buffer, and device memory of the same size to which it is copied.
 #[derive(Debug)]
 pub(crate) struct StagingBuffer {
     // Fields are dropped in this order: users of the context first.
@@ -29,7 +29,7 @@ pub(crate) struct StagingBuffer {
 }
 
 impl StagingBuffer {
-    /// A buffer of at least so many bytes; `None` if the host or the GPU is out of memory.
+    /// A buffer of at least `bytes` bytes; `None` if the host or the GPU is out of memory.
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Option<Self>, CudaError> {
         let Ok(host) = PinnedBuffer::new(context, bytes) else { return Ok(None) };
         let last_use = CudaEvent::new(context, CudaEvent::NO_TIMING)?;
@@ -57,8 +57,8 @@ impl Drop for StagingBuffer {
     }
 }
 
-/// The side stream of a compute stream, and the staging buffers that are not in use: as many as
-/// were ever in flight at once.
+/// The side stream of a compute stream, and the unused staging buffers: as many as were ever in
+/// flight at once.
 #[derive(Debug)]
 pub(crate) struct StagingStream {
     free: Mutex<Vec<StagingBuffer>>,
@@ -115,14 +115,14 @@ impl StagingStream {
         StagingBuffer::new(self.stream.context(), bytes)
     }
 
-    /// Returns a buffer that only work queued on `stream` so far may still use.
+    /// Returns a buffer that may only still be used by work queued on `stream` so far.
     pub(crate) fn release(&self, buffer: StagingBuffer, stream: sys::CUstream) {
         if buffer.last_use.record(stream).is_ok() {
             self.free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
         }
     }
 
-    /// Makes what is queued on `stream` from now on wait for all copies so far.
+    /// Makes all later work on `stream` wait for all copies so far.
     pub(crate) fn join_stream(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.joined {

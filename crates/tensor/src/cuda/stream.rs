@@ -1,11 +1,11 @@
 //! CUDA streams, each with its own free list, cuBLASLt handle, staging buffers and mailbox.
 //!
-//! Work on a stream runs in the order in which it was queued, by whichever threads. That order
-//! makes it safe to reuse freed memory at once, so memory belongs to the stream that it was
-//! allocated on and is returned there. What one stream wrote may be read on another after the first
-//! has been synchronized with; weights are an example.
+//! Work on a stream runs in the order in which it was queued, by whichever threads. Therefore freed
+//! memory can be reused immediately, so memory belongs to the stream on which it was allocated and
+//! is returned to it. Data written on one stream, such as weights, may be read on another after the
+//! first has been synchronized.
 //!
-//! A thread works on the GPU's main stream unless it is inside of [`with_stream`].
+//! A thread uses the GPU's main stream unless it is inside [`with_stream`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,12 +19,12 @@ use super::blas::CublasLt;
 use super::readback::PinnedBuffer;
 use super::staging::{StagingBuffer, StagingStream};
 
-/// Larger blocks are returned to the driver's pool: they are few, and would hold much memory idle.
+/// Larger blocks are returned to the driver's pool: they are few, and would keep much memory idle.
 pub(crate) const MAX_CACHED_BLOCK: usize = 64 << 20;
-/// The most bytes of a stream's free list.
+/// Maximum bytes of a stream's free list.
 const MAX_CACHED_BYTES: usize = 2 << 30;
 
-/// A CUDA stream and what belongs to it.
+/// A CUDA stream and its resources.
 #[derive(Debug)]
 pub(crate) struct Stream {
     // Fields are dropped in this order: users of the context first.
@@ -37,14 +37,14 @@ pub(crate) struct Stream {
     context: Arc<CudaContext>,
 }
 
-/// Bytes of a stream's mailbox.
+/// Size of a stream's mailbox in bytes.
 pub(crate) const MAILBOX_BYTES: usize = 2 << 20;
 
-/// Memory through which the CTAs of a kernel exchange values, and a counter behind it of launches
-/// that have used it and of clusters that have started; all zeros at first.
+/// Memory through which the CTAs of a kernel exchange values, followed by a counter of the launches
+/// that have used it and of started clusters; initially zero.
 ///
-/// A published value carries the number of its launch, so that values of earlier kernels are never
-/// taken for this one's and nothing needs to be cleared. The kernel counts for itself
+/// A published value includes the number of its launch, so that values of earlier kernels are never
+/// mistaken for this one's and nothing needs to be cleared. The kernel updates the counter itself
 /// (residual.cu), so that a CUDA graph may replay it.
 #[derive(Debug)]
 struct Mailbox {
@@ -73,7 +73,7 @@ impl Drop for Mailbox {
     }
 }
 
-/// Freed memory for reuse: its next user is queued after its last one.
+/// Freed memory for reuse: its next use is queued after its last one.
 #[derive(Debug, Default)]
 struct FreeList {
     by_size: HashMap<usize, Vec<u64>>,
@@ -84,7 +84,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Stream>>> = const { RefCell::new(None) };
 }
 
-/// The stream that this thread is inside of, if it is of that context.
+/// The stream that this thread is inside of, if it belongs to that context.
 pub(crate) fn current(context: &Arc<CudaContext>) -> Option<Arc<Stream>> {
     CURRENT
         .with_borrow(|stream| stream.as_ref().filter(|s| Arc::ptr_eq(&s.context, context)).cloned())
@@ -106,9 +106,11 @@ impl Stream {
     /// Opens a stream of a context.
     pub(crate) fn open(context: &Arc<CudaContext>) -> Result<Arc<Self>, CudaError> {
         let stream = context.new_stream().map_err(CudaError::driver("open a stream"))?;
-        let (blas, mailbox) = (Arc::new(CublasLt::new(context)?), Mailbox::new()?);
-        let (free_list, pinned, staging) =
-            (Mutex::default(), Mutex::default(), StagingStream::open(context)?);
+        let blas = Arc::new(CublasLt::new(context)?);
+        let mailbox = Mailbox::new()?;
+        let free_list = Mutex::default();
+        let pinned = Mutex::default();
+        let staging = StagingStream::open(context)?;
         Ok(Arc::new(Self {
             free_list,
             pinned,
@@ -125,7 +127,7 @@ impl Stream {
         self.stream.cu_stream()
     }
 
-    /// The stream, after it was made to wait for all copies staged so far.
+    /// The stream, made to wait for all copies staged so far.
     pub(crate) fn staged_stream(&self) -> Result<sys::CUstream, CudaError> {
         let stream = self.raw_stream();
         self.staging.join_stream(stream)?;
@@ -138,7 +140,7 @@ impl Stream {
         self.staging.stage(values)
     }
 
-    /// Returns a staging buffer that only work queued on this stream so far may still use.
+    /// Returns a staging buffer that may only still be used by work queued on this stream so far.
     pub(crate) fn release_staging(&self, buffer: StagingBuffer) {
         if self.bind().is_ok() {
             self.staging.release(buffer, self.raw_stream());
@@ -196,7 +198,7 @@ impl Stream {
         }
     }
 
-    /// A pinned buffer of at least so many bytes for a readback.
+    /// A pinned buffer of at least `bytes` bytes for a readback.
     pub(crate) fn take_pinned(&self, bytes: usize) -> Result<PinnedBuffer, CudaError> {
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
         match pinned.iter().position(|buffer| buffer.capacity() >= bytes) {
@@ -205,12 +207,12 @@ impl Stream {
         }
     }
 
-    /// Keeps it for the next readback, which is queued after the last.
+    /// Retains it for the next readback, which is queued after the last.
     pub(crate) fn return_pinned(&self, buffer: PinnedBuffer) {
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
     }
 
-    /// Bytes of the free list.
+    /// Size of the free list in bytes.
     pub(crate) fn cached_bytes(&self) -> usize {
         self.free_list().bytes
     }
@@ -247,9 +249,9 @@ unsafe impl Send for CudaEvent {}
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {
-    /// For events that measure time.
+    /// Flag of events that measure time.
     pub(crate) const TIMING: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-    /// For events that are only waited for.
+    /// Flag of events that are only waited for.
     pub(crate) const NO_TIMING: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 
     /// An event that is complete until it is recorded.
@@ -278,7 +280,7 @@ impl CudaEvent {
         unsafe { sys::cuEventQuery(self.event) }.result().is_ok()
     }
 
-    /// Makes what is queued on `stream` from now on wait for it.
+    /// Makes all later work on `stream` wait for it.
     pub(crate) fn block_stream(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are alive and of one context.
@@ -294,7 +296,7 @@ impl CudaEvent {
         unsafe { driver::event::synchronize(self.event) }.map_err(failed())
     }
 
-    /// Seconds from this to a later event of the same stream, which is waited for.
+    /// Seconds from this to a later event of the same stream. Waits for the later one.
     pub(crate) fn elapsed(&self, later: &Self) -> Result<f64, CudaError> {
         let failed = || CudaError::driver("measure elapsed time");
         self.context.bind_to_thread().map_err(failed())?;

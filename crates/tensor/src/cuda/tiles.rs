@@ -1,33 +1,33 @@
-//! Rows of a pass, grouped into the tiles of attention that share the reads of a prefix.
+//! Groups the rows of a pass into attention tiles that share the reads of a prefix.
 
 use super::context::int;
 
-/// As in attention.cuh: keys of a unit.
+/// Keys per unit, as in attention.cuh.
 pub(super) const UNIT: usize = 16;
-/// Rows of a tile, which share a CTA and its reads of their common prefix: more when there are
-/// enough rows to fill the GPU.
+/// Rows of a tile, which share a CTA and its reads of their common prefix: more if there are enough
+/// rows to fill the GPU.
 const TILE_ROWS_LARGE: usize = 64;
 const TILE_ROWS_SMALL: usize = 16;
-/// From this many rows on, tiles are large.
+/// Number of rows from which on tiles are large.
 const LARGE_BATCH_ROWS: usize = 2048;
 
-/// The most rows of a tile.
+/// Maximum rows of a tile.
 pub(super) fn tile_rows(rows: usize) -> usize {
     if rows >= LARGE_BATCH_ROWS { TILE_ROWS_LARGE } else { TILE_ROWS_SMALL }
 }
 
-/// As in attention.cuh: instead of its first slot, a tile has the index of the first of the spans
-/// that name the units of its prefix.
+/// Flag, as in attention.cuh: instead of its first slot, a tile has the index of the first of the
+/// spans that list the units of its prefix.
 pub(super) const SCATTERED: u32 = 1 << 31;
 
-/// Rows grouped into tiles, as the kernels read them (attention.cu).
+/// Rows grouped into tiles, in the layout of the kernels (attention.cu).
 #[derive(Default)]
 pub(super) struct TilePlan {
-    /// First row, rows, first slot of the prefix, its greatest length.
+    /// First row, number of rows, first slot of the prefix, its maximum length.
     pub(super) tiles: Vec<[u32; 4]>,
-    /// Length of the prefix, begin and end of own spans, own slots.
+    /// Length of the prefix, begin and end of unshared spans, number of unshared slots.
     pub(super) rows: Vec<[u32; 4]>,
-    /// Own spans: first slot, length; then units of scattered prefixes.
+    /// Unshared spans: first slot, length; then units of scattered prefixes.
     pub(super) spans: Vec<[u32; 2]>,
     /// One past the last slot of any span.
     pub(super) end_slot: usize,
@@ -47,10 +47,13 @@ impl TilePlan {
             ..Self::default()
         };
         let tile_rows = tile_rows(rows);
-        let mut longest_rows: Vec<(usize, bool)> = Vec::new(); // of each tile; in several spans?
+        let mut longest_rows: Vec<(usize, bool)> = Vec::new(); // per tile; in several spans?
         for r in 0..rows {
-            let (prefix, begin) = (prefix_of(r), plan.spans.len());
-            let (mut first, mut left, mut own) = (None, prefix, 0);
+            let prefix = prefix_of(r);
+            let begin = plan.spans.len();
+            let mut first = None;
+            let mut left = prefix;
+            let mut own = 0;
             for (start, len) in spans_of(r) {
                 let shared = len.min(left);
                 left -= shared;
@@ -62,7 +65,7 @@ impl TilePlan {
                 plan.end_slot = plan.end_slot.max(start as usize + len as usize);
             }
             let (start, len) = first.unwrap_or_else(|| panic!("attention: row {r} has no slots"));
-            assert_eq!(left, 0, "attention: row {r} has a prefix of more slots than it has");
+            assert_eq!(left, 0, "attention: row {r} has a prefix longer than its slots");
             plan.rows.push([prefix, int(begin), int(plan.spans.len()), own]);
             match (plan.tiles.last_mut(), longest_rows.last_mut()) {
                 (Some([_, count, shared, longest]), Some(longest_row))
@@ -96,7 +99,7 @@ impl TilePlan {
             left -= shared;
             assert!(
                 left == 0 || (shared as usize).is_multiple_of(UNIT),
-                "attention: a prefix of spans of {shared} slots, which are no whole units"
+                "attention: a prefix of {shared} slots is not a multiple of the unit size"
             );
             self.spans.extend((0..shared).step_by(UNIT).map(|offset| [start + offset, 0]));
         }
@@ -136,7 +139,7 @@ mod tests {
         assert_eq!(many.tiles.iter().map(|tile| tile[1]).collect::<Vec<_>>(), [16, 4, 16, 4]);
     }
 
-    /// Where the slots are changes addresses, and nothing of what is computed: lengths.
+    /// The slots' locations change addresses, but not the lengths that determine the computation.
     #[test]
     fn a_prefix_may_be_scattered_and_what_follows_it_adjacent() {
         let lengths = |plan: &TilePlan| plan.rows.iter().map(|r| [r[0], r[3]]).collect::<Vec<_>>();

@@ -4,11 +4,11 @@ use cudarc::driver::sys;
 
 use super::{CudaDtype, CudaError, CudaTensor};
 
-/// The 64-bit words of a tensor map, which kernels take as part of their parameter.
+/// Number of 64-bit words of a tensor map, which is part of the kernels' parameter.
 pub(crate) const TENSOR_MAP_WORDS: usize = 16;
 
-/// A matrix in boxes of so many columns (128 bytes of them) and rows, with the 128-byte swizzle
-/// that wgmma reads.
+/// A tensor map of a matrix in boxes of `columns` columns (128 bytes) and `rows` rows, with
+/// the 128-byte swizzle that wgmma reads.
 pub(crate) fn tensor_map(
     matrix: &CudaTensor,
     [columns, rows]: [u32; 2],
@@ -17,15 +17,15 @@ pub(crate) fn tensor_map(
     encode_tensor_map(matrix.dtype(), at, [matrix.cols(), matrix.rows()], [stride], [columns, rows])
 }
 
-/// The same in boxes of so many groups of eight rows, each group in the order of rows 0, 2, 4, 6,
-/// 1, 3, 5, 7.
+/// The same in boxes of groups of eight rows, each group in the order of rows 0, 2, 4, 6, 1, 3, 5,
+/// 7.
 pub(crate) fn tensor_map_interleaved(
     matrix: &CudaTensor,
     [columns, groups]: [u32; 2],
 ) -> Result<[u64; TENSOR_MAP_WORDS], CudaError> {
     let (at, stride) = row_bytes(matrix);
-    let (shape, strides) =
-        ([matrix.cols(), 4, 2, matrix.row_groups()], [2 * stride, stride, 8 * stride]);
+    let shape = [matrix.cols(), 4, 2, matrix.row_groups()];
+    let strides = [2 * stride, stride, 8 * stride];
     encode_tensor_map(matrix.dtype(), at, shape, strides, [columns, 4, 2, groups])
 }
 
@@ -53,7 +53,8 @@ fn encode_tensor_map<const D: usize, const S: usize>(
         CudaDtype::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = sys::CUtensorMap { opaque: [0; TENSOR_MAP_WORDS] };
-    let (shape, strides) = (shape.map(|n| n as u64), strides.map(|n| n as u64));
+    let shape = shape.map(|n| n as u64);
+    let strides = strides.map(|n| n as u64);
     // SAFETY: the memory has that shape; all arrays have an element per dimension (strides: one
     // less).
     unsafe {

@@ -6,8 +6,8 @@ __device__ __forceinline__ u32 order_preserving(float x) {
     return b >> 31 ? ~b : b | 0x80000000u;
 }
 
-// A logit and its index as one key: the larger logit wins, then the lower index; NaN is 0, which is
-// none.
+// A logit and its index as one key: the larger logit wins, then the lower index; NaN is 0, i.e. no
+// key.
 __device__ __forceinline__ u64 candidate(float x, u32 index) {
     x = x + 0.0f;  // -0 equals 0
     return x != x ? 0ull : (u64)order_preserving(x) << 32 | (u32)~index;
@@ -115,7 +115,7 @@ __device__ __forceinline__ float gumbel(const RowPerturbation& row, u32 site, u3
 // it; best[r] is the argmax. Rows that `noise` (if any) perturbs at `site` have Gumbel noise on
 // these k logits, and its scale as the temperature. Memory-bound: the logits are read once, while
 // each thread keeps the HELD largest of its columns; then k rounds of block-wide maxima. A thread
-// reads its columns again only if all that it held has won.
+// rereads its columns only if all of its retained logits were selected.
 extern "C" __global__ void __launch_bounds__(512)
     top_k_mixture(const float* logits, u32 stride, u32 cols, const float* bias, u32 k,
                   const RowPerturbation* noise, u32 site, const void* table, int type, u32 width, float* out, u64* best) {
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(512)
     __shared__ float weight[MAX_K];
     const float* row = logits + (u64)blockIdx.x * stride;
     griddep_wait();
-    u64 held[HELD] = {};  // this thread's largest, in descending order
+    u64 held[HELD] = {};  // this thread's largest logits, in descending order
     for (u32 c = threadIdx.x; c < cols; c += blockDim.x)
         insert(held, candidate(row[c] + (bias ? bias[c] : 0.0f), c));
     u32 count = 0;
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
         held[HELD - 1] = 0;
-        if (held[0] == 0) {  // all of them won: find the next in this thread's columns
+        if (held[0] == 0) {  // all of them were selected: find the next in this thread's columns
             for (u32 c = threadIdx.x; c < cols; c += blockDim.x) {
                 u64 x = candidate(row[c] + (bias ? bias[c] : 0.0f), c);
                 if (x < top) insert(held, x);
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256)
             const uint4 partial = some[k];
             const float x = __uint_as_float(partial.x), s = __uint_as_float(partial.y);
             const float larger = fmaxf(top, x), shift = larger == -INF ? 0.0f : larger;
-            // Sums of nothing but -inf and NaN are relative to 0.
+            // Sums of only -inf and NaN are relative to 0.
             sum = sum * (top == -INF ? 1.0f : __expf(top - shift)) +
                   s * (x == -INF ? 1.0f : __expf(x - shift));
             if (x > top || (x == top && partial.z < at)) at = partial.z;

@@ -12,13 +12,13 @@ use super::{CudaDevice, CudaDtype, CudaError, CudaTensor, fp8};
 use crate::params::TokenDraw;
 use crate::rng::{Site, site_word};
 
-/// Bytes of logits in memory at a time.
+/// Maximum bytes of logits in memory at a time.
 const CHUNK_BYTES: usize = 512 << 20;
-/// The most tokens of a mixture, as in topk.cu.
+/// Maximum tokens of a mixture, as in topk.cu.
 pub(crate) const MAX_K: usize = 64;
 
-/// A token for each row of x (rows, inputs) and its log-probability: on the GPU, and being written
-/// to the host.
+/// A token for each row of x (rows, inputs) and its log-probability: on the GPU, and asynchronously
+/// copied to the host.
 #[derive(Debug)]
 pub(crate) struct PendingRowTokens {
     words: RowWords, // index << 32 | bits of the log-probability
@@ -27,8 +27,8 @@ pub(crate) struct PendingRowTokens {
 }
 
 impl PendingRowTokens {
-    /// Queues the argmax of `x W + b` for each row, the lowest index among equals. NaN never wins;
-    /// a row of nothing but NaN gives 0.
+    /// Queues the argmax of `x W + b` for each row, the lowest index of a tie. NaN is ignored; a
+    /// row of only NaN gives 0.
     pub(crate) fn launch(x: &CudaTensor, map: &CudaLinear) -> Result<Self, CudaError> {
         let words = RowWords::new(x.cuda(), x.rows())?;
         let host = ReadbackBuffer::new(x.cuda(), x.rows())?;
@@ -36,8 +36,8 @@ impl PendingRowTokens {
         Ok(Self { words, outputs: map.outputs(), readback: host.submitted()? })
     }
 
-    /// Queues a token from softmax(x W + b) for each row, sampled as its draw says; the argmax
-    /// where there is none.
+    /// Queues a token from softmax(x W + b) for each row, sampled according to its draw; the argmax
+    /// if it has none.
     pub(crate) fn sample(
         x: &CudaTensor,
         map: &CudaLinear,
@@ -75,18 +75,18 @@ impl PendingRowTokens {
         self.words.rows
     }
 
-    /// Every index is below this.
+    /// Exclusive upper bound of the indices.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// The device address of the first index; the others follow every 8 bytes.
+    /// The device address of the first index; the stride is 8 bytes.
     pub(crate) fn indices(&self) -> u64 {
         self.words.at(0) + 4
     }
 }
 
-/// Writes a word for each row to device memory and to the host's.
+/// Writes a word per row to device memory and to host memory.
 fn argmax_rows(
     x: &CudaTensor,
     map: &CudaLinear,
@@ -147,7 +147,8 @@ pub(crate) fn top_k_mixture(
         let count = noise.rows();
         assert_eq!(count, x.rows(), "mixture: {count} perturbations for {} rows", x.rows());
     }
-    let (width, matrix) = (table.inputs(), table.matrix());
+    let width = table.inputs();
+    let matrix = table.matrix();
     let out = CudaTensor::uninit(x.cuda(), x.rows(), width, CudaDtype::F32)?;
     let best = RowWords::new(x.cuda(), x.rows())?;
     for_logit_chunks(x, head, |chunk| {
@@ -202,8 +203,10 @@ fn for_logit_chunks(
         x.cols(),
         map.inputs()
     );
-    let (cuda, inputs, stride, operand) =
-        (x.cuda(), map.inputs(), map.matrix().rows(), map.matrix().dtype());
+    let cuda = x.cuda();
+    let inputs = map.inputs();
+    let stride = map.matrix().rows();
+    let operand = map.matrix().dtype();
     let cast = x.cast_operand(map)?;
     let x = cast.as_ref().unwrap_or(x);
     // Chunks of nearly equal height, in multiples of the alignment.

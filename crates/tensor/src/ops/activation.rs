@@ -8,12 +8,12 @@ use crate::{Device, DeviceError, Tensor, cpu};
 /// The dtype of an operation's result. The CPU computes everything in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputDtype {
-    /// The dtype that the device multiplies in: for results that go into a linear map next.
+    /// The dtype in which the device multiplies: for results that are the input of a linear map.
     Compute,
-    /// As [`OutputDtype::Compute`], but e4m3 on a device of precision fp8: for rows that nothing
-    /// but a linear map of the decoder reads, not even `select`.
+    /// As [`OutputDtype::Compute`], but e4m3 on a device of precision fp8: for rows that are only
+    /// read by a linear map of the decoder, not even by `select`.
     Operand,
-    /// f32: for results that are kept, added to or compared.
+    /// f32: for results that are stored, accumulated or compared.
     F32,
 }
 
@@ -78,7 +78,8 @@ pub fn activate_backward(
             cpu::activation::activate_backward(cpu.isa, x, activation, dy, dx);
         }
         Backend::Cuda(cuda) => {
-            let (dy, dtype) = (dy.gpu(), dtype.cuda_dtype(cuda));
+            let dy = dy.gpu();
+            let dtype = dtype.cuda_dtype(cuda);
             *dx = cuda::activation::activate_backward(x.gpu(), activation, dy, dtype)?.into();
         }
     }

@@ -1,8 +1,8 @@
 //! The KV store, and attention over spans of its slots.
 //!
 //! A slot holds the keys and values of one position in every layer. A row attends to a list of
-//! spans of slots: usually a prefix that it shares with other rows, then slots of its own. Forked
-//! rows share a prefix by naming the same slots; nothing is copied and nothing is padded.
+//! spans of slots: usually a prefix that it shares with other rows, followed by unshared slots.
+//! Forked rows share a prefix by referring to the same slots, without copies and padding.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -40,7 +40,7 @@ pub(crate) struct CpuLayerKv {
 }
 
 impl KvStore {
-    /// Spans that begin at a multiple of this are read fastest.
+    /// Spans that start at a multiple of this are read fastest.
     pub const ALIGNMENT: usize = 16;
 
     /// A store of zeros; `slots` is rounded up to [`KvStore::ALIGNMENT`].
@@ -111,24 +111,25 @@ impl KvStore {
         }
     }
 
-    /// A layer, to be read.
+    /// Read access to a layer.
     pub fn layer(&self, layer: usize) -> KvLayer<'_> {
         KvLayer { store: self, layer }
     }
 
-    /// A layer, to be written.
+    /// Write access to a layer.
     pub fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_> {
         KvLayerMut { store: self, layer }
     }
 
-    /// Stores each row's keys (columns `first ..` of a tensor) and values (the columns after them)
-    /// in that row's slot. On the CPU alone.
+    /// Stores each row's keys (columns `first ..` of a tensor) and values (the following columns)
+    /// in that row's slot. CPU only.
     pub(crate) fn write(&mut self, layer: usize, rows: &[(&Tensor, &SlotMapping)], first: usize) {
         let KvStorage::Cpu(kv) = &mut self.0 else { panic!("this store is on a gpu") };
         let width = kv.kv_heads * kv.head_dim;
         let rows: Vec<_> = rows.iter().map(|(x, slots)| (*x, slots.slots.host())).collect();
         for (x, slots) in &rows {
-            let (count, cols) = (x.rows(), x.cols());
+            let count = x.rows();
+            let cols = x.cols();
             assert_eq!(count, slots.len(), "kv write: {count} rows into {} slots", slots.len());
             assert!(
                 first + 2 * width <= cols,
@@ -158,7 +159,7 @@ pub struct KvLayer<'a> {
     layer: usize,
 }
 
-/// A layer of a [`KvStore`], to be written.
+/// Write access to a layer of a [`KvStore`].
 #[derive(Debug)]
 pub struct KvLayerMut<'a> {
     pub(crate) store: &'a mut KvStore,
@@ -177,19 +178,20 @@ pub struct Span {
 /// The slots that each row attends to, in the order of their positions.
 ///
 /// A row's first slots are its prefix, which it may share with other rows. A GPU sums a prefix in
-/// groups of 32 slots and what follows in smaller ones, so that the same prefix must be named for
-/// the same row where its bits matter, wherever the slots are.
+/// groups of 32 slots and the rest in smaller ones, so for reproducible bits a row must always be
+/// given the same prefix length, wherever the slots are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionSpans {
     pub(crate) spans: Vec<Span>,
-    pub(crate) ends: Vec<usize>,   // of each row: where its spans end
-    pub(crate) prefixes: Vec<u32>, // of each row: how many of its slots, the first, are its prefix
+    pub(crate) ends: Vec<usize>,   // per row: end of its spans
+    pub(crate) prefixes: Vec<u32>, // per row: length of its prefix in slots
 }
 
 impl AttentionSpans {
-    /// No rows yet, with capacity for so many of two spans each.
+    /// No rows yet, with capacity for `rows` rows of two spans each.
     pub fn with_capacity(rows: usize) -> Self {
-        let (ends, prefixes) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let ends = Vec::with_capacity(rows);
+        let prefixes = Vec::with_capacity(rows);
         Self { spans: Vec::with_capacity(2 * rows), ends, prefixes }
     }
 
@@ -237,12 +239,12 @@ impl AttentionSpans {
     }
 }
 
-/// [`AttentionSpans`] where the device can read them; made once a pass, for all its layers.
+/// [`AttentionSpans`] in device memory; created once per pass, for all its layers.
 #[derive(Debug)]
 pub struct AttentionMetadata<'a> {
     spans: Cow<'a, AttentionSpans>,
     on_gpu: Option<CudaAttentionMetadata>,
-    /// For the backward, whose kernels take a prefix to be one span; made when it is needed.
+    /// For the backward, whose kernels require a prefix to be a single span; created on demand.
     of_backward: OnceLock<CudaAttentionMetadata>,
 }
 
@@ -274,7 +276,7 @@ impl<'a> AttentionMetadata<'a> {
 /// slots j of row r.
 ///
 /// The first `heads * head_dim` columns of q are the queries; out becomes (rows, heads * head_dim).
-/// Neighbouring query heads share a key head in equal groups (GQA). Every row must have a slot.
+/// Neighboring query heads share a key head in equal groups (GQA). Every row must have a slot.
 pub fn attention(
     device: &Device,
     q: &Tensor,
@@ -284,7 +286,8 @@ pub fn attention(
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let KvLayer { store, layer } = kv;
-    let (spans, dim) = (&*metadata.spans, store.head_dim());
+    let spans = &*metadata.spans;
+    let dim = store.head_dim();
     assert_eq!(
         q.rows(),
         spans.rows(),
@@ -324,7 +327,7 @@ enum KvGradStorage {
 }
 
 impl KvGrads {
-    /// Zeros, of the shape of a store.
+    /// Zero gradients with the shape of a store.
     pub fn zeros(device: &Device, like: &KvStore) -> Result<Self, DeviceError> {
         Ok(Self(match (device.backend(), &like.0) {
             (Backend::Cpu(_), KvStorage::Cpu(kv)) => {
@@ -356,11 +359,12 @@ impl KvGrads {
         Ok(())
     }
 
-    /// Copies the gradients of each row's slot into x: the keys' to columns `first ..`, the values'
-    /// to the columns after them. On the CPU alone.
+    /// Copies the gradients of each row's slot to x: the keys' to columns `first ..`, the values'
+    /// to the following columns. CPU only.
     pub(crate) fn read(&self, layer: usize, slots: &[u32], first: usize, x: &mut Tensor) {
         let KvGradStorage::Cpu(grads) = &self.0 else { panic!("these gradients are on a gpu") };
-        let (dim, layer) = (grads.head_dim, &grads.layers[layer]);
+        let dim = grads.head_dim;
+        let layer = &grads.layers[layer];
         assert_eq!(
             x.rows(),
             slots.len(),
@@ -400,10 +404,10 @@ impl KvGrads {
     }
 }
 
-/// The arguments of [`attention_backward`] that it reads.
+/// The read-only arguments of [`attention_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionBackward<'a> {
-    /// The queries, as [`attention`] took them.
+    /// The queries that were passed to [`attention`].
     pub q: &'a Tensor,
     /// The keys and values.
     pub kv: KvLayer<'a>,
@@ -427,8 +431,10 @@ pub fn attention_backward(
     dqkv: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let KvLayer { store, layer } = of.kv;
-    let (spans, heads, dim, kv_heads) =
-        (&*of.metadata.spans, of.heads, store.head_dim(), store.kv_heads());
+    let spans = &*of.metadata.spans;
+    let heads = of.heads;
+    let dim = store.head_dim();
+    let kv_heads = store.kv_heads();
     let rows = spans.rows();
     assert_eq!(of.q.rows(), rows, "attention_backward: {} rows, metadata for {rows}", of.q.rows());
     assert!(
@@ -462,7 +468,9 @@ pub fn attention_backward(
         }
         (Backend::Cuda(cuda), KvStorage::Cuda(kv), KvGradStorage::Cuda(grads)) => {
             let metadata = of.metadata.of_backward(cuda)?;
-            let (q, out, dout) = (of.q.gpu(), of.out.gpu(), of.dout.gpu());
+            let q = of.q.gpu();
+            let out = of.out.gpu();
+            let dout = of.dout.gpu();
             let of = cuda::args::CudaAttentionBackward { q, kv, layer, heads, metadata, out, dout };
             *dqkv = cuda::attention::attention_backward(of, grads)?.into();
         }

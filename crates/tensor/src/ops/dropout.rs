@@ -1,5 +1,5 @@
-//! Inverted dropout with masks that are sampled where they are used or recorded elsewhere, and the
-//! rows that it, or noise, falls on.
+//! Inverted dropout, with masks that are sampled on the fly or recorded elsewhere; and the per-row
+//! perturbations for dropout and noise.
 
 use rayon::prelude::*;
 
@@ -10,8 +10,8 @@ use crate::params::{RowPerturbation, SiteSet, keep_scale};
 use crate::rng::{LANES, MAX_ELEMENTS, Site, drop_threshold, philox_lanes, site_word};
 use crate::{Device, DeviceError, Tensor, cuda};
 
-/// The perturbation of each row of a batch, where the device can read it; `None` leaves a row
-/// unchanged. Rows are independent: their keys, strengths and sites may all differ.
+/// The perturbation of each row of a batch, in device memory; `None` leaves a row unchanged. Rows
+/// are independent: their keys, strengths and sites may all differ.
 #[derive(Debug)]
 pub struct PerturbedRows {
     rows: Vec<Option<RowPerturbation>>,
@@ -22,7 +22,8 @@ impl PerturbedRows {
     /// Copies them to the device.
     ///
     /// # Panics
-    /// If a row has two of dropout, noise and Gumbel noise: its strength is of one of them.
+    /// If a row has more than one of dropout, noise and Gumbel noise, because they share its
+    /// strength.
     pub fn new(device: &Device, rows: Vec<Option<RowPerturbation>>) -> Result<Self, DeviceError> {
         let kinds = [SiteSet::DROPOUT.union(SiteSet::LORA), SiteSet::NOISE, SiteSet::GUMBEL];
         let is_mixed = |row: &RowPerturbation| {
@@ -42,7 +43,7 @@ impl PerturbedRows {
         &self.rows
     }
 
-    /// The perturbation of row `r` if it falls on `site`.
+    /// The perturbation of row `r` if it applies to `site`.
     #[inline(always)]
     pub(crate) fn at(&self, r: usize, site: Site) -> Option<&RowPerturbation> {
         self.rows[r].as_ref().filter(|row| row.sites.contains(site))
@@ -81,7 +82,7 @@ impl KeepMask {
     }
 }
 
-/// The mask that dropout multiplies a result (rows, cols) with.
+/// The mask by which dropout multiplies a result (rows, cols).
 #[derive(Clone, Copy, Debug)]
 pub enum DropoutMask<'a> {
     /// Philox bits, keyed by row, layer and site. Each row has its own probability; a row that is
@@ -94,9 +95,9 @@ pub enum DropoutMask<'a> {
         /// The rows' keys and probabilities. (rows)
         rows: &'a PerturbedRows,
     },
-    /// A mask given from outside.
+    /// A recorded mask.
     Recorded {
-        /// The probability that elements were dropped with, for their scale.
+        /// The dropout probability of the mask, which determines the scale.
         p: f32,
         /// The mask. (rows, cols)
         keep: &'a KeepMask,
@@ -168,15 +169,17 @@ fn apply_philox_mask<const FUSED: bool>(
 ) {
     const { assert!(TILE_COLS == 4 * LANES) };
     let (key, rest) = row.key.key_and_counter();
-    let (threshold, scale) = (drop_threshold(row.strength), keep_scale(row.strength));
+    let threshold = drop_threshold(row.strength);
+    let scale = keep_scale(row.strength);
     let bits = philox_lanes::<FUSED>(site_word | (col / 4) as u32, rest, key);
-    // A mask of all bits or none: of a choice compilers make a branch for each number.
+    // A mask of all bits or none, because compilers turn a choice into a branch per number.
     let kept = |x: f32, bits: u32| {
         let mask = 0u32.wrapping_sub(u32::from(bits >= threshold));
         f32::from_bits((x * scale).to_bits() & mask)
     };
-    // By arrays of a register's length, which compilers take at once.
-    let (bits, (registers, rest)) = (bits.as_flattened(), values.as_chunks_mut::<PANEL>());
+    // Arrays of a register's length, which compilers process at once.
+    let bits = bits.as_flattened();
+    let (registers, rest) = values.as_chunks_mut::<PANEL>();
     let (bits, bits_rest) = bits.split_at(PANEL * registers.len());
     for (x, bits) in registers.iter_mut().zip(bits.as_chunks::<PANEL>().0) {
         *x = std::array::from_fn(|l| kept(x[l], bits[l]));
@@ -193,7 +196,8 @@ pub fn dropout(
     dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     if let Some(mask) = &mask {
         mask.check(rows, cols);
     }

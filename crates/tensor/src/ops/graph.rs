@@ -1,4 +1,4 @@
-//! CUDA graphs of passes, captured once and replayed with other inputs.
+//! CUDA graphs of forward passes, captured once and replayed with other inputs.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,13 +9,13 @@ use crate::device::Backend;
 use crate::params::SiteSet;
 use crate::{Device, DeviceError, Tensor};
 
-/// Passes of more rows keep a GPU busy for longer than the host takes to launch them.
+/// Passes with more rows keep a GPU busy for longer than the host takes to launch them.
 const MAX_ROWS: usize = 512;
 /// Graphs kept; the least recently used one is evicted.
 const MAX_GRAPHS: usize = 48;
 
-/// Everything that a pass's launches depend on besides the contents of its inputs: passes of one
-/// key can replay one graph.
+/// Everything except the contents of its inputs that a pass's launches depend on: passes with equal
+/// keys can replay the same graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphKey {
     stream: usize, // captured for and replayed on: its memory is used in that stream's order
@@ -26,8 +26,9 @@ pub struct GraphKey {
 }
 
 impl GraphKey {
-    /// For a pass over `kv` whose rows attend to `spans`, and its output rows, if they are not all,
-    /// to `output_spans`; with dropout at some sites, and hidden states of a dtype.
+    /// The key of a pass over `kv` whose rows attend to `spans`, and whose output rows, if they are
+    /// not all, to `output_spans`; with dropout at some sites, and hidden states of the given
+    /// dtype.
     ///
     /// # Panics
     /// If the store is not on a GPU.
@@ -47,13 +48,13 @@ impl GraphKey {
         Self { stream: 0, kv: kv.address_and_shape(), attention, dropout, dtype }
     }
 
-    /// Whether passes of so many rows over `kv` gain from graphs.
+    /// Whether passes of `rows` rows over `kv` benefit from graphs.
     pub fn is_worthwhile(kv: &KvStore, rows: usize) -> bool {
         kv.on_gpu().is_some() && (1..=MAX_ROWS).contains(&rows)
     }
 }
 
-/// The CUDA graphs of a model's passes. They hold the addresses of its weights, so they must be
+/// The CUDA graphs of a model's passes. They contain the addresses of its weights, so they must be
 /// dropped first.
 #[derive(Debug, Default)]
 pub struct GraphCache(Mutex<GraphEntries>);
@@ -70,9 +71,9 @@ struct GraphEntries {
 
 #[derive(Debug)]
 enum GraphState {
-    /// Launched once. Most keys do not recur; the second time, the pass is captured.
+    /// Launched once. Most keys do not recur; the pass is captured the second time.
     Seen,
-    /// The capture failed: the pass is always launched.
+    /// The capture failed: the pass is always launched directly.
     Failed,
     Captured(CapturedPass),
 }
@@ -85,12 +86,12 @@ struct CapturedPass {
 }
 
 impl GraphCache {
-    /// Without graphs: every pass is launched.
+    /// Disables graphs: every pass is launched directly.
     pub fn disabled() -> Self {
         Self(Mutex::new(GraphEntries { disabled: true, ..GraphEntries::default() }))
     }
 
-    /// Forgets all graphs: the weights whose addresses they hold are replaced.
+    /// Drops all graphs, because the weights whose addresses they contain are replaced.
     pub fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).entries.clear();
     }
@@ -100,12 +101,12 @@ impl GraphCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).replays
     }
 
-    /// Why a pass could not be captured, if one could not: it is launched kernel by kernel.
+    /// The reason that a pass could not be captured, if so: it is launched kernel by kernel.
     pub fn failure(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).failure.clone()
     }
 
-    /// `body(prepare(x))`, by replaying a graph if there is one for `key`. `prepare` copies the
+    /// `body(prepare(x))`, replaying the graph for `key` if there is one. `prepare` copies the
     /// pass's inputs to the device; `body` computes the pass from them, without copies to or from
     /// the host.
     pub fn run<P>(
@@ -146,14 +147,14 @@ impl GraphCache {
                     Ok(mut pass) => {
                         pass.graph.launch()?;
                         let out = copied(&pass.out)?;
-                        tracing::debug!("captured a pass as a CUDA graph");
+                        tracing::debug!("captured a forward step as a CUDA graph");
                         *state = GraphState::Captured(pass);
                         return Ok(out);
                     }
-                    // Launched below, which reports an error that is not the capture's.
+                    // Launched below, which reports errors other than those of the capture.
                     Err(error) => {
                         *state = GraphState::Failed;
-                        tracing::warn!(%error, "a CUDA graph failed; launching kernel by kernel");
+                        tracing::warn!(%error, "a CUDA graph failed; launching kernels individually");
                         entries.failure.get_or_insert_with(|| error.to_string());
                     }
                 }

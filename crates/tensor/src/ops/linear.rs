@@ -1,4 +1,4 @@
-//! Linear maps, fused with what follows them: bias, activation, dropout, residual, norm.
+//! Linear maps with fused bias, activation, dropout, residual and norm.
 
 use super::{Activation, DropoutMask, Normalization, OutputDtype};
 use crate::cpu::int8::{self, ByteKernel, Int8Weights};
@@ -12,7 +12,7 @@ use crate::cuda::linear::CudaLinear;
 use crate::device::{Backend, CpuDevice};
 use crate::{Device, DeviceError, Precision, Tensor, cpu, cuda};
 
-/// A linear map `x W + b`, its weights in the layout that the device's kernels read.
+/// A linear map `x W + b`, with its weights in the layout of the device's kernels.
 #[derive(Debug)]
 pub struct Linear(Box<LinearWeights>);
 
@@ -29,11 +29,11 @@ struct CpuLinear {
     backward: Option<PackedWeights>, // (outputs, inputs), for the gradient of x
 }
 
-/// Weights as the CPU's kernels read them.
+/// Weights in the layouts of the CPU kernels.
 #[derive(Debug)]
 pub(crate) enum CpuWeights {
     F32(PackedWeights),
-    Bf16(Bf16Weights), // multiplied with f32 rows, as exactly as f32
+    Bf16(Bf16Weights), // multiplied by f32 rows, as exactly as f32
     Int8(Int8Weights),
 }
 
@@ -92,7 +92,7 @@ impl CpuWeights {
         }
     }
 
-    /// The rows of the tiles in which so many rows are multiplied with them.
+    /// The tile height used for `rows` rows.
     pub(crate) fn tile_height(&self, isa: Isa, rows: usize) -> usize {
         let height = match self {
             Self::F32(_) => tile_height(isa),
@@ -102,7 +102,7 @@ impl CpuWeights {
         height.of(rows)
     }
 
-    /// Multiplies x (rows, inputs) with them.
+    /// Multiplies x (rows, inputs) by them.
     pub(crate) fn gemm<E: TileEpilogue>(&self, isa: Isa, x: &[f32], epilogue: &E) {
         match self {
             Self::F32(weights) => gemm(isa, x, weights, epilogue),
@@ -187,7 +187,8 @@ impl Linear {
         matrix: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<(), DeviceError> {
-        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let inputs = self.inputs();
+        let outputs = self.outputs();
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (outputs, inputs),
@@ -224,7 +225,8 @@ impl Linear {
         device: &Device,
         matrix: &Tensor,
     ) -> Result<(), DeviceError> {
-        let (inputs, outputs) = (self.inputs(), self.outputs());
+        let inputs = self.inputs();
+        let outputs = self.outputs();
         assert_eq!(
             (matrix.rows(), matrix.cols()),
             (outputs, inputs),
@@ -316,7 +318,8 @@ pub fn linear_add(
     map: &Linear,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let (shape, expected) = ((x.cols(), out.rows(), out.cols()), (map.inputs(), x.rows()));
+    let shape = (x.cols(), out.rows(), out.cols());
+    let expected = (map.inputs(), x.rows());
     assert_eq!(shape, (expected.0, expected.1, map.outputs()), "linear_add: shapes differ");
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -334,7 +337,7 @@ pub fn linear_add(
     Ok(())
 }
 
-/// The arguments of [`linear_residual_norm`] that it reads.
+/// The read-only arguments of [`linear_residual_norm`].
 #[derive(Clone, Copy, Debug)]
 pub struct LinearResidualNorm<'a> {
     /// (rows, inputs)
@@ -345,12 +348,11 @@ pub struct LinearResidualNorm<'a> {
     pub mask: Option<DropoutMask<'a>>,
     /// The norm of the new residual stream.
     pub norm: &'a Normalization,
-    /// Of the normalised rows.
+    /// Dtype of the normalized rows.
     pub dtype: OutputDtype,
 }
 
-/// `stream += dropout(x W + b)`, then `out = norm(stream)`: the stream is (rows, outputs), and so
-/// becomes out.
+/// `stream += dropout(x W + b)`, then `out = norm(stream)`: stream and out are (rows, outputs).
 pub fn linear_residual_norm(
     device: &Device,
     of: LinearResidualNorm<'_>,
@@ -358,7 +360,8 @@ pub fn linear_residual_norm(
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
     let LinearResidualNorm { x, map, mask, norm, dtype } = of;
-    let (rows, cols) = (x.rows(), map.outputs());
+    let rows = x.rows();
+    let cols = map.outputs();
     assert_eq!(
         x.cols(),
         map.inputs(),
@@ -477,12 +480,13 @@ pub fn linear_dw(
     Ok(())
 }
 
-/// Rows that one GEMM of the CPU's `linear_dw` sums over: bounds the packed copy of x and the
-/// length of the sums, which are added to dw.
+/// Rows summed by one GEMM in the CPU's `linear_dw`: bounds the packed copy of x and the length of
+/// the sums, which are added to dw.
 const DW_CHUNK_ROWS: usize = 1024;
 
 fn cpu_dw(cpu: &CpuDevice, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Option<&mut Tensor>) {
-    let (inputs, outputs) = (x.cols(), dy.cols());
+    let inputs = x.cols();
+    let outputs = dy.cols();
     let chunks =
         x.data().chunks(DW_CHUNK_ROWS * inputs).zip(dy.data().chunks(DW_CHUNK_ROWS * outputs));
     for (x, dy) in chunks {
@@ -503,7 +507,7 @@ fn cpu_dw(cpu: &CpuDevice, x: &Tensor, dy: &Tensor, dw: &mut Tensor, mut db: Opt
     }
 }
 
-/// What the CPU's GEMM does with a result, after the bias.
+/// The operation of the CPU's GEMM on a result, after the bias.
 #[derive(Clone, Copy)]
 enum EpilogueOp<'a> {
     /// `out = activation(result)`
@@ -553,11 +557,12 @@ impl RowEpilogue for OutputEpilogue<'_> {
     }
 }
 
-/// `x = f(x, y)`, both of one length. By arrays of a register's length: compilers would unroll a
-/// loop over a tile's row, and take its numbers one by one.
+/// `x = f(x, y)`, both of equal length. Processes arrays of a register's length: compilers would
+/// unroll a loop over a tile's row and process its numbers one by one.
 #[inline(always)]
 fn by_registers(x: &mut [f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
-    let ((x, x_rest), (y, y_rest)) = (x.as_chunks_mut::<PANEL>(), y.as_chunks::<PANEL>());
+    let (x, x_rest) = x.as_chunks_mut::<PANEL>();
+    let (y, y_rest) = y.as_chunks::<PANEL>();
     for (x, y) in x.iter_mut().zip(y) {
         *x = std::array::from_fn(|l| f(x[l], y[l]));
     }

@@ -6,7 +6,7 @@ use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
 /// `out = x W + b` for [`cross_entropy`]: x is (rows, width), out becomes (rows, vocabulary) of
 /// f32. Unlike [`linear`](super::linear) it may pad the rows on a GPU, where a GEMM of rows of an
-/// odd width is slow, so the result is for [`cross_entropy`] alone.
+/// odd width is slow, so the result may only be passed to [`cross_entropy`].
 pub fn logits(
     device: &Device,
     x: &Tensor,
@@ -32,7 +32,8 @@ pub fn cross_entropy(
     weights: &[f32],
     dlogits: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
-    let (rows, cols) = (logits.rows(), logits.cols());
+    let rows = logits.rows();
+    let cols = logits.cols();
     let target_tokens = targets.host();
     assert_eq!(
         (target_tokens.len(), weights.len()),

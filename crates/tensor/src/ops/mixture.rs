@@ -1,8 +1,8 @@
-//! Mixtures of token embeddings whose tokens and weights follow a rule of their own for each row:
-//! nuclei, one-sided Gumbel noise, averages of sampled tokens.
+//! Mixtures of token embeddings whose tokens and weights follow a separate rule per row: nuclei,
+//! one-sided Gumbel noise, averages of sampled tokens.
 //!
-//! [`super::top_k_mixture`] is the fast path of the plain rule. Here whole rows of logits are read
-//! on the host, some at a time, on a GPU as well; weights are computed there, and embeddings are
+//! [`super::top_k_mixture`] is the fast path of the plain rule. Here whole rows of logits are
+//! copied to the host in chunks, also from a GPU; weights are computed there, and embeddings are
 //! gathered on the device.
 
 use rayon::prelude::*;
@@ -14,68 +14,68 @@ use crate::params::TokenSampling;
 use crate::rng::RngKey;
 use crate::{Device, DeviceError, Isa, Tensor};
 
-/// The range that Latent-GRPO clips Gumbel numbers to.
+/// The range to which Latent-GRPO clips Gumbel numbers.
 const GUMBEL_RANGE: [f32; 2] = [-1.5, 3.0];
 
-/// Which tokens a row's mixture has, and their weights.
+/// The tokens and weights of a row's mixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MixtureRule {
-    /// Tokens of the mixture: the most probable ones.
+    /// Number of tokens in the mixture: the most probable ones.
     pub tokens: usize,
     /// Divides the logits.
     pub temperature: f32,
-    /// Of the mixture's tokens the fewest that hold this share of their probability.
+    /// The smallest set of these tokens with at least this share of their probability is kept.
     pub top_p: f32,
-    /// What makes it differ between trajectories.
+    /// The randomness that makes trajectories differ.
     pub draw: MixtureDraw,
 }
 
 /// The randomness of a row's mixture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MixtureDraw {
-    /// None: weights are probabilities.
+    /// No randomness: weights are probabilities.
     None,
     /// Weights are softmax((log p + Gumbel noise) / tau) over the same tokens.
     Gumbel {
-        /// Names the numbers.
+        /// Key of the random numbers.
         key: RngKey,
         /// The temperature of the weights.
         tau: f32,
     },
-    /// Latent-GRPO's: over the nucleus of all tokens, and at least the mixture's tokens, scores are
+    /// Latent-GRPO: over the nucleus of all tokens, and at least the mixture's tokens, scores are
     /// log p + scale (clip(Gumbel noise, -1.5, 3) + 1.5); weights are softmax(score / tau) of the
-    /// mixture's number of best scores. Noise never lowers a score.
+    /// best scores, as many as the mixture has tokens. Noise never lowers a score.
     OneSidedGumbel {
-        /// Names the numbers.
+        /// Key of the random numbers.
         key: RngKey,
         /// The temperature of the weights.
         tau: f32,
         /// The factor of the noise.
         scale: f32,
-        /// The share of the nucleus.
+        /// Probability mass of the nucleus.
         top_p: f32,
     },
-    /// The average of tokens that are sampled independently.
+    /// The average of independently sampled tokens.
     Sampled {
-        /// Names the numbers.
+        /// Key of the random numbers.
         key: RngKey,
-        /// How many.
+        /// Number of tokens.
         count: usize,
-        /// Their distribution.
+        /// Distribution of the tokens.
         sampling: TokenSampling,
     },
 }
 
-/// The head that gives logits, and the embeddings: the head itself where the two are tied.
+/// The linear map that computes logits, and the embeddings: the same map if the two are tied.
 #[derive(Clone, Copy, Debug)]
 pub struct MixtureTables<'a> {
-    /// Gives the logits.
+    /// Computes the logits.
     pub head: &'a Linear,
     /// The embeddings.
     pub table: &'a Linear,
 }
 
-/// Mixtures, and what decides whether thinking goes on.
+/// Mixtures, and the quantities that decide whether thinking continues.
 #[derive(Debug)]
 pub struct MixedTokens {
     /// (rows, width)
@@ -86,7 +86,7 @@ pub struct MixedTokens {
     pub entropies: Vec<f32>,
 }
 
-/// The mixture of each row of x (rows, inputs) by its rule.
+/// The mixture of each row of x (rows, inputs) according to its rule.
 pub fn mix_tokens(
     device: &Device,
     x: &Tensor,
@@ -141,7 +141,7 @@ fn add_embeddings(
 /// One row's mixture.
 #[derive(Debug, PartialEq)]
 struct RowMixture {
-    /// Tokens and weights, which sum to 1.
+    /// Tokens and their weights, which sum to 1.
     weights: Vec<(u32, f32)>,
     argmax: u32,
     entropy: f32,
@@ -176,7 +176,7 @@ impl RowMixture {
     }
 }
 
-/// The most probable tokens with their probabilities among those that are kept.
+/// The most probable tokens, with their probabilities among the retained ones.
 fn nucleus(best: &[(usize, f32)], largest: f32, rule: MixtureRule) -> Vec<(u32, f32)> {
     let weigh = |&(token, logit): &(usize, f32)| {
         (token as u32, ((logit - largest) / rule.temperature).exp())
@@ -233,7 +233,7 @@ fn softmax(mut scores: Vec<(u32, f32)>, temperature: f32) -> Vec<(u32, f32)> {
     scores
 }
 
-/// In nats; a NaN logit counts as no token.
+/// Entropy in nats; a NaN logit is ignored.
 fn entropy(logits: &[f32], largest: f32, temperature: f32) -> f32 {
     let mut total = 0.0_f64;
     let mut moment = 0.0_f64;

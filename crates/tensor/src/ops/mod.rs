@@ -1,11 +1,11 @@
 //! The operations: contract, checks, and dispatch to a backend. Shapes are written (rows, columns).
 //!
 //! Operations panic when shapes disagree: shapes follow from a validated model configuration, so a
-//! mismatch is a bug of this program, not of a user's file. What a device may refuse at run time,
-//! memory above all, is a [`DeviceError`](crate::DeviceError).
+//! mismatch is a bug in this program, not an error in a user's file. Run-time failures of a device,
+//! mostly lack of memory, are a [`DeviceError`](crate::DeviceError).
 //!
-//! What every layer of a pass reads ([`Indices`], [`AttentionMetadata`], [`PerturbedRows`],
-//! [`KeepMask`]) is copied to the device once a pass.
+//! The inputs that every layer of a pass reads ([`Indices`], [`AttentionMetadata`],
+//! [`PerturbedRows`], [`KeepMask`]) are copied to the device once per pass.
 
 mod activation;
 mod attention;

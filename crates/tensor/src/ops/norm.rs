@@ -21,7 +21,7 @@ enum NormStorage {
 pub(crate) struct CpuNorm {
     pub(crate) eps: f32,
     pub(crate) scale: Vec<f32>,         // (width)
-    pub(crate) shift: Option<Vec<f32>>, // (width) of a LayerNorm; none of an RMSNorm
+    pub(crate) shift: Option<Vec<f32>>, // (width) for LayerNorm; `None` for RMSNorm
 }
 
 impl Normalization {
@@ -53,7 +53,7 @@ impl Normalization {
         }))
     }
 
-    /// The width of the rows that it normalises.
+    /// The width of the rows that it normalizes.
     pub fn width(&self) -> usize {
         match &self.0 {
             NormStorage::Cpu(norm) => norm.scale.len(),
@@ -61,7 +61,7 @@ impl Normalization {
         }
     }
 
-    /// Replaces the parameters, (1, width) each of f32 on the device: a scale, and a shift for a
+    /// Replaces the parameters, f32 of shape (1, width) on the device: a scale, and a shift for
     /// LayerNorm.
     pub fn assign(
         &mut self,
@@ -110,7 +110,7 @@ impl Normalization {
     }
 }
 
-/// Normalises each row of x (rows, width) into out (rows, width).
+/// Normalizes each row of x (rows, width) into out (rows, width).
 pub fn norm(
     device: &Device,
     x: &Tensor,
@@ -118,7 +118,8 @@ pub fn norm(
     dtype: OutputDtype,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    let (width, expected) = (x.cols(), by.width());
+    let width = x.cols();
+    let expected = by.width();
     assert_eq!(width, expected, "norm: rows of {width} against parameters of {expected}");
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -141,8 +142,8 @@ pub struct LearnedPositions<'a> {
     pub positions: &'a Indices,
 }
 
-/// The start of a pass: adds position embeddings, if there are any, to x (rows, width), returns the
-/// sum and normalises its rows into out (rows, width).
+/// The start of a pass: adds position embeddings, if any, to x (rows, width), returns the sum and
+/// writes its normalized rows to out (rows, width).
 pub fn add_positions_norm(
     device: &Device,
     mut x: Tensor,
@@ -152,7 +153,8 @@ pub fn add_positions_norm(
     out: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
     if let Some(LearnedPositions { table, positions }) = positions {
-        let (count, cols) = (positions.host().len(), table.cols());
+        let count = positions.host().len();
+        let cols = table.cols();
         assert_eq!(
             (x.rows(), x.cols()),
             (count, cols),
@@ -176,7 +178,9 @@ pub fn add_positions_norm(
             });
             // In place, unless x is shared with another tensor.
             let sum = if x.is_shared() { x.gpu().uninit_like()?.into() } else { x.clone() };
-            let (from, to, dtype) = (x.gpu(), sum.gpu(), dtype.cuda_dtype(cuda));
+            let from = x.gpu();
+            let to = sum.gpu();
+            let dtype = dtype.cuda_dtype(cuda);
             *out = cuda::norm::add_positions_norm(from, to, positions, by.gpu(), dtype)?.into();
             x = sum;
         }
@@ -184,7 +188,7 @@ pub fn add_positions_norm(
     Ok(x)
 }
 
-/// The arguments of [`norm_backward`] that it reads.
+/// The read-only arguments of [`norm_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct NormBackward<'a> {
     /// The norm's input. (rows, width)
@@ -205,7 +209,8 @@ pub fn norm_backward(
     dshift: Option<&mut Tensor>,
 ) -> Result<(), DeviceError> {
     let NormBackward { x, norm, dy } = of;
-    let (rows, width) = (x.rows(), norm.width());
+    let rows = x.rows();
+    let width = norm.width();
     let fits = |x: &Tensor| (x.rows(), x.cols()) == (rows, width);
     assert!(fits(x) && fits(dy) && fits(dx), "norm_backward: rows that are not {rows} of {width}");
     assert!(
@@ -219,7 +224,8 @@ pub fn norm_backward(
         }
         Backend::Cuda(_) => {
             let dshift = dshift.map(Tensor::gpu_mut).transpose()?;
-            let (dx, dscale) = (dx.gpu_mut()?, dscale.gpu_mut()?);
+            let dx = dx.gpu_mut()?;
+            let dscale = dscale.gpu_mut()?;
             let gradients = NormGradients { dy: dy.gpu(), dx, dscale, dshift };
             cuda::norm::norm_backward(x.gpu(), norm.gpu(), gradients)?;
         }

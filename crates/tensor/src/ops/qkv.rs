@@ -33,7 +33,7 @@ impl Rope {
     }
 }
 
-/// What is done to queries and keys between their projection and attention.
+/// The operations on queries and keys between projection and attention.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvTransform<'a> {
     /// Query heads.
@@ -45,7 +45,7 @@ pub struct QkvTransform<'a> {
 }
 
 impl<'a> QkvTransform<'a> {
-    /// Normalises and rotates the queries and keys of qkv on a processor.
+    /// Normalizes and rotates the queries and keys of qkv on a CPU.
     fn apply(
         self,
         device: &Device,
@@ -54,7 +54,8 @@ impl<'a> QkvTransform<'a> {
         dim: usize,
         slot_mapping: &SlotMapping,
     ) {
-        let (cols, width) = (qkv.cols(), (self.heads + 2 * kv_heads) * dim);
+        let cols = qkv.cols();
+        let width = (self.heads + 2 * kv_heads) * dim;
         assert_eq!(cols, width, "qkv: rows of {cols} are not {} heads of {dim}", self.heads);
         let Backend::Cpu(cpu) = device.backend() else { panic!("these rows are on a gpu") };
         let queries = 0..self.heads * dim;
@@ -78,7 +79,7 @@ impl<'a> QkvTransform<'a> {
     }
 }
 
-/// The QKV projection of a layer, and what follows it.
+/// The QKV projection of a layer, and the following transformation.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvProjection<'a> {
     /// inputs -> (heads + 2 kv_heads) * head_dim
@@ -108,31 +109,35 @@ impl SlotMapping {
 pub struct QkvRows<'a> {
     /// (rows, inputs)
     pub x: &'a Tensor,
-    /// Of these rows.
+    /// Positions and slots of these rows.
     pub slot_mapping: &'a SlotMapping,
     /// Becomes (rows, (heads + 2 kv_heads) * head_dim).
     pub qkv: &'a mut Tensor,
 }
 
-/// `qkv = x W + b` of the compute dtype, then [`rope_and_cache`], for all parts of a pass. Only the
-/// queries of qkv, its first columns, may be read: a fused kernel writes keys and values to the
-/// store alone. A processor computes the parts side by side.
+/// `qkv = x W + b` in the compute dtype, then [`rope_and_cache`], for all parts of a pass. Only the
+/// queries of qkv, its first columns, may be read: a fused kernel writes keys and values only to
+/// the store. A CPU computes the parts in parallel.
 pub fn project_qkv(
     device: &Device,
     mut parts: Vec<QkvRows<'_>>,
     projection: QkvProjection<'_>,
     kv: KvLayerMut<'_>,
 ) -> Result<(), DeviceError> {
-    let (QkvProjection { map, transform }, KvLayerMut { store, layer }) = (projection, kv);
+    let QkvProjection { map, transform } = projection;
+    let KvLayerMut { store, layer } = kv;
     if let Backend::Cuda(_) = device.backend() {
         for QkvRows { x, slot_mapping, qkv } in parts {
-            let (map, transform, slots) = (map.gpu(), transform.gpu(), slot_mapping.gpu());
+            let map = map.gpu();
+            let transform = transform.gpu();
+            let slots = slot_mapping.gpu();
             let store = store.gpu_mut();
             *qkv = cuda::qkv::project_qkv(x.gpu(), map, transform, store, layer, slots)?.into();
         }
         return Ok(());
     }
-    let (kv_heads, dim) = (store.kv_heads(), store.head_dim());
+    let kv_heads = store.kv_heads();
+    let dim = store.head_dim();
     device.for_each(&mut parts, |QkvRows { x, slot_mapping, qkv }| {
         linear(device, x, map, Activation::None, OutputDtype::Compute, qkv)?;
         transform.apply(device, qkv, kv_heads, dim, slot_mapping);
@@ -143,7 +148,7 @@ pub fn project_qkv(
     Ok(())
 }
 
-/// Normalises and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
+/// Normalizes and rotates the queries and keys of qkv (rows, (heads + 2 kv_heads) * head_dim):
 /// queries in place, keys into their slots of the store, together with the values.
 pub fn rope_and_cache(
     device: &Device,
@@ -153,8 +158,11 @@ pub fn rope_and_cache(
     slot_mapping: &SlotMapping,
 ) -> Result<(), DeviceError> {
     let KvLayerMut { store, layer } = kv;
-    let (heads, kv_heads, dim) = (transform.heads, store.kv_heads(), store.head_dim());
-    let (cols, width) = (qkv.cols(), (heads + 2 * kv_heads) * dim);
+    let heads = transform.heads;
+    let kv_heads = store.kv_heads();
+    let dim = store.head_dim();
+    let cols = qkv.cols();
+    let width = (heads + 2 * kv_heads) * dim;
     assert_eq!(cols, width, "rope_and_cache: rows of {cols} are not {heads} heads of {dim}");
     match device.backend() {
         Backend::Cpu(_) => {
@@ -162,7 +170,8 @@ pub fn rope_and_cache(
             store.write(layer, &[(&*qkv, slot_mapping)], heads * dim);
         }
         Backend::Cuda(_) => {
-            let (transform, slots) = (transform.gpu(), slot_mapping.gpu());
+            let transform = transform.gpu();
+            let slots = slot_mapping.gpu();
             cuda::qkv::rope_and_cache(qkv.gpu_mut()?, transform, store.gpu_mut(), layer, slots)?
         }
     }
@@ -171,8 +180,8 @@ pub fn rope_and_cache(
 
 /// The backward of [`rope_and_cache`]: dqkv (rows, (heads + 2 kv_heads) * head_dim), whose first
 /// columns are the queries' gradients, becomes the gradient of the projection's result. The keys'
-/// and values' gradients come from the rows' slots. With QK norms it becomes that of their results:
-/// [`qk_norm_backward`] goes on from there.
+/// and values' gradients come from the rows' slots. With QK norms it becomes the gradient of their
+/// results, the input of [`qk_norm_backward`].
 pub fn rope_and_cache_backward(
     device: &Device,
     dqkv: &mut Tensor,
@@ -181,8 +190,10 @@ pub fn rope_and_cache_backward(
     layer: usize,
     slot_mapping: &SlotMapping,
 ) -> Result<(), DeviceError> {
-    let ((kv_heads, dim), heads) = (dkv.shape(), transform.heads);
-    let (cols, width) = (dqkv.cols(), (heads + 2 * kv_heads) * dim);
+    let (kv_heads, dim) = dkv.shape();
+    let heads = transform.heads;
+    let cols = dqkv.cols();
+    let width = (heads + 2 * kv_heads) * dim;
     assert_eq!(cols, width, "rope_and_cache_backward: rows of {cols} are not heads of {dim}");
     match device.backend() {
         Backend::Cpu(cpu) => {
@@ -193,7 +204,8 @@ pub fn rope_and_cache_backward(
             }
         }
         Backend::Cuda(_) => {
-            let (transform, slots) = (transform.gpu(), slot_mapping.gpu());
+            let transform = transform.gpu();
+            let slots = slot_mapping.gpu();
             let dqkv = dqkv.gpu_mut()?;
             cuda::qkv::rope_and_cache_backward(dqkv, transform, dkv.gpu(), layer, slots)?
         }
@@ -216,7 +228,9 @@ pub fn qk_norm_backward(
     dscales: [&mut Tensor; 2],
 ) -> Result<(), DeviceError> {
     let Some(norms) = transform.qk_norms else { panic!("qk_norm_backward: there are no norms") };
-    let (heads, dim, (rows, cols)) = (transform.heads, norms.0.width(), (qkv.rows(), qkv.cols()));
+    let heads = transform.heads;
+    let dim = norms.0.width();
+    let (rows, cols) = (qkv.rows(), qkv.cols());
     assert_eq!((dqkv.rows(), dqkv.cols()), (rows, cols), "qk_norm_backward: shapes differ");
     let kv_heads = (cols / dim).saturating_sub(heads) / 2;
     assert_eq!(

@@ -20,7 +20,8 @@ pub fn smooth_l1(
     weight: f32,
     dstudent: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
-    let (rows, cols) = (student.rows(), student.cols());
+    let rows = student.rows();
+    let cols = student.cols();
     assert_eq!((teacher.rows(), teacher.cols()), (rows, cols), "smooth_l1: shapes differ");
     assert!(
         groups > 0 && rows * cols > 0 && rows.is_multiple_of(groups),
@@ -34,7 +35,8 @@ pub fn smooth_l1(
             Ok(Tensor::from_vec(groups, 1, losses))
         }
         Backend::Cuda(_) => {
-            let (student, teacher) = (student.gpu(), teacher.gpu());
+            let student = student.gpu();
+            let teacher = teacher.gpu();
             let (losses, gradient) = cuda::regression::smooth_l1(student, teacher, groups, weight)?;
             *dstudent = gradient.into();
             Ok(losses.into())
@@ -42,16 +44,16 @@ pub fn smooth_l1(
     }
 }
 
-/// The arguments of [`gaussian_loss`] that it reads.
+/// The read-only arguments of [`gaussian_loss`].
 #[derive(Clone, Copy, Debug)]
 pub struct GaussianLoss<'a> {
     /// The mean of each element. (rows, columns) of f32
     pub mean: &'a Tensor,
     /// The logarithm of its standard deviation. (rows, columns) of f32
     pub log_std: &'a Tensor,
-    /// Standard normal numbers that were drawn. (rows, columns) of f32
+    /// The sampled standard normal numbers. (rows, columns) of f32
     pub noise: &'a Tensor,
-    /// What the samples should have been. (rows, columns) of f32
+    /// The targets of the samples. (rows, columns) of f32
     pub target: &'a Tensor,
     /// The factor of the gradients.
     pub weight: f32,
@@ -79,7 +81,8 @@ pub fn gaussian_loss(
     dmean: &mut Tensor,
     dlog_std: &mut Tensor,
 ) -> Result<Tensor, DeviceError> {
-    let (rows, cols) = (of.mean.rows(), of.mean.cols());
+    let rows = of.mean.rows();
+    let cols = of.mean.cols();
     assert!(
         [of.log_std, of.noise, of.target].iter().all(|x| (x.rows(), x.cols()) == (rows, cols)),
         "gaussian_loss: shapes differ"

@@ -9,7 +9,7 @@ use crate::device::Backend;
 use crate::rng::{MAX_ELEMENTS, Site};
 use crate::{Device, DeviceError, Tensor, cpu, cuda};
 
-/// Unsigned integers where the device can read them: positions, slots, tokens, rows.
+/// Unsigned integers in device memory: positions, slots, tokens, rows.
 #[derive(Debug)]
 pub struct Indices {
     host: Vec<u32>,
@@ -35,8 +35,8 @@ impl Indices {
     }
 }
 
-/// Gathers rows of several tensors, which are indexed as if they were concatenated; a row may be
-/// picked more than once. Rows without any part to pick from are a panic.
+/// Gathers rows of several tensors, which are indexed as if they were concatenated; an index may
+/// repeat. Panics if there are indices but no parts.
 pub fn select<'a>(
     device: &Device,
     parts: impl IntoIterator<Item = &'a Tensor>,
@@ -76,7 +76,7 @@ fn row_of<'a>(parts: &[&'a Tensor], mut row: usize) -> &'a [f32] {
     panic!("select: {row} rows beyond the last")
 }
 
-/// Gathers rows of one tensor by indices that are on the device already.
+/// Gathers rows of one tensor by indices that are already on the device.
 pub fn gather(device: &Device, x: &Tensor, picked: &Indices) -> Result<Tensor, DeviceError> {
     match device.backend() {
         Backend::Cpu(_) => Ok(x.select(picked.host.iter().map(|&r| r as usize))),
@@ -100,10 +100,10 @@ pub fn concat<'a>(device: &Device, parts: &[&'a Tensor]) -> Result<Tensor, Devic
     }
 }
 
-/// Rows that one task of a processor looks up, at the least.
+/// Minimum rows that one CPU task looks up.
 const ROWS_PER_LOOKUP: usize = 16;
 
-/// The weights of some outputs of a map, (outputs, inputs): a map to the vocabulary serves as an
+/// The weights of some outputs of a map, (outputs, inputs): a map to the vocabulary doubles as an
 /// embedding table.
 pub fn lookup(device: &Device, table: &Linear, outputs: &[u32]) -> Result<Tensor, DeviceError> {
     match device.backend() {
@@ -145,7 +145,8 @@ pub fn add_scaled(device: &Device, x: &mut Tensor, y: &Tensor, by: f32) -> Resul
 
 /// `x[r] *= factors[r]`: x is (rows, columns) of f32.
 pub fn scale_rows(device: &Device, x: &mut Tensor, factors: &[f32]) -> Result<(), DeviceError> {
-    let (rows, count) = (x.rows(), factors.len());
+    let rows = x.rows();
+    let count = factors.len();
     assert_eq!(count, rows, "scale_rows: {count} factors for {rows} rows");
     match device.backend() {
         Backend::Cpu(_) => cpu::rows::scale_rows(x, factors),

@@ -3,7 +3,7 @@
 //!
 //! A GPU samples in one kernel after the LM head (`cuda/sample.cu`): logits never reach the host.
 //! The random number is the same on every device; sums of probabilities are rounded differently, so
-//! a number that falls on the edge of a token's interval may choose its neighbour.
+//! a number on the boundary of a token's interval may select the adjacent token.
 
 use rayon::prelude::*;
 
@@ -21,7 +21,8 @@ impl TokenSampling {
     /// The token whose interval of the cumulative distribution, in the order of tokens, contains
     /// `at` in `[0, 1)`. `None` if no logit is a number. `max` is the largest logit.
     pub(super) fn sample(self, isa: Isa, logits: &[f32], max: f32, at: f64) -> Option<u32> {
-        let (shift, scale) = (max, 1.0 / self.temperature());
+        let shift = max;
+        let scale = 1.0 / self.temperature();
         let weights =
             per_isa!(isa, softmax_weights(logits: &[f32], shift: f32, scale: f32) -> Vec<f32>);
         let total = sum_f64(weights.iter().copied());
@@ -37,9 +38,9 @@ impl TokenSampling {
     }
 }
 
-/// A token for each row of x (rows, inputs), sampled from softmax(x W + b) as that row's draw says;
-/// the argmax where there is none. Log-probabilities are of the softmax at temperature 1 over all
-/// tokens.
+/// A token for each row of x (rows, inputs), sampled from softmax(x W + b) according to that row's
+/// draw; the argmax if it has none. Log-probabilities are those of the softmax at temperature 1
+/// over all tokens.
 pub fn sample_tokens(
     device: &Device,
     x: &Tensor,
@@ -49,12 +50,13 @@ pub fn sample_tokens(
     PendingTokens::sampled(device, x, head, draws)?.read()
 }
 
-/// Rows whose logits are stored at once on a GPU, where log-probabilities of given tokens are read.
+/// Rows whose logits are stored at once on a GPU when log-probabilities of given tokens are
+/// computed.
 const GPU_LOGIT_ROWS: usize = 1024;
 
 /// The log-probability of a given token for each row of x (rows, inputs), under softmax(x W + b).
 ///
-/// On a CPU it has the bits that [`sample_tokens`] gives for the token that it draws.
+/// On a CPU it has the same bits as the result of [`sample_tokens`] for the sampled token.
 pub fn token_logprobs(
     device: &Device,
     x: &Tensor,
@@ -77,7 +79,7 @@ pub fn token_logprobs(
     Ok(logprobs)
 }
 
-/// [`token_logprobs`] of so few rows that their logits are stored.
+/// [`token_logprobs`] of few enough rows that their logits can be stored.
 fn chunk_logprobs(
     device: &Device,
     x: &Tensor,
@@ -152,9 +154,10 @@ fn sum_f64(weights: impl Iterator<Item = f32>) -> f64 {
 }
 
 /// The first token at which the running sum of weights exceeds `target`; the last one of positive
-/// weight if rounding lets none.
+/// weight if, due to rounding, there is none.
 fn inverse_cdf(shares: impl Iterator<Item = (u32, f32)>, target: f64) -> Option<u32> {
-    let (mut so_far, mut last) = (0.0, None);
+    let mut so_far = 0.0;
+    let mut last = None;
     for (token, weight) in shares.filter(|&(_, weight)| weight > 0.0) {
         so_far += f64::from(weight);
         last = Some(token);
@@ -168,9 +171,9 @@ fn inverse_cdf(shares: impl Iterator<Item = (u32, f32)>, target: f64) -> Option<
 /// Tokens sorted first; most nuclei are smaller.
 const INITIAL_TOP: usize = 64;
 
-/// The fewest tokens whose weights sum to at least `mass`, in ascending order of token: two tokens
-/// of nearly equal weight, whose order by weight rounding may change, then keep their intervals on
-/// every device.
+/// The smallest set of tokens whose weights sum to at least `mass`, in ascending token order: two
+/// tokens of nearly equal weight, whose order by weight rounding may change, then keep their
+/// intervals on every device.
 pub(super) fn top_p_tokens(weights: &[f32], mass: f64) -> Vec<u32> {
     let heavier =
         |a: &u32, b: &u32| weights[*b as usize].total_cmp(&weights[*a as usize]).then(a.cmp(b));

@@ -120,10 +120,11 @@ fn linear_equals_the_naive_product() {
         (400, 20, 40),
         (21, 1024, 33),
     ];
-    // Miri takes seconds for each multiplication of small matrices.
+    // Miri takes seconds for each product of small matrices.
     for (rows, inputs, outputs) in sizes.into_iter().take(if cfg!(miri) { 3 } else { 7 }) {
-        let (x, w, bias) =
-            (matrix(rows, inputs, 1), numbers(outputs * inputs, 2), numbers(outputs, 3));
+        let x = matrix(rows, inputs, 1);
+        let w = numbers(outputs * inputs, 2);
+        let bias = numbers(outputs, 3);
         let transposed: Vec<f32> =
             (0..inputs * outputs).map(|i| w[i % outputs * inputs + i / outputs]).collect();
         for device in devices() {
@@ -151,7 +152,8 @@ fn linear_equals_the_naive_product() {
 
 #[test]
 fn activations_equal_their_definition() {
-    let (x, w) = (matrix(4, 16, 4), numbers(16 * 24, 5));
+    let x = matrix(4, 16, 4);
+    let w = numbers(16 * 24, 5);
     for device in devices() {
         let map = Linear::from_output_major(&device, 16, 24, &w, Some(vec![0.1; 24])).unwrap();
         let plain = run_linear(&device, &x, &map, Activation::None);
@@ -171,7 +173,8 @@ fn activations_equal_their_definition() {
         let mut out = Tensor::default();
         device.run(|| swiglu(&device, &upload(&device, &halves), &mut out)).unwrap();
         let gated = |i: usize| {
-            let (g, u) = (halves.row(i / 5)[i % 5], halves.row(i / 5)[5 + i % 5]);
+            let g = halves.row(i / 5)[i % 5];
+            let u = halves.row(i / 5)[5 + i % 5];
             g / (1.0 + (-g).exp()) * u
         };
         assert_close(
@@ -185,7 +188,8 @@ fn activations_equal_their_definition() {
 
 #[test]
 fn a_row_of_a_batch_equals_the_row_alone() {
-    let (x, w) = (matrix(37, 40, 7), numbers(70 * 40, 8));
+    let x = matrix(37, 40, 7);
+    let w = numbers(70 * 40, 8);
     for device in devices() {
         let map = Linear::from_input_major(&device, 40, 70, &w, None).unwrap();
         let all = run_linear(&device, &x, &map, Activation::GeluTanh);
@@ -202,7 +206,8 @@ fn a_row_of_a_batch_equals_the_row_alone() {
 
 #[test]
 fn fused_instruction_sets_agree_to_the_bit() {
-    let (x, w) = (matrix(9, 65, 9), numbers(90 * 65, 10));
+    let x = matrix(9, 65, 9);
+    let w = numbers(90 * 65, 10);
     let fused = devices().into_iter().filter(|d| d.isa().is_some_and(Isa::is_fused));
     let result = |device: Device| {
         let map = Linear::from_output_major(&device, 65, 90, &w, None).unwrap();
@@ -211,7 +216,7 @@ fn fused_instruction_sets_agree_to_the_bit() {
     for result in fused.map(result) {
         let bits = result.data().iter().map(|x| u64::from(x.to_bits()));
         let digest = bits.fold(0, |hash: u64, x| (hash ^ x).wrapping_mul(0x0100_0000_01b3));
-        // One number for all processors, so that those of another kind are compared too.
+        // A size for all CPUs, so that those of other kinds are covered too.
         assert_eq!(digest, 0x07be_fe1d_19a4_963f);
     }
 }
@@ -229,7 +234,9 @@ fn naive_norm(x: &[f32], scale: &[f32], shift: Option<&[f32]>, eps: f32) -> Vec<
 #[test]
 fn norms_equal_their_definition() {
     for width in [5, 16, 48, 769] {
-        let (x, scale, shift) = (matrix(7, width, 11), numbers(width, 12), numbers(width, 13));
+        let x = matrix(7, width, 11);
+        let scale = numbers(width, 12);
+        let shift = numbers(width, 13);
         for device in devices() {
             let layer = Normalization::layer(&device, 1e-5, scale.clone(), shift.clone()).unwrap();
             let rms = Normalization::rms(&device, 1e-6, scale.clone()).unwrap();
@@ -255,12 +262,14 @@ fn norms_equal_their_definition() {
 #[test]
 fn select_concat_lookup_and_add_move_rows() {
     let w = numbers(19 * 21, 21);
-    let (a, b) = (matrix(4, 19, 22), matrix(3, 19, 23));
+    let a = matrix(4, 19, 22);
+    let b = matrix(3, 19, 23);
     for device in devices() {
         let map = Linear::from_output_major(&device, 19, 21, &w, None).unwrap();
         let found = lookup(&device, &map, &[20, 0, 7]).unwrap().to_host().unwrap();
         assert_eq!(found.data(), [&w[380..399], &w[..19], &w[133..152]].concat());
-        let (x, y) = (upload(&device, &a), upload(&device, &b));
+        let x = upload(&device, &a);
+        let y = upload(&device, &b);
         let both = concat(&device, &[&x, &y]).unwrap();
         let picked = select(&device, [&both], &[6, 0, 6]).unwrap().to_host().unwrap();
         assert_eq!(picked.data(), [b.row(2), a.row(0), b.row(2)].concat());
@@ -288,13 +297,15 @@ fn select_concat_lookup_and_add_move_rows() {
 
 #[test]
 fn add_positions_norm_leaves_shared_tensors_unchanged() {
-    let (x, table, picked) = (matrix(5, 19, 26), matrix(3, 19, 27), vec![2, 0, 0, 1, 2]);
+    let x = matrix(5, 19, 26);
+    let table = matrix(3, 19, 27);
+    let picked = vec![2, 0, 0, 1, 2];
     let one = |i: usize| x.data()[i] + table.row(picked[i / 19] as usize)[i % 19];
     let sum = Tensor::from_vec(5, 19, (0..95).map(one).collect());
     for device in devices() {
         let by = Normalization::layer(&device, 1e-5, numbers(19, 28), numbers(19, 29)).unwrap();
-        let (table, positions) =
-            (upload(&device, &table), Indices::new(&device, picked.clone()).unwrap());
+        let table = upload(&device, &table);
+        let positions = Indices::new(&device, picked.clone()).unwrap();
         let learned = LearnedPositions { table: &table, positions: &positions };
         for (positions, expected) in [(Some(learned), &sum), (None, &x)] {
             let mut expected_norm = Tensor::default();
@@ -302,7 +313,8 @@ fn add_positions_norm_leaves_shared_tensors_unchanged() {
             norm(&device, &from, &by, OutputDtype::F32, &mut expected_norm).unwrap();
             let expected_norm = expected_norm.to_host().unwrap();
             for shared in [false, true] {
-                let (from, mut normed) = (upload(&device, &x), Tensor::default());
+                let from = upload(&device, &x);
+                let mut normed = Tensor::default();
                 let clone = shared.then(|| from.clone());
                 let stream = device
                     .run(|| {
@@ -377,7 +389,8 @@ fn streams_do_not_share_memory() {
         };
         std::thread::scope(|scope| {
             for stream in 0..device.streams() {
-                let (device, work) = (&device, &work);
+                let device = &device;
+                let work = &work;
                 scope.spawn(move || device.on_stream(stream, || work(stream)).unwrap());
             }
         });
@@ -396,6 +409,7 @@ fn events_measure_elapsed_time() {
 }
 
 fn select_repeatedly(device: &Device) -> Tensor {
-    let (x, picked) = (upload(device, &matrix(64, 64, 1)), Vec::from_iter(0..64));
+    let x = upload(device, &matrix(64, 64, 1));
+    let picked = Vec::from_iter(0..64);
     (0..10).fold(x, |x, _| select(device, [&x], &picked).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Argmax and top-k of logits that are not stored.
+//! Argmax and top-k of logits, without storing the logits.
 
 use rayon::prelude::*;
 
@@ -10,8 +10,8 @@ use crate::params::TokenDraw;
 use crate::rng::Site;
 use crate::{Device, DeviceError, Isa, Tensor, cuda};
 
-/// The indices and values of the `k` largest elements of a row, in descending order; the lower
-/// index first among equals.
+/// The indices and values of the `k` largest elements of a row, in descending order; ties in order
+/// of index.
 ///
 /// NaN counts as smaller than everything.
 pub fn top_k(row: &[f32], k: usize) -> Vec<(usize, f32)> {
@@ -30,17 +30,17 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<(usize, f32)> {
 /// A token and its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// Its index in the vocabulary.
+    /// Token id.
     pub token: u32,
     /// log softmax(logits)\[token\], natural; NaN if any logit of the row is NaN.
     pub logprob: f32,
 }
 
-/// The argmax of `x W + b` for each row of x (rows, inputs), the lowest index among equals.
+/// The argmax of `x W + b` for each row of x (rows, inputs), the lowest index of a tie.
 ///
-/// NaN counts as smaller than everything; a row of nothing but NaN gives index 0, so that an index
-/// is always valid. The logits are not stored where the device can reduce them in the product's
-/// kernel.
+/// NaN counts as smaller than everything; a row of only NaN gives index 0, so that an index is
+/// always valid. The logits are not stored if the device can reduce them in the kernel of the
+/// product.
 pub fn greedy_tokens(
     device: &Device,
     x: &Tensor,
@@ -142,14 +142,14 @@ pub fn argmax(device: &Device, x: &Tensor, map: &Linear) -> Result<Vec<u32>, Dev
     Ok(greedy_tokens(device, x, map)?.into_iter().map(|token| token.token).collect())
 }
 
-/// Rows of logits computed at a time where whole rows are stored.
+/// Rows of logits computed at a time when whole rows are stored.
 pub(super) const LOGIT_ROWS: usize = 64;
 
 /// The `k` most probable tokens of each row of x (rows, inputs) under softmax(x W + b), with their
-/// log-probabilities: in descending order, the lower index first among equals. A NaN logit is no
-/// token's, and makes the row's log-probabilities NaN.
+/// log-probabilities: in descending order, ties in order of index. A NaN logit belongs to no token,
+/// and makes the row's log-probabilities NaN.
 ///
-/// It needs whole rows of logits. A GPU's are copied to the host some rows at a time.
+/// It needs whole rows of logits, which are copied from a GPU in chunks of rows.
 pub fn top_tokens(
     device: &Device,
     x: &Tensor,
@@ -160,7 +160,8 @@ pub fn top_tokens(
     let mut tokens = Vec::with_capacity(x.rows());
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let chunk: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();
-        let (x, mut logits) = (select(device, [x], &chunk)?, Tensor::default());
+        let x = select(device, [x], &chunk)?;
+        let mut logits = Tensor::default();
         linear(device, &x, map, Activation::None, OutputDtype::F32, &mut logits)?;
         let logits = logits.to_host()?;
         tokens.par_extend((0..chunk.len()).into_par_iter().map(|r| {
@@ -178,11 +179,11 @@ pub fn top_tokens(
 /// Mixtures of token embeddings.
 #[derive(Clone, Copy, Debug)]
 pub struct TopKMixture<'a> {
-    /// Gives the logits.
+    /// Computes the logits.
     pub head: &'a Linear,
-    /// The embeddings; the head itself where the two are tied.
+    /// The embeddings; the head itself if the two are tied.
     pub table: &'a Linear,
-    /// Tokens of each mixture.
+    /// Number of tokens per mixture.
     pub k: usize,
     /// For rows that are perturbed at [`Site::Gumbel`], weights are softmax((logits + Gumbel
     /// noise) / strength) over the same `k` tokens. (rows)
@@ -207,8 +208,8 @@ pub fn top_k_mixture(
             cuda::topk::top_k_mixture(x.gpu(), head.gpu(), table.gpu(), weights)?;
         return Ok((mixtures.into(), argmax));
     }
-    let (mut mixtures, mut argmax) =
-        (Tensor::zeros(0, table.inputs()), Vec::with_capacity(x.rows()));
+    let mut mixtures = Tensor::zeros(0, table.inputs());
+    let mut argmax = Vec::with_capacity(x.rows());
     let mut logits = Tensor::default();
     for start in (0..x.rows()).step_by(LOGIT_ROWS) {
         let rows: Vec<usize> = (start..x.rows().min(start + LOGIT_ROWS)).collect();

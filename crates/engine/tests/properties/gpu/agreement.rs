@@ -1,15 +1,15 @@
-//! How far two runs agree to rounding.
+//! The agreement of two runs up to rounding.
 
 use latent_tts_engine::Reply;
 use latent_tts_engine::reference::ReferenceRow;
 
 use crate::common::*;
 
-/// Compares rows of two runs; errors are relative to the largest element.
+/// Compares sequences of two runs; errors are relative to the largest element.
 #[derive(Clone, Copy, Default)]
 pub struct AgreementCount {
     pub rows: usize,
-    /// Rows with as many thoughts and the same answer.
+    /// Number of sequences with the same number of thoughts and the same answer.
     pub agreeing: usize,
     /// The largest errors of thoughts, logits and rewards.
     pub thoughts: f32,
@@ -18,12 +18,12 @@ pub struct AgreementCount {
 }
 
 impl AgreementCount {
-    /// Adds rows whose thoughts were forced to be the same.
+    /// Adds sequences with the same forced thoughts.
     pub fn add_forced(&mut self, found: &[ReferenceRow], expected: &[ReferenceRow]) {
         for (a, b) in found.iter().zip(expected) {
             self.rows += 1;
             self.thoughts = self.thoughts.max(common_prefix_error(&a.thoughts, &b.thoughts));
-            // A row that ends its thoughts at another position has other logits.
+            // A sequence that ends its thoughts at another position has different logits.
             if a.thoughts.rows() == b.thoughts.rows() {
                 self.agreeing += usize::from(a.tokens == b.tokens);
                 let error = relative_error(&matrix(&a.first_logits), &matrix(&b.first_logits));
@@ -32,10 +32,11 @@ impl AgreementCount {
         }
     }
 
-    /// Adds rows that fed their own thoughts; errors count where both have the same answer.
+    /// Adds sequences that fed their own thoughts; errors count where both have the same answer.
     pub fn add_free(&mut self, found: &[Reply], expected: &[Reply]) {
         assert_eq!(found.len(), expected.len());
-        let (mut rewards, mut wanted) = (Vec::new(), Vec::new());
+        let mut rewards = Vec::new();
+        let mut wanted = Vec::new();
         for (a, b) in found.iter().zip(expected) {
             assert_eq!((a.id, a.trajectories.len()), (b.id, b.trajectories.len()));
             for (x, y) in a.trajectories.iter().zip(&b.trajectories) {
@@ -74,7 +75,7 @@ impl AgreementCount {
         );
     }
 
-    /// Fails unless 99 rows in 100 agree.
+    /// Fails unless 99% of the sequences agree.
     pub fn assert_agreeing(&self, what: &str) {
         let Self { rows, agreeing, .. } = self;
         assert!(agreeing * 100 >= rows * 99, "{what}: only {agreeing} of {rows} rows agree");

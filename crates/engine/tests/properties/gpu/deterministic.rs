@@ -1,9 +1,9 @@
-//! What holds to the bit on the CPU holds to the bit on a GPU that was opened as deterministic, in
-//! both precisions: a trajectory does not depend on other questions, the number of samples, the
-//! memory, waves and their halving, streams, CUDA graphs or the continuous batch.
+//! Properties that hold bitwise on the CPU hold bitwise on a GPU opened as deterministic, in both
+//! precisions: a trajectory does not depend on other questions, the number of samples, the memory,
+//! batches and their splitting, streams, CUDA graphs or the continuous batch.
 //!
-//! Tiny models of every family have small heads, which take the generic attention; so two models of
-//! the shapes that have kernels of their own run as well.
+//! Tiny models of every family have small heads, which use the generic attention; so two models
+//! whose shapes have specialized kernels are tested as well.
 
 use latent_tts_engine::rollout::AnnotatedQuestion;
 use latent_tts_engine::{Perturbation, Reply, Request, SamplingParams};
@@ -14,7 +14,7 @@ use super::{GpuFixture, TIMES, gpu_as, many_questions, tiny};
 use crate::common::*;
 use crate::{batching, beam_search, mixed_requests, rollout, scheduler};
 
-/// GPT-2's width, in which the residual stream has a kernel of its own, and heads of 64.
+/// GPT-2's width, for which the residual stream has a specialized kernel, and heads of 64.
 fn gpt2() -> CheckpointSpec {
     CheckpointSpec { width: 768, heads: 12, ffn: 1024, ..CheckpointSpec::default() }
 }
@@ -52,7 +52,7 @@ fn all_models() -> impl Iterator<Item = CheckpointSpec> {
     FAMILIES.map(tiny).into_iter().chain([gpt2(), llama()])
 }
 
-/// Families whose thoughts are made in different ways, and the shapes with kernels of their own.
+/// Families whose thoughts are computed in different ways, and the shapes with specialized kernels.
 fn some_models() -> [CheckpointSpec; 4] {
     [tiny(CheckpointFamily::Colar), tiny(CheckpointFamily::LatentSft), gpt2(), llama()]
 }
@@ -79,7 +79,7 @@ fn a_question_of_a_batch_gets_the_reply_that_it_gets_alone() {
     });
 }
 
-/// The first logits too, which replies do not hold.
+/// Also compares the first logits, which outputs do not contain.
 #[test]
 fn a_row_of_a_batch_is_the_row_alone() {
     for_each_model(all_models(), |pair, what| {
@@ -109,7 +109,7 @@ fn fewer_samples_are_the_first_ones() {
     });
 }
 
-/// Waves that the memory splits.
+/// Batches that are split for lack of memory.
 #[test]
 fn little_memory_changes_nothing() {
     for_each_model(some_models(), |pair, what| {
@@ -123,8 +123,8 @@ fn little_memory_changes_nothing() {
     });
 }
 
-/// Requests with different parameters in one run, each of them alone, and in a continuous batch,
-/// whose slots are wherever others left some.
+/// Requests with different parameters in one run, each of them alone, and in a continuous batch
+/// with scattered slots.
 #[test]
 fn mixed_requests_and_the_continuous_batch_change_nothing() {
     for_each_model(all_models(), |pair, what| {
@@ -142,8 +142,8 @@ fn mixed_requests_and_the_continuous_batch_change_nothing() {
     });
 }
 
-/// Too many rows for CUDA graphs, whose next step is launched before it is known which rows go on;
-/// and few enough for graphs.
+/// Too many sequences for CUDA graphs, for which the next step is launched before it is known which
+/// sequences continue; and few enough for graphs.
 #[test]
 fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
     for precision in [Precision::F32, Precision::Bf16] {
@@ -162,12 +162,12 @@ fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
     }
 }
 
-/// Rows enough for waves on several streams at once, and the same questions a few at a time.
+/// Enough sequences for batches on several streams at once, and the same questions a few at a time.
 #[test]
 fn streams_change_nothing() {
     for_each_model(some_models(), |pair, what| {
-        let (questions, params) =
-            (many_questions(200), short_params(&pair.reasoner, 64, thought_dropout(0.2)));
+        let questions = many_questions(200);
+        let params = short_params(&pair.reasoner, 64, thought_dropout(0.2));
         let together = pair.run(params, &questions);
         let few: Vec<Reply> =
             questions[..40].chunks(8).flat_map(|some| pair.run(params, some)).collect();
@@ -175,8 +175,8 @@ fn streams_change_nothing() {
     });
 }
 
-/// A pass is captured when it is met again and replayed from then on; rows beside these make it
-/// too large for that.
+/// A pass is captured when it recurs and replayed from then on; additional sequences make it too
+/// large for that.
 #[test]
 fn replayed_graphs_and_launched_passes_are_the_same() {
     for_each_model(all_models(), |pair, what| {
@@ -221,7 +221,7 @@ fn labels_of_rollouts_are_the_same_beside_others() {
     });
 }
 
-/// What a resumed run computes: the questions that were left, under the same ids.
+/// A resumed run computes the remaining questions, with the same ids.
 #[test]
 fn the_rest_of_a_run_is_what_the_whole_run_had() {
     for_each_model(some_models(), |pair, what| {

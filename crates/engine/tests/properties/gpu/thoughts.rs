@@ -21,12 +21,12 @@ fn forced_thoughts_give_the_answers_of_the_cpu() {
             let own = latents(reply).remove(0);
             let zeros = Tensor::zeros(own.rows(), own.cols());
             let params = SamplingParams { samples: nonzero(3), ..params };
-            // The third trajectory thinks by itself, in the same passes.
+            // The third trajectory computes its thoughts, in the same passes.
             Request { forced_thoughts: vec![own, zeros].into(), ..question.request(params) }
         };
         let requests: Vec<Request> = many_questions(20).iter().zip(&clean).map(request).collect();
-        let (found, expected) =
-            (solve_all(&gpu.engine(), &requests), solve_all(&cpu.engine(), &requests));
+        let found = solve_all(&gpu.engine(), &requests);
+        let expected = solve_all(&cpu.engine(), &requests);
         let mut count = AgreementCount::default();
         count.add_free(&found, &expected);
         count.print(&format!("{family:?}, forced by the request"));
@@ -40,7 +40,8 @@ fn forced_thoughts_give_the_answers_of_the_cpu() {
     }
 }
 
-/// Every token's noise is the CPU's; at a near tie of the tenth token a mixture may take another.
+/// Every token's noise equals the CPU's; at a near tie a mixture may select a different tenth
+/// token.
 #[test]
 fn gumbel_mixtures_are_those_of_the_cpu() {
     let Some(gpu) = gpu(Precision::F32) else { return };
@@ -69,9 +70,10 @@ fn a_lens_finds_the_tokens_of_the_cpu() {
         let lens = Some(Lens { tokens: nonzero(1), sampled: true });
         let request = |question: &TestQuestion| Request { lens, ..question.request(params) };
         let requests: Vec<Request> = many_questions(20).iter().map(request).collect();
-        let (found, expected) =
-            (solve_all(&gpu.engine(), &requests), solve_all(&cpu.engine(), &requests));
-        let (mut thoughts, mut alike) = (0, 0);
+        let found = solve_all(&gpu.engine(), &requests);
+        let expected = solve_all(&cpu.engine(), &requests);
+        let mut thoughts = 0;
+        let mut alike = 0;
         for (a, b) in found.iter().zip(&expected) {
             for (a, b) in a.trajectories.iter().zip(&b.trajectories) {
                 assert_eq!(a.lens.len(), a.thoughts, "{family:?}");

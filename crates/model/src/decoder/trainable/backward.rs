@@ -22,7 +22,7 @@ pub(super) struct LayerBackward<'a> {
 }
 
 impl<'a> LayerBackward<'a> {
-    /// The backward of a layer that was fed `x`, from the gradient `dy` of its result.
+    /// The backward of a linear layer with input `x`, from the gradient `dy` of its output.
     fn linear<'x>(
         &self,
         x: &'x Tensor,
@@ -37,14 +37,16 @@ impl<'a> LayerBackward<'a> {
         LinearBackward { input, dy, dtype }
     }
 
-    /// The backward of the MLP and its norm. `dx` holds the gradient of the residual stream after
-    /// the MLP, and on return that before it.
+    /// The backward of the MLP and its norm. `dx` contains the gradient of the residual stream
+    /// after the MLP, and on return that before it.
     pub(super) fn mlp(
         &mut self,
         dropout: &ChunkDropout,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let (device, saved, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
+        let device = self.device;
+        let saved = self.saved;
+        let block = &self.decoder.blocks[self.layer];
         let (mut dy, mut dinner, mut dpre, mut dnormed) = Default::default();
         ops::dropout(
             device,
@@ -89,7 +91,9 @@ impl<'a> LayerBackward<'a> {
         dropout: &ChunkDropout,
         dx: &mut Tensor,
     ) -> Result<Tensor, DeviceError> {
-        let (device, saved, block) = (self.device, self.saved, &self.decoder.blocks[self.layer]);
+        let device = self.device;
+        let saved = self.saved;
+        let block = &self.decoder.blocks[self.layer];
         let (mut dy, mut dattended, mut dqkv) = Default::default();
         ops::dropout(
             device,
@@ -121,14 +125,16 @@ impl<'a> LayerBackward<'a> {
         slot_mapping: &SlotMapping,
         dx: &mut Tensor,
     ) -> Result<(), DeviceError> {
-        let (device, saved) = (self.device, self.saved);
+        let device = self.device;
+        let saved = self.saved;
         let transform = self.decoder.qkv_params(&self.decoder.blocks[self.layer]);
         ops::rope_and_cache_backward(device, dqkv, transform, dkv, self.layer, slot_mapping)?;
         if let Some([q, k]) = &mut self.params.qk_norm {
             let dscales = [&mut q.weight.gradient, &mut k.weight.gradient];
             ops::qk_norm_backward(device, &saved.raw_qkv, transform, dqkv, dscales)?;
         }
-        let (mut dnormed, block) = (Tensor::default(), &self.decoder.blocks[self.layer]);
+        let mut dnormed = Tensor::default();
+        let block = &self.decoder.blocks[self.layer];
         let of = self.linear(&saved.normed, Site::LoraQkv, dqkv, OutputDtype::F32);
         self.params.qkv.backward(device, &block.qkv, of, &mut dnormed)?;
         let norm = &block.attn_norm;

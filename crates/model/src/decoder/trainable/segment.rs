@@ -1,5 +1,5 @@
-//! A segment's forward pass, layer by layer, with what its backward needs: all activations, or the
-//! layers' inputs and the recomputation of the rest.
+//! A segment's forward pass, layer by layer, with the data for its backward: all activations, or
+//! only the layers' inputs and the recomputation of the rest.
 
 use std::borrow::Cow;
 
@@ -40,13 +40,13 @@ pub(super) struct BlockInputGradients {
     pub(super) gradients: Vec<Tensor>, // (rows, width) per block
 }
 
-/// What a layer keeps for its backward.
+/// The data that a layer stores for its backward.
 #[derive(Debug)]
 pub(super) enum SavedLayer {
-    /// Everything that its backward reads.
+    /// All activations that its backward reads.
     Activations(Box<LayerActivations>),
     /// Its input (rows, width); the rest is recomputed. Never the last layer, whose other
-    /// activations have the output rows only and whose backward comes first.
+    /// activations contain the output rows only and whose backward comes first.
     Input(Tensor),
 }
 
@@ -61,7 +61,7 @@ impl SavedLayer {
 }
 
 /// The activations that a layer's backward reads. In the last layer `qkv` and everything after it
-/// have the output rows only; `raw_qkv` has all rows, whose keys others attend to.
+/// have the output rows only; `raw_qkv` has all rows, because other rows attend to their keys.
 #[derive(Debug, Default)]
 pub(super) struct LayerActivations {
     pub(super) x: Tensor, // (rows, width): the residual stream at the layer's input
@@ -82,13 +82,16 @@ impl Segment {
         dropout: Option<Dropout<'_>>,
     ) -> Result<Self, DeviceError> {
         let decoder = &trainable.decoder;
-        let (device, width, rows) = (&decoder.device, decoder.config.width, pass.rows());
+        let device = &decoder.device;
+        let width = decoder.config.width;
+        let rows = pass.rows();
         let chunk = ChunkRows::new(pass, 0..rows);
         let adapter_rows = adapter_rows(dropout, trainable.adapter_dropout);
         let adapter_dropout = adapter_rows.as_deref().map(Dropout::Sampled);
         let adapter_dropout = ChunkDropout::cut(device, adapter_dropout, width, 0..rows)?;
         let dropout = ChunkDropout::cut(device, dropout, width, 0..rows)?;
-        let (mut output, mut output_adapter_dropout) = (None, None);
+        let mut output = None;
+        let mut output_adapter_dropout = None;
         if chunk.drops_rows() {
             let spans = Cow::Owned(chunk.output_spans().clone());
             output = Some(OutputRows::new(device, &chunk, spans, &dropout, width)?);
@@ -109,8 +112,8 @@ impl Segment {
         })
     }
 
-    /// The hidden states of some rows at the input of every block, (rows, width) each: those that
-    /// transformers calls `hidden_states`, without the last.
+    /// The hidden states of some rows at the input of every block, (rows, width) each:
+    /// `hidden_states` in transformers, without the last.
     pub fn block_inputs(
         &self,
         device: &Device,
@@ -119,7 +122,7 @@ impl Segment {
         self.layers.iter().map(|layer| ops::select(device, [layer.x()], rows)).collect()
     }
 
-    /// Has the backward add the gradients of a loss on [`Self::block_inputs`].
+    /// Makes the backward add the gradients of a loss on [`Self::block_inputs`].
     pub fn set_input_gradients(
         &mut self,
         device: &Device,
@@ -188,12 +191,13 @@ pub(super) struct Recomputation<'a> {
     pub(super) attention: &'a AttentionMetadata<'static>,
     pub(super) dropout: &'a ChunkDropout,
     pub(super) adapter_dropout: &'a ChunkDropout,
-    /// One layer with the cache's slots, for recomputed keys and values, which no one reads.
+    /// A one-layer KV store with the cache's slots, for recomputed keys and values, which nothing
+    /// reads.
     pub(super) scratch: Option<KvStore>,
 }
 
 impl Recomputation<'_> {
-    /// The activations of a layer: those that were kept, or recomputed ones.
+    /// The activations of a layer: stored or recomputed.
     pub(super) fn activations(
         &mut self,
         decoder: &Decoder,
@@ -205,8 +209,10 @@ impl Recomputation<'_> {
             SavedLayer::Activations(saved) => return Ok(*saved),
             SavedLayer::Input(x) => x,
         };
-        let (block, device) = (&decoder.blocks[layer], &decoder.device);
-        let (dropout, adapter_dropout) = (self.dropout, self.adapter_dropout);
+        let block = &decoder.blocks[layer];
+        let device = &decoder.device;
+        let dropout = self.dropout;
+        let adapter_dropout = self.adapter_dropout;
         let of = LayerForward { decoder, block, params, layer, dropout, adapter_dropout };
         let mut saved = LayerActivations { x: x.clone(), ..LayerActivations::default() };
         ops::norm(device, &x, &block.attn_norm, OutputDtype::Compute, &mut saved.normed)?;
@@ -224,7 +230,8 @@ impl Recomputation<'_> {
     }
 }
 
-/// The rows of a pass with the dropout of adapters' inputs: the keys of the pass's own dropout.
+/// The rows of a pass with the dropout of adapters' inputs, which uses the keys of the pass's
+/// dropout.
 fn adapter_rows(dropout: Option<Dropout<'_>>, p: f32) -> Option<Vec<Option<RowPerturbation>>> {
     let Some(Dropout::Sampled(rows)) = dropout.filter(|_| p > 0.0) else { return None };
     let of = |row: RowPerturbation| RowPerturbation { strength: p, sites: SiteSet::LORA, ..row };
@@ -249,16 +256,18 @@ impl<'a> LayerForward<'a> {
         AdapterInput { x, mask: self.adapter_dropout.mask(self.layer, site) }
     }
 
-    /// The QKV projection, whose result before QK norms, if there are any, is kept for their
-    /// backward.
+    /// The QKV projection. Its result before QK norms, if any, is stored for their backward.
     fn project_qkv(
         &self,
         saved: &mut LayerActivations,
         kv: KvLayerMut<'_>,
         slots: &SlotMapping,
     ) -> Result<(), DeviceError> {
-        let (device, transform) = (&self.decoder.device, self.decoder.qkv_params(self.block));
-        let (normed, map, qkv) = (&saved.normed, &self.block.qkv, &mut saved.qkv);
+        let device = &self.decoder.device;
+        let transform = self.decoder.qkv_params(self.block);
+        let normed = &saved.normed;
+        let map = &self.block.qkv;
+        let qkv = &mut saved.qkv;
         if transform.qk_norms.is_none() && !self.params.qkv.has_adapter_pass() {
             let projection = QkvProjection { map, transform };
             let rows = QkvRows { x: normed, slot_mapping: slots, qkv };
@@ -272,8 +281,8 @@ impl<'a> LayerForward<'a> {
         ops::rope_and_cache(device, qkv, transform, kv, slots)
     }
 
-    /// Attention and what follows it, up to the output projection of the MLP. `x` is the residual
-    /// stream at the layer's input, and on return that after attention.
+    /// Attention and the rest of the layer up to the output projection of the MLP. `x` is the
+    /// residual stream at the layer's input, and on return that after attention.
     fn attend(
         &self,
         saved: &mut LayerActivations,
@@ -281,7 +290,8 @@ impl<'a> LayerForward<'a> {
         kv: KvLayer<'_>,
         attention: &AttentionMetadata<'_>,
     ) -> Result<(), DeviceError> {
-        let (device, heads) = (&self.decoder.device, self.decoder.config.heads);
+        let device = &self.decoder.device;
+        let heads = self.decoder.config.heads;
         ops::attention(device, &saved.qkv, kv, heads, attention, &mut saved.attended)?;
         self.attn_out(saved, x)?;
         saved.mid_residual = x.clone();
@@ -302,9 +312,11 @@ impl<'a> LayerForward<'a> {
 
     /// The MLP up to its output projection.
     fn mlp(&self, saved: &mut LayerActivations) -> Result<(), DeviceError> {
-        let (device, dtype) = (&self.decoder.device, OutputDtype::Compute);
+        let device = &self.decoder.device;
+        let dtype = OutputDtype::Compute;
         let input = self.input(&saved.mlp_normed, Site::LoraMlpIn);
-        let (params, map) = (&self.params.mlp_in, &self.block.mlp_in);
+        let params = &self.params.mlp_in;
+        let map = &self.block.mlp_in;
         params.forward(device, map, input, dtype, &mut saved.pre_activation)?;
         match mlp_activation(self.decoder.config.mlp) {
             Some(activation) => {
@@ -333,7 +345,7 @@ impl<'a> LayerForward<'a> {
         self.residual_norm(&self.params.mlp_out, Site::LoraMlpOut, of, x, normed)
     }
 
-    /// [`ops::linear_residual_norm`], an unmerged adapter included.
+    /// [`ops::linear_residual_norm`], including an unmerged adapter.
     fn residual_norm(
         &self,
         params: &LinearParameters,
@@ -347,7 +359,8 @@ impl<'a> LayerForward<'a> {
             return ops::linear_residual_norm(device, of, stream, out);
         }
         let LinearResidualNorm { x, map, mask, norm, dtype } = of;
-        let (mut result, mut dropped) = (Tensor::default(), Tensor::default());
+        let mut result = Tensor::default();
+        let mut dropped = Tensor::default();
         params.forward(device, map, self.input(x, site), OutputDtype::F32, &mut result)?;
         ops::dropout(device, &result, mask, OutputDtype::F32, &mut dropped)?;
         ops::add(device, stream, &dropped)?;

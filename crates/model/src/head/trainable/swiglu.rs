@@ -59,7 +59,8 @@ impl TrainableSwiGlu {
         device: &Device,
         hidden: Tensor,
     ) -> Result<(Tensor, SwiGluActivations), DeviceError> {
-        let (mut normed, mut gated) = (Tensor::default(), Tensor::default());
+        let mut normed = Tensor::default();
+        let mut gated = Tensor::default();
         ops::norm(device, &hidden, &self.norm, OutputDtype::F32, &mut normed)?;
         let up = self.up.forward(device, &normed)?;
         let gates = self.gates.forward(device, &up)?;

@@ -1,8 +1,7 @@
-//! Products of bytes by Intel AMX: an instruction multiplies 16 rows of 64 bytes with 64 bytes of
-//! 16 columns.
+//! Int8 products with Intel AMX: an instruction multiplies 16 rows of 64 bytes by 64 bytes of 16
+//! columns.
 //!
-//! A panel's bytes lie as the instruction wants them: 16 quads of 16 columns are 16 rows of 64
-//! bytes.
+//! A panel's layout is that of the instruction: 16 quads of 16 columns are 16 rows of 64 bytes.
 
 use std::arch::asm;
 
@@ -13,7 +12,7 @@ use super::super::linear::{
 use super::{DEPTH, Int8Call, Int8Task, QUAD, READ_AHEAD};
 
 const _: () = assert!(READ_AHEAD + 1 == REGISTER_ROWS && DEPTH == ROW_BYTES);
-/// Bytes of a panel that one instruction takes.
+/// Bytes of a panel consumed by one instruction.
 const STEP: usize = DEPTH * PANEL;
 
 /// # Safety
@@ -54,9 +53,9 @@ fn finish(
     }
 }
 
-/// Defines a product of registers of rows (`$a`) and panels (`$b`): loads, multiplications and
-/// stores as given, which may name the pointers `a0`, `a1` (rows), `b0`, `b1` (panels), `c0`, `c1`
-/// (sums) and the strides `row`, `quad`, `out`.
+/// Defines a product of registers of rows (`$a`) and panels (`$b`) from the given loads,
+/// multiplications and stores, which may use the pointers `a0`, `a1` (rows), `b0`, `b1` (panels),
+/// `c0`, `c1` (sums) and the strides `row`, `quad`, `out`.
 macro_rules! product {
     ($name:ident, [$($zero:literal)*], [$($multiply:literal)*], [$($store:literal)*]) => {
         /// # Safety

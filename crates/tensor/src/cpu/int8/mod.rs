@@ -1,13 +1,13 @@
 //! GEMM in int8: weights with a scale per output, activations with a scale per row.
 //!
-//! Both are rounded to whole numbers from -127 to 127 and multiplied exactly: a sum of products is
-//! one integer, whatever the tile, the batch or the instruction set. Its value in f32 is
-//! `sum * scale of the row * scale of the output`, in that order. Before they are rounded, rows and
-//! weights are rotated (`rotation`), which leaves their product as it is.
+//! Both are rounded to integers from -127 to 127 and multiplied exactly: a sum of products is an
+//! integer that does not depend on tile, batch or instruction set. Its value in f32 is `sum * scale
+//! of the row * scale of the output`, in that order. Before rounding, rows and weights are rotated
+//! (`rotation`), which does not change their product.
 //!
 //! The dot-product instructions of x86-64 multiply unsigned by signed bytes, so weights are stored
-//! with 128 added, and 128 times the sum of a row's numbers is taken away again. Panels are 16
-//! columns wide as those of f32; four consecutive inputs of a column are neighbours.
+//! with an offset of 128, and 128 times the sum of a row's numbers is subtracted again. Panels are
+//! 16 columns wide like those of f32; four consecutive inputs of a column are adjacent.
 
 use std::fmt;
 
@@ -29,13 +29,13 @@ mod rotation;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Inputs that one dot-product instruction takes of each column.
+/// Inputs of each column consumed by one dot-product instruction.
 const QUAD: usize = 4;
-/// Inputs are padded to a multiple of this: what one tile of AMX takes.
+/// Inputs are padded to a multiple of this: the depth of an AMX tile.
 const DEPTH: usize = 64;
 /// The largest rounded number.
 const LIMIT: f32 = 127.0;
-/// What is added to a weight so that it is not negative.
+/// The offset that makes weights non-negative.
 const OFFSET: i32 = 128;
 
 /// A weight matrix (inputs, outputs) in int8, in the layout of the micro-kernels.
@@ -62,18 +62,23 @@ impl Int8Weights {
         packed
     }
 
-    /// Packs another matrix of the same shape.
+    /// Packs another matrix of the same shape in place.
     pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
-        let (inputs, outputs, size) = (self.inputs, self.outputs, self.panel_size());
-        let isa = Isa::detect(); // any gives the same numbers
+        let inputs = self.inputs;
+        let outputs = self.outputs;
+        let size = self.panel_size();
+        let isa = Isa::detect(); // any kernel gives the same numbers
         let panels = self.panels.par_chunks_mut(size.max(1)).zip(self.scales.par_chunks_mut(PANEL));
         panels.enumerate().for_each(|(p, (panel, scales))| {
-            // A column is read once: `at` may compute, and rounding is fast on adjacent numbers.
-            let (mut column, mut values) = (vec![0.0; inputs], vec![0; inputs]);
+            // Each column is read once: `at` may be expensive, and rounding is fast on contiguous
+            // numbers.
+            let mut column = vec![0.0; inputs];
+            let mut values = vec![0; inputs];
             for (j, scale) in scales.iter_mut().enumerate().take(outputs - p * PANEL) {
                 column.iter_mut().enumerate().for_each(|(k, x)| *x = at(k, p * PANEL + j));
                 rotate(isa, &mut column);
-                let (from, to) = (&column, &mut values);
+                let from = &column;
+                let to = &mut values;
                 (*scale, _) = per_isa!(isa, quantize(from: &[f32], to: &mut [i8]) -> (f32, i32));
                 let quads = panel.chunks_exact_mut(QUAD).skip(j).step_by(PANEL);
                 for (quad, values) in quads.zip(values.chunks(QUAD)) {
@@ -93,7 +98,7 @@ impl Int8Weights {
         self.outputs
     }
 
-    /// Writes column `j` of the matrix as it is after rounding.
+    /// Writes column `j` of the rounded matrix.
     pub(crate) fn column(&self, j: usize, out: &mut [f32]) {
         let panel = &self.panels[j / PANEL * self.panel_size()..];
         for (k, x) in out.iter_mut().enumerate() {
@@ -108,21 +113,20 @@ impl Int8Weights {
     }
 }
 
-/// The bits of a number's magnitude. As integers they are in the order of magnitudes, NaN above
-/// all, so that it reaches the result; and compilers take maxima of integers in registers.
+/// The bits of a number's magnitude. As integers they are ordered like the magnitudes, with NaN
+/// largest, so that it propagates to the result; and compilers vectorize integer maxima.
 #[inline(always)]
 fn magnitude(x: f32) -> u32 {
     x.abs().to_bits()
 }
 
-/// What rounding multiplies by; 0 for a scale of 0.
+/// The inverse scale used in rounding; 0 for a scale of 0.
 #[inline(always)]
 fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
-/// `x` in units of the scale, rounded to the nearest whole number, halves to the even one; 0 for
-/// NaN.
+/// `x` in units of the scale, rounded to the nearest integer, ties to even; 0 for NaN.
 #[inline(always)]
 fn rounded(x: f32, inverse: f32) -> i8 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer in the low bits
@@ -131,10 +135,10 @@ fn rounded(x: f32, inverse: f32) -> i8 {
     (value + ROUND).to_bits() as i8
 }
 
-/// Rows of x, rotated, as whole numbers.
+/// Rows of x, rotated and rounded to integers.
 struct QuantizedRows {
     quads: usize,           // of a row
-    values: ScratchVec<i8>, // (rows, quads * QUAD), and rows of zeros that a tile may read
+    values: ScratchVec<i8>, // (rows, quads * QUAD), plus rows of zeros that a tile may read
     scales: Vec<f32>,       // of each row
     offsets: Vec<i32>,      // OFFSET times the sum of each row's numbers
 }
@@ -144,7 +148,8 @@ impl QuantizedRows {
         let rows = x.len().checked_div(inputs).unwrap_or(0);
         let quads = inputs.next_multiple_of(DEPTH) / QUAD;
         let mut values = ScratchVec::filled(0, (rows + READ_AHEAD) * quads * QUAD);
-        let (mut scales, mut offsets) = (vec![0.0; rows], vec![0; rows]);
+        let mut scales = vec![0.0; rows];
+        let mut offsets = vec![0; rows];
         let parts = values
             .par_chunks_mut((quads * QUAD).max(1))
             .zip(x.par_chunks(inputs.max(1)))
@@ -161,15 +166,15 @@ impl QuantizedRows {
     }
 }
 
-/// Rows that a tile of AMX reads beyond the last one.
+/// Rows that an AMX tile may read beyond the last one.
 const READ_AHEAD: usize = 15;
-/// Rows that are rounded by one task: fewer are not worth a thread's waking.
+/// Rows that are rounded by one task: fewer are not worth waking a thread.
 const ROWS_PER_TASK: usize = 16;
 
 /// Rounds a row; returns its scale and OFFSET times the sum of its numbers.
 #[inline(always)]
 fn quantize<const FUSED: bool>(from: &[f32], to: &mut [i8]) -> (f32, i32) {
-    // In lanes, so that the loop is vectorised; the order does not matter for a maximum.
+    // In lanes, so that the loop is vectorized; the order does not matter for a maximum.
     let mut lanes = [0; PANEL];
     let (whole, rest) = from.as_chunks::<PANEL>();
     for chunk in whole {
@@ -188,7 +193,7 @@ fn quantize<const FUSED: bool>(from: &[f32], to: &mut [i8]) -> (f32, i32) {
     (scale, OFFSET * sum)
 }
 
-/// Multiplies x (rows, inputs), rounded row by row, with the weights on the current pool's threads.
+/// Multiplies x (rows, inputs), rounded row by row, by the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &Int8Weights, epilogue: &E) {
     gemm_by(ByteKernel::for_isa(isa), isa, x, weights, epilogue);
 }
@@ -202,14 +207,15 @@ fn gemm_by<E: TileEpilogue>(
 ) {
     let rows = QuantizedRows::new(isa, x, weights.inputs);
     let count = rows.scales.len();
-    let (outputs, height) = (weights.outputs, kernel.tile_height().of(count));
+    let outputs = weights.outputs;
+    let height = kernel.tile_height().of(count);
     let grid = TaskGrid { rows: count, outputs, height, cached_rows: ROW_BLOCK };
     for_each_task(grid, |range| {
         run_task(kernel, &Int8Task { rows: &rows, weights, range }, epilogue);
     });
 }
 
-/// The instructions that multiply bytes.
+/// The instruction set for int8 products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteKernel {
     #[cfg(target_arch = "x86_64")]
@@ -226,7 +232,7 @@ pub(crate) enum ByteKernel {
 }
 
 impl ByteKernel {
-    /// The fastest that this CPU has and the instruction set allows.
+    /// The fastest one that this CPU has and the instruction set allows.
     pub(crate) fn for_isa(isa: Isa) -> Self {
         Self::of_isa(isa).find(|kernel| kernel.is_present()).unwrap_or(Self::Portable)
     }
@@ -304,7 +310,7 @@ struct Int8Task<'a> {
 }
 
 /// The arguments of a micro-kernel: rows of bytes at `a`, `quads` quads apart, times panels at `b`.
-/// What lies at `fetched`, a panel or beyond the last one, is only fetched.
+/// The memory at `fetched`, a panel or beyond the last one, is only prefetched.
 #[derive(Clone, Copy)]
 struct Int8Call<'a> {
     a: *const i8,
@@ -322,8 +328,9 @@ struct Int8Call<'a> {
 impl Int8Task<'_> {
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> Int8Call<'_> {
-        let (quads, panels, size) =
-            (self.rows.quads, &self.weights.panels, self.weights.panel_size());
+        let quads = self.rows.quads;
+        let panels = &self.weights.panels;
+        let size = self.weights.panel_size();
         let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         Int8Call {
             a: self.rows.values[tile.row * quads * QUAD..].as_ptr(),
@@ -341,7 +348,7 @@ impl Int8Task<'_> {
 
 fn run_task<E: TileEpilogue>(kernel: ByteKernel, task: &Int8Task<'_>, epilogue: &E) {
     match kernel {
-        // SAFETY: `ByteKernel::for_isa` has asked the CPU.
+        // SAFETY: `ByteKernel::for_isa` has checked the CPU.
         #[cfg(target_arch = "x86_64")]
         ByteKernel::Amx => unsafe { amx::run(task, epilogue) },
         // SAFETY: as above.
@@ -365,12 +372,14 @@ fn run_task<E: TileEpilogue>(kernel: ByteKernel, task: &Int8Task<'_>, epilogue: 
 }
 
 impl Int8Call<'_> {
-    /// Writes row `r` of panel `p` from its sums of products with the stored weights.
+    /// Writes row `r` of panel `p` from its sums of products with the offset weights.
     #[inline(always)]
     fn finish(&self, r: usize, p: usize, sums: [i32; PANEL], out: &mut [f32; TILE_COLS]) {
-        let (out, scales) = (&mut out.as_chunks_mut().0[p], &self.scales.as_chunks().0[p]);
+        let out = &mut out.as_chunks_mut().0[p];
+        let scales = &self.scales.as_chunks().0[p];
         let (out, scales): (&mut [f32; PANEL], &[f32; PANEL]) = (out, scales);
-        let (offset, row_scale) = (self.offsets[r], self.row_scales[r]);
+        let offset = self.offsets[r];
+        let row_scale = self.row_scales[r];
         for j in 0..PANEL {
             out[j] = (sums[j] - offset) as f32 * row_scale * scales[j];
         }

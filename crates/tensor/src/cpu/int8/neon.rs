@@ -1,4 +1,4 @@
-//! Micro-kernels of aarch64: NEON's dot products of bytes.
+//! Micro-kernels for aarch64: NEON int8 dot products.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -6,7 +6,7 @@ use std::arch::asm;
 use super::super::linear::{MAX_TILE, OutputTile, PANEL, TileEpilogue, panel_by_panel, sweep};
 use super::{Int8Call, Int8Task, OFFSET, QUAD};
 
-/// Columns of a register, and registers of a panel's quads.
+/// Columns per register; a panel's quads span several registers.
 const COLUMNS: usize = 4;
 const REGISTERS: usize = PANEL / COLUMNS;
 
@@ -25,8 +25,8 @@ pub(super) unsafe fn run<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E) {
 /// The CPU has dot products; the call's pointers cover `R` rows and panel `p`.
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn multiply<const R: usize>(call: Int8Call<'_>, tile: &mut OutputTile, p: usize) {
-    // The instruction takes signed bytes: weights lose their offset here, so the sums begin with
-    // what it would have added.
+    // The instruction takes signed bytes: weights lose their offset here, so the sums start with
+    // its contribution.
     let mut sums: [[int32x4_t; REGISTERS]; R] =
         std::array::from_fn(|r| [vdupq_n_s32(call.offsets[r]); REGISTERS]);
     let offset = vdupq_n_u8(OFFSET as u8);
@@ -48,19 +48,19 @@ unsafe fn multiply<const R: usize>(call: Int8Call<'_>, tile: &mut OutputTile, p:
     for (r, (sums, out)) in sums.iter().zip(tile).enumerate() {
         let mut values = [0i32; PANEL];
         for (values, sum) in values.chunks_mut(COLUMNS).zip(sums) {
-            // SAFETY: four numbers of 32 bits.
+            // SAFETY: four 32-bit numbers.
             unsafe { vst1q_s32(values.as_mut_ptr(), *sum) };
         }
         call.finish(r, p, values, out);
     }
 }
 
-/// Adds to each lane the products of its four bytes. The standard library's name for it is not
-/// stable in the oldest Rust that is supported.
+/// Adds the products of its four bytes to each lane. The intrinsic is not stable in the oldest
+/// supported Rust version.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn dot(mut sum: int32x4_t, b: uint8x16_t, a: int32x4_t) -> int32x4_t {
-    // SAFETY: registers alone.
+    // SAFETY: only uses registers.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {b:v}.16b, {a:v}.16b",

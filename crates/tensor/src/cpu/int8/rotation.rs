@@ -1,19 +1,19 @@
 //! The rotation of rows and weights before they are rounded.
 //!
-//! Rounding loses a share of a row's largest number, and some rows have a few numbers that are many
-//! times the others, those after GELU above all. A rotation of both operands changes nothing in
-//! their product, and one by Hadamard's matrices, whose entries are all of one size, spreads each
-//! number evenly over those that it is mixed with.
+//! The rounding error is proportional to a row's largest number, and some rows have a few numbers
+//! many times larger than the rest, especially after GELU. Rotating both operands does not change
+//! their product, and a rotation by Hadamard matrices, whose entries have equal magnitude, spreads
+//! each number evenly over those that it is mixed with.
 
 use super::super::isa::{Isa, per_isa};
 use super::PANEL;
 
-/// Registers that are mixed with each other, lane by lane: a matrix of this order acts on numbers
-/// that lie `PANEL` apart.
+/// Number of registers that are mixed, lane by lane: a matrix of this order acts on numbers that
+/// are `PANEL` apart.
 const ORDER: usize = 16;
 
-/// Rotates a vector; twice is the vector itself, up to rounding. Every instruction set computes the
-/// same sums, and so the same bits.
+/// Rotates a vector; rotating twice is the identity, up to rounding. Every instruction set computes
+/// the same sums, and so the same bits.
 pub(super) fn rotate(isa: Isa, x: &mut [f32]) {
     per_isa!(isa, rotate_blocks(x: &mut [f32]));
 }
@@ -23,8 +23,8 @@ fn rotate_blocks<const FUSED: bool>(x: &mut [f32]) {
     let registers = x.as_chunks_mut::<PANEL>().0;
     let (blocks, rest) = registers.as_chunks_mut::<ORDER>();
     blocks.iter_mut().for_each(|block| mix::<ORDER>(block, 0.25));
-    // What is left is rotated in the largest blocks that it has, and numbers beyond the last pair
-    // of registers are not rotated.
+    // The remainder is rotated in the largest possible blocks, and numbers beyond the last pair of
+    // registers are not rotated.
     let (blocks, rest) = rest.as_chunks_mut::<8>();
     blocks.iter_mut().for_each(|block| mix::<8>(block, std::f32::consts::FRAC_1_SQRT_2 / 2.0));
     let (blocks, rest) = rest.as_chunks_mut::<4>();
@@ -33,7 +33,7 @@ fn rotate_blocks<const FUSED: bool>(x: &mut [f32]) {
     blocks.iter_mut().for_each(|block| mix::<2>(block, std::f32::consts::FRAC_1_SQRT_2));
 }
 
-/// Multiplies with the matrix of order `N`, whose entries are `scale` and `-scale`, as sums and
+/// Multiplies by the matrix of order `N`, whose entries are `scale` and `-scale`, as sums and
 /// differences of halves.
 #[inline(always)]
 fn mix<const N: usize>(block: &mut [[f32; PANEL]; N], scale: f32) {
@@ -41,7 +41,8 @@ fn mix<const N: usize>(block: &mut [[f32; PANEL]; N], scale: f32) {
     let mut half = 1;
     while half < N {
         for i in (0..N).filter(|i| i & half == 0) {
-            let (a, b) = (values[i], values[i + half]);
+            let a = values[i];
+            let b = values[i + half];
             values[i] = std::array::from_fn(|l| a[l] + b[l]);
             values[i + half] = std::array::from_fn(|l| a[l] - b[l]);
         }
@@ -62,14 +63,16 @@ mod tests {
             let numbers = |salt: usize| -> Vec<f32> {
                 (0..len).map(|i| ((i * 37 + salt) % 101) as f32 / 50.0 - 1.0).collect()
             };
-            let (a, b) = (numbers(3), numbers(58));
+            let a = numbers(3);
+            let b = numbers(58);
             let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
             let rotated = |x: &[f32]| {
                 let mut x = x.to_vec();
                 rotate(Isa::detect(), &mut x);
                 x
             };
-            let (ra, rb) = (rotated(&a), rotated(&b));
+            let ra = rotated(&a);
+            let rb = rotated(&b);
             assert!((dot(&ra, &rb) - dot(&a, &b)).abs() < 1e-3, "{len}");
             assert!(rotated(&ra).iter().zip(&a).all(|(x, y)| (x - y).abs() < 1e-5), "{len}");
         }

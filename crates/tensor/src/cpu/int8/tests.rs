@@ -22,7 +22,8 @@ fn every_instruction_set_gives_the_same_bits_near_the_exact_product() {
     for (rows, inputs, outputs) in
         [(1, 4, 16), (3, 7, 5), (13, 66, 50), (16, 64, 32), (17, 192, 48), (40, 530, 33)]
     {
-        let (x, w) = (numbers(rows * inputs, 1), numbers(inputs * outputs, 2));
+        let x = numbers(rows * inputs, 1);
+        let w = numbers(inputs * outputs, 2);
         let weights = Int8Weights::new(inputs, outputs, |k, j| w[k * outputs + j]);
         let expected = product(ByteKernel::Portable, &x, &weights);
         for kernel in present() {
@@ -31,10 +32,11 @@ fn every_instruction_set_gives_the_same_bits_near_the_exact_product() {
             assert!(same, "{kernel} at {rows} x {inputs} x {outputs}");
         }
         for (i, got) in expected.iter().enumerate() {
-            let (r, j) = (i / outputs, i % outputs);
+            let r = i / outputs;
+            let j = i % outputs;
             let exact: f32 = (0..inputs).map(|k| x[r * inputs + k] * w[k * outputs + j]).sum();
-            // Each factor is off by at most half a step, which is the largest number by 127; a
-            // rotation makes that at most four times as large.
+            // The error of each factor is at most half a step, which is the largest number divided
+            // by 127; a rotation makes that at most four times as large.
             let tolerance = 4.0 * inputs as f32 / 127.0;
             assert!((got - exact).abs() <= tolerance, "{got} for {exact}");
         }
@@ -44,7 +46,7 @@ fn every_instruction_set_gives_the_same_bits_near_the_exact_product() {
 #[test]
 fn the_largest_sums_do_not_overflow_or_saturate() {
     let inputs = 4096;
-    // Ones once they are rotated: every rounded number is the largest that there is.
+    // All ones once rotated: every rounded number is the largest one.
     let mut x = vec![1.0; inputs];
     rotate(Isa::detect(), &mut x);
     let weights = Int8Weights::new(inputs, 16, |k, j| if j % 2 == 0 { x[k] } else { -x[k] });
@@ -59,8 +61,10 @@ fn the_largest_sums_do_not_overflow_or_saturate() {
 
 #[test]
 fn a_row_does_not_depend_on_its_batch_and_nan_stays_in_its_row() {
-    let (inputs, outputs) = (30, 20);
-    let (mut x, w) = (numbers(9 * inputs, 3), numbers(inputs * outputs, 4));
+    let inputs = 30;
+    let outputs = 20;
+    let mut x = numbers(9 * inputs, 3);
+    let w = numbers(inputs * outputs, 4);
     x[4 * inputs + 3] = f32::NAN;
     let weights = Int8Weights::new(inputs, outputs, |k, j| w[k * outputs + j]);
     for kernel in present() {
@@ -93,20 +97,22 @@ fn columns_come_back_rounded() {
 
 #[test]
 fn a_few_large_numbers_do_not_coarsen_the_others() {
-    // As a row after GELU: one number in 61 is thirty times the others.
-    let (inputs, outputs) = (1024, 64);
+    // Like a row after GELU: one number in 61 is thirty times the others.
+    let inputs = 1024;
+    let outputs = 64;
     let mut x = numbers(inputs, 6);
     x.iter_mut().step_by(61).for_each(|x| *x *= 30.0);
     let w = numbers(inputs * outputs, 7);
     let weights = Int8Weights::new(inputs, outputs, |k, j| w[k * outputs + j]);
     let got = product(ByteKernel::Portable, &x, &weights);
-    // What the row alone would lose if it were rounded as it is.
+    // The error without rotation.
     let step = x.iter().fold(0.0f32, |most, x| most.max(x.abs())) / LIMIT;
     let rounded: Vec<f32> = x.iter().map(|x| (x / step).round() * step).collect();
     let times = |x: &[f32], j: usize| -> f32 {
         x.iter().enumerate().map(|(k, x)| x * w[k * outputs + j]).sum()
     };
-    let (mut error, mut unrotated) = (0.0, 0.0);
+    let mut error = 0.0;
+    let mut unrotated = 0.0;
     for (j, got) in got.iter().enumerate() {
         let exact = times(&x, j);
         error += (got - exact).powi(2);

@@ -1,4 +1,4 @@
-//! Micro-kernels of x86-64 in vectors: AVX-512 VNNI, AVX-VNNI and AVX2.
+//! Vector micro-kernels for x86-64: AVX-512 VNNI, AVX-VNNI and AVX2.
 
 use super::super::linear::{
     MAX_TILE, OutputTile, PANEL, TileEpilogue, by_size, panel_by_panel, sweep,
@@ -44,7 +44,8 @@ pub(super) unsafe fn run_avx2<E: TileEpilogue>(task: &Int8Task<'_>, epilogue: &E
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn avx512_vnni<const R: usize, const P: usize>(call: Int8Call<'_>, tile: &mut OutputTile) {
     let mut sums = [[_mm512_setzero_si512(); P]; R];
-    let (row, panel) = (call.quads * QUAD, call.quads * QUAD * PANEL);
+    let row = call.quads * QUAD;
+    let panel = call.quads * QUAD * PANEL;
     for q in 0..call.quads {
         // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
@@ -102,14 +103,14 @@ unsafe fn avx_vnni<const R: usize>(call: Int8Call<'_>, tile: &mut OutputTile, p:
     for (r, (sums, out)) in sums.iter().zip(tile).enumerate() {
         let mut values = [0i32; PANEL];
         for (half, sum) in values.chunks_mut(HALF).zip(sums) {
-            // SAFETY: eight numbers of 32 bits.
+            // SAFETY: eight 32-bit numbers.
             unsafe { _mm256_storeu_si256(half.as_mut_ptr().cast(), *sum) };
         }
         call.finish(r, p, values, out);
     }
 }
 
-/// Bytes are widened to 16 bits, since the instruction for bytes saturates.
+/// Bytes are widened to 16 bits, because the instruction for bytes saturates.
 ///
 /// # Safety
 /// The CPU has AVX2; the call's pointers cover `R` rows and panel `p`.
@@ -137,7 +138,7 @@ unsafe fn avx2<const R: usize>(call: Int8Call<'_>, tile: &mut OutputTile, p: usi
         let mut values = [0i32; PANEL];
         for (values, sum) in values.chunks_mut(PARTS).zip(sums) {
             let mut pairs = [[0i32; 2]; PARTS];
-            // SAFETY: eight numbers of 32 bits.
+            // SAFETY: eight 32-bit numbers.
             unsafe { _mm256_storeu_si256(pairs.as_mut_ptr().cast(), *sum) };
             for (value, pair) in values.iter_mut().zip(pairs) {
                 *value = pair[0] + pair[1];

@@ -2,10 +2,10 @@
 //!
 //! Weights are packed into panels of 16 columns, each row-major, and x into tiles of rows, each
 //! column-major, so that a micro-kernel reads both as streams; x is packed once for all panels. A
-//! micro-kernel computes a tile of up to `MAX_TILE` rows by one or two panels and keeps it in
-//! registers over all of k. Each element is one chain of multiply-adds in the order of
-//! k whatever the tile, so a row's result does not depend on how many rows there are; AVX2,
-//! AVX-512 and NEON agree with each other to the bit.
+//! micro-kernel computes a tile of up to `MAX_TILE` rows by one or two panels, which stays in
+//! registers over all of k. Each element is one chain of multiply-adds in the order of k for every
+//! tile shape, so a row's result does not depend on the number of rows; AVX2, AVX-512 and NEON
+//! agree with each other to the bit.
 //!
 //! Rows are processed in blocks that fit the L2 cache, panels in groups that give every thread
 //! several tasks.
@@ -25,11 +25,11 @@ mod x86;
 
 /// Columns of a panel: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const PANEL: usize = 16;
-/// The most panels of a tile.
+/// Maximum panels of a tile.
 const PANELS_PER_TILE: usize = 2;
 /// Columns of the widest tile.
 pub(crate) const TILE_COLS: usize = PANEL * PANELS_PER_TILE;
-/// Rows that share one sweep over the weights: their part of x stays in the L2 cache.
+/// Rows that share one pass over the weights: their part of x stays in the L2 cache.
 pub(crate) const ROW_BLOCK: usize = 384;
 
 /// A weight matrix (inputs, outputs) in the layout of the micro-kernels.
@@ -53,9 +53,10 @@ impl PackedWeights {
         packed
     }
 
-    /// Packs another matrix of the same shape.
+    /// Packs another matrix of the same shape in place.
     pub(crate) fn fill(&mut self, at: impl Fn(usize, usize) -> f32 + Sync) {
-        let (inputs, outputs) = (self.inputs, self.outputs);
+        let inputs = self.inputs;
+        let outputs = self.outputs;
         self.panels.par_chunks_mut((inputs * PANEL).max(1)).enumerate().for_each(|(p, panel)| {
             let width = PANEL.min(outputs - p * PANEL);
             for (k, row) in panel.chunks_mut(PANEL).enumerate() {
@@ -101,17 +102,17 @@ pub(crate) fn transposed(x: &[f32], cols: usize) -> Vec<f32> {
     out
 }
 
-/// What is done with a finished tile. Implementations are `#[inline(always)]`, so that they are
-/// compiled for the micro-kernel's instruction set.
+/// Consumes finished tiles. Implementations are `#[inline(always)]`, so that they are compiled for
+/// the micro-kernel's instruction set.
 pub(crate) trait TileEpilogue: Sync {
-    /// The place to which results from `(row, col)` on will be written, if it is worth fetching
-    /// while they are computed.
+    /// The address to which results from `(row, col)` on will be written, if it is worth
+    /// prefetching during the computation.
     #[inline(always)]
     fn destination(&self, _row: usize, _col: usize) -> Option<*const f32> {
         None
     }
 
-    /// Takes a tile's results.
+    /// Receives a tile's results.
     ///
     /// # Safety
     /// Each element is passed once; no two concurrent calls share one.
@@ -132,12 +133,12 @@ pub(crate) struct TileBounds {
     pub(crate) height: usize, // rows of every tile of the product but the last
 }
 
-/// A [`TileEpilogue`] for which each row of a tile is something of its own.
+/// A [`TileEpilogue`] that processes the rows of a tile independently.
 pub(crate) trait RowEpilogue: Sync {
     /// See [`TileEpilogue::destination`].
     fn row_destination(&self, row: usize, col: usize) -> Option<*const f32>;
 
-    /// Takes the results of columns `col .. col + values.len()` of `row`.
+    /// Receives the results of columns `col .. col + values.len()` of `row`.
     ///
     /// # Safety
     /// Each element is passed once; no two concurrent calls share one.
@@ -161,7 +162,7 @@ impl<E: RowEpilogue> TileEpilogue for E {
             // SAFETY: by this function's own contract.
             unsafe {
                 if width == TILE_COLS {
-                    // Of a width that the compiler knows: whole registers, and no loops.
+                    // A width known at compile time: whole registers, and no loops.
                     self.finish::<FUSED>(row + r, col, values);
                 } else {
                     self.finish::<FUSED>(row + r, col, &mut values[..width]);
@@ -171,7 +172,7 @@ impl<E: RowEpilogue> TileEpilogue for E {
     }
 }
 
-/// Writes results as they are, for tests.
+/// Writes results unchanged, for tests.
 #[cfg(test)]
 pub(super) struct StoreEpilogue {
     out: *mut f32, // (rows, cols)
@@ -184,7 +185,7 @@ unsafe impl Sync for StoreEpilogue {}
 
 #[cfg(test)]
 impl StoreEpilogue {
-    /// What `gemm` stores of a product of this shape.
+    /// The product of this shape that `gemm` computes.
     pub(super) fn product(rows: usize, cols: usize, gemm: impl FnOnce(&Self)) -> Vec<f32> {
         let mut out = vec![f32::NAN; rows * cols];
         gemm(&Self { out: out.as_mut_ptr(), cols });
@@ -207,17 +208,19 @@ impl RowEpilogue for StoreEpilogue {
     }
 }
 
-/// Multiplies x (rows, inputs) with the weights on the current pool's threads.
+/// Multiplies x (rows, inputs) by the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &PackedWeights, epilogue: &E) {
     let rows = PackedRows::new(isa, x, weights.inputs);
-    let (count, outputs, height) = (rows.count, weights.outputs, rows.height);
+    let count = rows.count;
+    let outputs = weights.outputs;
+    let height = rows.height;
     let grid = TaskGrid { rows: count, outputs, height, cached_rows: ROW_BLOCK };
     for_each_task(grid, |range| {
         run_task(isa, &GemmTask { rows: &rows, weights, range }, epilogue);
     });
 }
 
-/// Numbers that are packed by one task: fewer are not worth a thread's waking.
+/// Numbers that are packed by one task: fewer are not worth waking a thread.
 const NUMBERS_PER_TASK: usize = 1 << 15;
 
 /// x in tiles of rows, as the micro-kernels read it.
@@ -272,7 +275,8 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
         Isa::Avx2 => unsafe { x86::pack_avx2(tile, rows) },
         _ => 0,
     };
-    let (inputs, height) = (tile.inputs, tile.height);
+    let inputs = tile.inputs;
+    let height = tile.height;
     let rest = &mut tile.values[whole * height..];
     for r in 0..height {
         let to = rest.iter_mut().skip(r).step_by(height);
@@ -287,13 +291,14 @@ fn pack_tile(isa: Isa, tile: &mut PackedTile<'_>, rows: TileRows<'_>) {
 
 /// [`pack_tile`] with a row in each lane.
 pub(super) fn pack_lanes<const L: usize>(isa: Isa, rows: TileRows<'_>, to: &mut [[f32; L]]) {
-    let (inputs, values) = (to.len(), to.as_flattened_mut());
+    let inputs = to.len();
+    let values = to.as_flattened_mut();
     // SAFETY: what is written through it are numbers.
     let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<f32>]) };
     pack_tile(isa, &mut PackedTile { values, height: L, inputs }, rows);
 }
 
-/// The rows of an instruction set's tiles: as many as its registers hold beside a panel's row.
+/// Tile height of an instruction set: as many rows as its registers hold beside a panel's row.
 pub(crate) fn tile_height(isa: Isa) -> TileHeight {
     TileHeight::up_to(match isa {
         Isa::Amx | Isa::Avx512 => MAX_TILE,
@@ -311,10 +316,9 @@ pub(super) struct TaskRange {
 }
 
 impl TaskRange {
-    /// The panel that a tile's micro-kernel fetches from memory into the L2 cache, line by line,
-    /// while it computes: the tiles of the first rows fetch the panels that come next. `None` if
-    /// there is nothing to fetch, or only one tile for each panel, which then waits for memory
-    /// whatever is fetched.
+    /// The panel that a tile's micro-kernel prefetches from memory into the L2 cache, line by line,
+    /// while it computes: the tiles of the first rows prefetch the following panels. `None` if
+    /// there is nothing to prefetch, or only one tile per panel, which is memory-bound in any case.
     #[inline(always)]
     pub(super) fn fetched_panel(&self, tile: TilePlace) -> Option<usize> {
         let i = (tile.row - self.rows.start) / self.height;
@@ -323,12 +327,12 @@ impl TaskRange {
     }
 }
 
-/// A product of (rows, outputs) that is cut into tasks of whole tiles.
+/// A product of (rows, outputs) that is divided into tasks of whole tiles.
 pub(super) struct TaskGrid {
     pub(super) rows: usize,
     pub(super) outputs: usize,
     pub(super) height: usize,      // of the tiles
-    pub(super) cached_rows: usize, // the most that a task has, but for one tile at least
+    pub(super) cached_rows: usize, // maximum per task, at least one tile
 }
 
 /// Runs a product's tasks on the current pool's threads.
@@ -341,10 +345,11 @@ pub(super) fn for_each_task(grid: TaskGrid, run: impl Fn(TaskRange) + Sync) {
     let group = group_size(panels);
     let groups = panels.div_ceil(group);
     let block_rows = (cached_rows / height).max(1) * height;
-    // All blocks' tasks at once, a block's next to each other: threads that waited for each other
-    // after every block would idle for a good part of a task each time.
+    // The tasks of all blocks are scheduled at once, those of a block consecutively: with a barrier
+    // after every block threads would idle for a good part of a task each time.
     let task = |i: usize| {
-        let (first, g) = (i / groups * block_rows, i % groups);
+        let first = i / groups * block_rows;
+        let g = i % groups;
         let block = first..rows.min(first + block_rows);
         let columns = g * group..panels.min((g + 1) * group);
         run(TaskRange { rows: block, height, panels: columns, outputs });
@@ -355,8 +360,8 @@ pub(super) fn for_each_task(grid: TaskGrid, run: impl Fn(TaskRange) + Sync) {
     }
 }
 
-/// Panels per task: several tasks a thread for load balance, and an even number of panels, so that
-/// tiles of two stay whole.
+/// Panels per task: several tasks per thread for load balance, and an even number of panels, so
+/// that tiles of two stay whole.
 fn group_size(panels: usize) -> usize {
     let threads = rayon::current_num_threads();
     if threads == 1 {
@@ -376,7 +381,8 @@ impl GemmTask<'_> {
     /// The arguments of the micro-kernel for a tile.
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> TileCall {
-        let (inputs, panels) = (self.weights.inputs, &self.weights.panels);
+        let inputs = self.weights.inputs;
+        let panels = &self.weights.panels;
         let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
         TileCall {
             a: self.rows.tiles[tile.row * inputs..].as_ptr(),
@@ -407,8 +413,8 @@ fn run_task<E: TileEpilogue>(isa: Isa, task: &GemmTask<'_>, epilogue: &E) {
 }
 
 /// The arguments of a micro-kernel: the first `rows` of a tile of x at `a`, which is (inputs,
-/// height), times `panels` (1 or 2) panels at `b`. What lies at `fetched`, a panel or beyond the
-/// last one, is only fetched.
+/// height), times `panels` (1 or 2) panels at `b`. The memory at `fetched`, a panel or beyond the
+/// last one, is only prefetched.
 #[derive(Clone, Copy)]
 struct TileCall {
     a: *const f32,
@@ -432,40 +438,40 @@ pub(super) struct TilePlace {
 
 /// A micro-kernel's result: row r of the tile at `[r]`.
 pub(crate) type OutputTile<const ROWS: usize = MAX_TILE> = [[f32; TILE_COLS]; ROWS];
-/// The most rows of a tile in vector registers.
+/// Maximum rows of a tile in vector registers.
 pub(super) const MAX_TILE: usize = 14;
 
-/// Rows of a tile register of AMX.
+/// Rows of an AMX tile register.
 pub(crate) const REGISTER_ROWS: usize = 16;
-/// The most rows of a tile in tile registers.
+/// Maximum rows of a tile in tile registers.
 pub(super) const MAX_REGISTER_TILE: usize = 2 * REGISTER_ROWS;
 
 /// The rows of a micro-kernel's tiles.
 #[derive(Clone, Copy)]
 pub(crate) struct TileHeight {
-    /// The most rows.
+    /// Maximum rows.
     pub(super) most: usize,
-    /// Tiles have a multiple of so many.
+    /// The number of rows is a multiple of this.
     pub(super) step: usize,
 }
 
 impl TileHeight {
-    /// Of tiles in tile registers, which are cut between registers.
+    /// Tiles in tile registers, which are split between registers.
     pub(crate) const REGISTERS: Self = Self { most: MAX_REGISTER_TILE, step: REGISTER_ROWS };
 
     pub(super) fn up_to(most: usize) -> Self {
         Self { most, step: 1 }
     }
 
-    /// The height that divides so many rows into tiles nearly evenly: 16 rows are 8 + 8, not
-    /// 14 + 2.
+    /// The height that divides `rows` into nearly equal tiles: 16 rows are 8 + 8, not 14 + 2.
     pub(crate) fn of(self, rows: usize) -> usize {
         let rows = rows.max(1);
         rows.div_ceil(rows.div_ceil(self.most)).next_multiple_of(self.step)
     }
 }
 
-/// Computes the task's tiles, panels in the outer loop: they stay in cache over all rows.
+/// Computes the task's tiles, with panels in the outer loop so that they stay in cache over all
+/// rows.
 #[inline(always)]
 pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
     range: &TaskRange,
@@ -491,8 +497,8 @@ pub(super) fn sweep<const FUSED: bool, const ROWS: usize, E: TileEpilogue>(
     }
 }
 
-/// Fetches the cache lines of so many numbers: results are written all at once, and far apart, so
-/// that the processor would wait for each line.
+/// Prefetches the cache lines of `numbers` numbers for writing: results are written all at once,
+/// and far apart, so that the CPU would wait for each line.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 fn fetch_for_writing(at: Option<*const f32>, numbers: usize) {
@@ -500,7 +506,7 @@ fn fetch_for_writing(at: Option<*const f32>, numbers: usize) {
     if let Some(at) = at {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
         for i in (0..numbers).step_by(PANEL) {
-            // SAFETY: every x86-64 processor has it or passes over it, and a prefetch may point
+            // SAFETY: every x86-64 CPU has the instruction or ignores it, and a prefetch may point
             // anywhere.
             unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.wrapping_add(i).cast()) };
         }

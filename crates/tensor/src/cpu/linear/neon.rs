@@ -1,10 +1,10 @@
-//! Micro-kernels of aarch64: NEON, which every such processor has.
+//! Micro-kernels for aarch64: NEON, which every aarch64 CPU has.
 
 use std::arch::aarch64::*;
 
 use super::{GemmTask, MAX_TILE, OutputTile, PANEL, TileCall, TileEpilogue, panel_by_panel, sweep};
 
-/// Lanes of a register, and registers of a panel's row.
+/// Lanes per register; a panel's row spans several registers.
 const LANES: usize = 4;
 const REGISTERS: usize = PANEL / LANES;
 

@@ -1,4 +1,4 @@
-//! Micro-kernels of x86-64: AVX-512 and AVX2.
+//! Micro-kernels for x86-64: AVX-512 and AVX2.
 
 use super::{
     GemmTask, MAX_TILE, OutputTile, PANEL, PackedTile, TileCall, TileEpilogue, TileRows, by_size,
@@ -6,8 +6,8 @@ use super::{
 };
 use std::arch::x86_64::*;
 
-/// Rows of a panel that are fetched ahead of their use: the hardware's own prefetching stops at
-/// every page and starts late in the next.
+/// Prefetch distance in rows of a panel: the hardware prefetcher stops at every page and starts
+/// late in the next.
 const AHEAD: usize = 16;
 
 /// # Safety
@@ -64,7 +64,9 @@ unsafe fn by_one_panel(call: TileCall, tile: &mut OutputTile, p: usize) {
 unsafe fn avx512<const R: usize, const P: usize>(call: TileCall, tile: &mut OutputTile) {
     let mut acc = [[_mm512_setzero_ps(); P]; R];
     let stride = call.inputs * PANEL;
-    let (mut a, mut b, mut fetched) = (call.a, call.b, call.fetched);
+    let mut a = call.a;
+    let mut b = call.b;
+    let mut fetched = call.fetched;
     for _ in 0..call.inputs {
         // SAFETY: by the contract. A prefetch may point anywhere.
         unsafe {
@@ -144,7 +146,8 @@ unsafe fn avx2_at<const R: usize, const P: usize>(
 /// The CPU has AVX-512 F.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, rows: TileRows<'_>) -> usize {
-    let (inputs, height) = (tile.inputs, tile.height);
+    let inputs = tile.inputs;
+    let height = tile.height;
     let TileRows { data, count, stride } = rows;
     assert!(count <= height && height <= PANEL && tile.values.len() == inputs * height);
     assert!(count == 0 || (count - 1) * stride + inputs <= data.len());
@@ -174,11 +177,12 @@ pub(super) unsafe fn pack_avx512(tile: &mut PackedTile<'_>, rows: TileRows<'_>) 
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn pack_avx2(tile: &mut PackedTile<'_>, rows: TileRows<'_>) -> usize {
     const LANES: usize = 8;
-    let (inputs, height) = (tile.inputs, tile.height);
+    let inputs = tile.inputs;
+    let height = tile.height;
     let TileRows { data, count, stride } = rows;
     assert!(count <= height && height <= LANES && tile.values.len() == inputs * height);
     assert!(count == 0 || (count - 1) * stride + inputs <= data.len());
-    // A whole register is stored for each input, and the next one's overwrites what is beyond its
+    // A whole register is stored for each input, and the next store overwrites the part beyond its
     // rows; so the last inputs are left to the caller.
     let whole = inputs.saturating_sub(LANES) / LANES * LANES;
     for k in (0..whole).step_by(LANES) {
@@ -204,14 +208,16 @@ pub(super) unsafe fn pack_avx2(tile: &mut PackedTile<'_>, rows: TileRows<'_>) ->
 fn transposed_by_eight(rows: [__m256; 8]) -> [__m256; 8] {
     let zero = _mm256_setzero_ps();
     // Within each 128 bits: pairs of rows, then fours.
-    let (mut pairs, mut fours) = ([zero; 8], [zero; 8]);
+    let mut pairs = [zero; 8];
+    let mut fours = [zero; 8];
     for i in 0..4 {
         pairs[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
         pairs[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
     }
     for i in 0..2 {
         for half in 0..2 {
-            let (low, high) = (pairs[4 * i + half], pairs[4 * i + 2 + half]);
+            let low = pairs[4 * i + half];
+            let high = pairs[4 * i + 2 + half];
             fours[4 * i + 2 * half] = _mm256_shuffle_ps::<0x44>(low, high);
             fours[4 * i + 2 * half + 1] = _mm256_shuffle_ps::<0xee>(low, high);
         }
@@ -231,7 +237,8 @@ fn transposed_by_eight(rows: [__m256; 8]) -> [__m256; 8] {
 fn transposed(rows: [__m512; PANEL]) -> [__m512; PANEL] {
     let zero = _mm512_setzero_ps();
     // Within each 128 bits: pairs of rows, then fours.
-    let (mut pairs, mut fours) = ([zero; PANEL], [zero; PANEL]);
+    let mut pairs = [zero; PANEL];
+    let mut fours = [zero; PANEL];
     for i in 0..PANEL / 2 {
         pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
         pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);

@@ -1,5 +1,5 @@
-//! Products of parts by Intel AMX: an instruction multiplies 16 rows of 32 bf16 numbers with 32 of
-//! 16 columns.
+//! Products of bf16 parts with Intel AMX: an instruction multiplies 16 rows of 32 bf16 numbers by
+//! 32 of 16 columns.
 
 use std::arch::asm;
 
@@ -9,7 +9,7 @@ use super::super::linear::{
 };
 use super::{DEPTH, PARTS, REGISTER, SplitCall, SplitTask};
 
-/// Bytes of a register, which the kernels' text has in numbers.
+/// Bytes of a register; the assembly contains this as literals.
 const BYTES: usize = REGISTER * size_of::<u16>();
 const _: () = assert!(BYTES == 1024 && PARTS == 3 && DEPTH * size_of::<u16>() == ROW_BYTES);
 
@@ -35,9 +35,10 @@ pub(super) unsafe fn run<E: TileEpilogue>(task: &SplitTask<'_>, epilogue: &E) {
     unsafe { with_tiles(work) };
 }
 
-/// Defines a product of registers of rows, which `$x` loads, without a part's place and the closing
-/// bracket, and of panels, which `$w` loads. The texts may name the pointers `a` (rows), `b0`, `b1`
-/// (panels), `c0`, `c1` (results) and the strides `line` (of an operand's rows) and `out`.
+/// Defines a product of registers of rows, loaded by `$x` (without the offset of a part and the
+/// closing bracket), and of panels, loaded by `$w`. The assembly may use the pointers `a` (rows),
+/// `b0`, `b1` (panels), `c0`, `c1` (results) and the strides `line` (of an operand's rows) and
+/// `out`.
 macro_rules! product {
     (
         $name:ident, zero: [$($zero:literal)*], x: [$($x:literal)*], w: [$($w:literal)*],

@@ -1,14 +1,13 @@
-//! GEMM of f32 rows with weights that are bf16 numbers, for processors that multiply those many
-//! times faster than f32.
+//! GEMM of f32 rows with bf16 weights, for CPUs that multiply bf16 many times faster than f32.
 //!
 //! A significand of 24 bits is three of eight: every f32 number is the sum of three bf16 numbers,
 //! its parts. So a product with a bf16 weight is the sum of three products of bf16 numbers, which
 //! are exact in f32.
 //!
 //! The order of the sums is that of the instruction: over each [`DEPTH`] inputs, for each part,
-//! smallest first, even and odd inputs are summed apart from zero on, and the sum of both is added
-//! to the result. It depends on neither the tile nor the batch. Numbers below 2^-126 count as zero,
-//! and an infinite one makes its products NaN.
+//! smallest first, even and odd inputs are summed separately starting from zero, and the sum of
+//! both is added to the result. It depends on neither the tile nor the batch. Numbers below 2^-126
+//! are flushed to zero, and an infinite one makes its products NaN.
 
 use std::mem::MaybeUninit;
 
@@ -24,18 +23,18 @@ use super::linear::{
 #[cfg(target_arch = "x86_64")]
 mod amx;
 
-/// Parts of a number.
+/// Number of parts.
 const PARTS: usize = 3;
-/// Inputs that one instruction takes; inputs are padded with zeros to a multiple of it.
+/// Inputs per instruction; inputs are zero-padded to a multiple of it.
 const DEPTH: usize = 32;
-/// Numbers of a register, of x as of weights.
+/// Numbers per register, for both x and weights.
 const REGISTER: usize = REGISTER_ROWS * DEPTH;
 const _: () = assert!(REGISTER == PANEL * DEPTH);
-/// Bytes of x that stay in the L2 cache beside a panel of weights.
+/// Bytes of x that stay in the L2 cache together with a panel of weights.
 const CACHED_BYTES: usize = 1 << 20;
-/// Numbers that are split by one task: fewer are not worth a thread's waking.
+/// Numbers that are split by one task: fewer are not worth waking a thread.
 const NUMBERS_PER_TASK: usize = 1 << 15;
-/// The parts of a number: what its first eight bits say, the next eight, the rest.
+/// The parts of a number: its first eight significand bits, the next eight, the rest.
 #[inline(always)]
 fn parts_of(x: f32) -> [u16; PARTS] {
     let leading = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
@@ -101,18 +100,18 @@ impl Bf16Weights {
     }
 }
 
-/// Numbers of a panel of weights.
+/// Size of a panel of weights in numbers.
 fn panel_size(inputs: usize) -> usize {
     inputs.div_ceil(DEPTH) * REGISTER
 }
 
-/// Where a panel has the weight (k, j).
+/// Index of weight (k, j) within a panel.
 #[inline(always)]
 fn place_in_panel(k: usize, j: usize) -> usize {
     k / DEPTH * REGISTER + (k % DEPTH / 2 * PANEL + j) * 2 + k % 2
 }
 
-/// x in tiles of rows, in parts.
+/// x in tiles of rows, split into parts.
 struct SplitRows {
     count: usize,     // of rows
     registers: usize, // of a tile's rows
@@ -125,7 +124,8 @@ impl SplitRows {
     fn new(isa: Isa, x: &[f32], inputs: usize) -> Self {
         let count = x.len().checked_div(inputs).unwrap_or(0);
         let height = TileHeight::REGISTERS.of(count);
-        let (registers, blocks) = (height / REGISTER_ROWS, inputs.div_ceil(DEPTH));
+        let registers = height / REGISTER_ROWS;
+        let blocks = inputs.div_ceil(DEPTH);
         let size = blocks * registers * PARTS * REGISTER;
         let len = count.div_ceil(height) * size;
         let split = |to: &mut [MaybeUninit<u16>]| {
@@ -152,7 +152,7 @@ struct SplitTile<'a> {
     blocks: usize,
 }
 
-/// Writes the parts of rows of x, and zeros for the rows that the tile has beyond them.
+/// Writes the parts of rows of x, and zeros for the remaining rows of the tile.
 #[inline(always)]
 fn split_tile<const FUSED: bool>(tile: &mut SplitTile<'_>, x: &[f32], inputs: usize) {
     for r in 0..tile.registers * REGISTER_ROWS {
@@ -188,7 +188,7 @@ impl SplitTile<'_> {
     }
 }
 
-/// Multiplies x (rows, inputs) with the weights on the current pool's threads.
+/// Multiplies x (rows, inputs) by the weights on the current pool's threads.
 pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &Bf16Weights, epilogue: &E) {
     let kernel = match isa {
         #[cfg(target_arch = "x86_64")]
@@ -198,12 +198,12 @@ pub(crate) fn gemm<E: TileEpilogue>(isa: Isa, x: &[f32], weights: &Bf16Weights, 
     gemm_by(kernel, isa, x, weights, epilogue);
 }
 
-/// The instructions that multiply parts.
+/// The implementation of the products of parts.
 #[derive(Clone, Copy, Debug)]
 enum SplitKernel {
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// The same bits from plain loops: what the tests compare the others with.
+    /// Plain loops with the same bits, as a reference for tests.
     Portable,
 }
 
@@ -215,14 +215,16 @@ fn gemm_by<E: TileEpilogue>(
     epilogue: &E,
 ) {
     let rows = SplitRows::new(isa, x, weights.inputs);
-    let (count, outputs, height) = (rows.count, weights.outputs, rows.registers * REGISTER_ROWS);
+    let count = rows.count;
+    let outputs = weights.outputs;
+    let height = rows.registers * REGISTER_ROWS;
     let row_bytes = (rows.blocks * DEPTH * PARTS * size_of::<u16>()).max(1);
     let cached_rows = ROW_BLOCK.min(CACHED_BYTES / row_bytes);
     let grid = TaskGrid { rows: count, outputs, height, cached_rows };
     for_each_task(grid, |range| {
         let task = SplitTask { rows: &rows, weights, range };
         match kernel {
-            // SAFETY: `gemm` was asked for it.
+            // SAFETY: the caller of `gemm` has checked the instruction set.
             #[cfg(target_arch = "x86_64")]
             SplitKernel::Amx => unsafe { amx::run(&task, epilogue) },
             SplitKernel::Portable => {
@@ -240,8 +242,8 @@ struct SplitTask<'a> {
     range: TaskRange,
 }
 
-/// The arguments of a micro-kernel: a tile of x at `a` times panels at `b`. What lies at `fetched`,
-/// a panel or beyond the last one, is only fetched.
+/// The arguments of a micro-kernel: a tile of x at `a` times panels at `b`. The memory at
+/// `fetched`, a panel or beyond the last one, is only prefetched.
 #[derive(Clone, Copy)]
 struct SplitCall {
     a: *const u16,
@@ -257,7 +259,8 @@ struct SplitCall {
 impl SplitTask<'_> {
     #[inline(always)]
     fn call(&self, tile: TilePlace) -> SplitCall {
-        let (rows, weights) = (self.rows, self.weights);
+        let rows = self.rows;
+        let weights = self.weights;
         let of_x = tile.row / (rows.registers * REGISTER_ROWS);
         let size = panel_size(weights.inputs);
         let fetched = self.range.fetched_panel(tile).unwrap_or(tile.panel);
@@ -291,7 +294,7 @@ fn portable_tile(call: SplitCall, tile: &mut OutputTile<MAX_REGISTER_TILE>) {
 }
 
 impl SplitCall {
-    /// A part of input `k` of a block of row `r`.
+    /// A part of input `k` of a block, in row `r`.
     fn x(&self, block: usize, r: usize, part: usize, k: usize) -> f32 {
         let register = (block * self.registers + r / REGISTER_ROWS) * PARTS + part;
         // SAFETY: the call's pointers cover a tile of x.

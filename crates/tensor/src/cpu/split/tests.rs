@@ -19,7 +19,7 @@ fn present() -> Vec<SplitKernel> {
     kernels
 }
 
-/// Numbers from -1 to 1 with all bits of a significand.
+/// Numbers from -1 to 1 with full significands.
 fn numbers(count: usize, salt: u64) -> Vec<f32> {
     let bits = |i: u64| (i + salt * 104_729).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     (0..count as u64).map(|i| bits(i) as f32 / (1 << 23) as f32 - 1.0).collect()
@@ -38,14 +38,15 @@ fn parts_add_up_to_their_number() {
     }
 }
 
-/// In units of the sum of the products' magnitudes a chain of n multiply-adds of f32 is off by up
-/// to n 2^-24; these sums are shorter.
+/// In units of the sum of the products' magnitudes, the error of a chain of n f32 multiply-adds is
+/// up to n 2^-24; these sums are shorter.
 #[test]
 fn products_are_those_of_f32() {
     for (rows, inputs, outputs) in
         [(1, 4, 16), (3, 33, 5), (16, 64, 32), (17, 192, 48), (40, 130, 33), (70, 700, 20)]
     {
-        let (x, w) = (numbers(rows * inputs, 1), bf16_numbers(inputs * outputs, 2));
+        let x = numbers(rows * inputs, 1);
+        let w = bf16_numbers(inputs * outputs, 2);
         let weights = Bf16Weights::new(inputs, outputs, |k, j| w[k * outputs + j]).unwrap();
         let expected = product(SplitKernel::Portable, &x, &weights);
         for kernel in present() {
@@ -54,7 +55,8 @@ fn products_are_those_of_f32() {
             assert!(same, "{kernel:?} at {rows} x {inputs} x {outputs}");
         }
         for (i, &got) in expected.iter().enumerate() {
-            let (r, j) = (i / outputs, i % outputs);
+            let r = i / outputs;
+            let j = i % outputs;
             let terms =
                 (0..inputs).map(|k| f64::from(x[r * inputs + k]) * f64::from(w[k * outputs + j]));
             let (exact, size) =
@@ -67,8 +69,10 @@ fn products_are_those_of_f32() {
 
 #[test]
 fn a_row_does_not_depend_on_its_batch_and_nan_stays_in_its_row() {
-    let (inputs, outputs) = (50, 20);
-    let (mut x, w) = (numbers(40 * inputs, 3), bf16_numbers(inputs * outputs, 4));
+    let inputs = 50;
+    let outputs = 20;
+    let mut x = numbers(40 * inputs, 3);
+    let w = bf16_numbers(inputs * outputs, 4);
     x[4 * inputs + 3] = f32::NAN;
     x[5 * inputs + 3] = f32::INFINITY;
     let weights = Bf16Weights::new(inputs, outputs, |k, j| w[k * outputs + j]).unwrap();

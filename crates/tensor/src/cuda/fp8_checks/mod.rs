@@ -1,10 +1,11 @@
-//! Every fp8 kernel against the host's e4m3: for the tests of this crate, and for `cuda_check`,
-//! which includes this folder. Here is what the checks share; they are in a file by family.
+//! Compares every fp8 kernel with e4m3 on the host: for the tests of this crate, and for
+//! `cuda_check`, which includes this directory. This file contains the shared parts; the checks are
+//! in one file per family.
 //!
-//! Most comparisons are exact. Products of small whole numbers have sums that the tensor cores keep
-//! whole, and scales are powers of two; so a wrong layout, scale or address is a wrong number, and
-//! a check names the first one. Products of arbitrary numbers measure what the tensor cores' sums
-//! of about 14 bits cost.
+//! Most comparisons are exact. The tensor cores compute sums of products of small integers exactly,
+//! and scales are powers of two; so a wrong layout, scale or address yields a wrong number, and a
+//! check reports the first one. Products of arbitrary numbers measure the error of the tensor
+//! cores' sums of about 14 bits.
 
 mod norms;
 mod products;
@@ -30,14 +31,14 @@ use crate::cuda::{
 use crate::params::{Activation, RowPerturbation, SiteSet};
 use crate::rng::{RngKey, Site};
 
-/// What a check found.
+/// The result of a check.
 pub(crate) struct Fp8CheckLine {
     pub(crate) name: String,
     pub(crate) good: bool,
     pub(crate) what: String,
 }
 
-/// The lines of all checks on a device of precision fp8; if `small`, without large products.
+/// The results of all checks on a device of precision fp8; if `small`, without large products.
 pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, CudaError> {
     let max_work = if small { SMALL_WORK } else { usize::MAX };
     let mut checks = Fp8Checks { cuda, max_work, lines: Vec::new() };
@@ -57,12 +58,12 @@ pub(crate) fn all(cuda: &CudaDevice, small: bool) -> Result<Vec<Fp8CheckLine>, C
     Ok(checks.lines)
 }
 
-/// Multiply-adds of a small product, at most.
+/// Maximum multiply-adds of a small product.
 const SMALL_WORK: usize = 1 << 24;
 
 struct Fp8Checks<'a> {
     cuda: &'a CudaDevice,
-    /// Products of more multiply-adds are left out.
+    /// Products with more multiply-adds are skipped.
     max_work: usize,
     lines: Vec<Fp8CheckLine>,
 }
@@ -77,7 +78,7 @@ fn numbers(n: usize, salt: u64) -> Vec<f32> {
     x
 }
 
-/// Whole numbers from -2 to 2, the first of each row 2, times a power of two for each row.
+/// Integers from -2 to 2, the first of each row 2, times a power of two per row.
 fn whole(rows: usize, cols: usize, salt: u64) -> Vec<f32> {
     let clipped = |x: f32| x.round().clamp(-2.0, 2.0);
     let mut x: Vec<f32> = numbers(rows * cols, salt).into_iter().map(clipped).collect();
@@ -89,8 +90,8 @@ fn whole(rows: usize, cols: usize, salt: u64) -> Vec<f32> {
     x
 }
 
-/// The rows of a product that are computed on the host: all of few; of many those at both ends of
-/// tiles, of halves of tiles and of warps' rows, and some between.
+/// The rows of a product that are computed on the host: all if there are few; otherwise those at
+/// both ends of tiles, of halves of tiles and of warps' rows, and some between.
 fn picked_rows(rows: usize) -> Vec<usize> {
     let edges = |r: usize| [0, 7, 8, 15, 16, 63, 64, 127].contains(&(r % 128));
     let chosen =
@@ -108,7 +109,7 @@ fn product(x: &[f32], w: &[f32], depth: usize, picked: &[usize]) -> Vec<f64> {
     picked.iter().flat_map(row).collect()
 }
 
-/// The least scale of rows (rows, cols), and their largest norm.
+/// The smallest scale of rows (rows, cols), and their largest norm.
 fn common_scale(cols: usize, x: &[f32]) -> CommonScale {
     let norm = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
     let max_norm = x.chunks(cols).map(norm).fold(0.0, f64::max) as f32;
@@ -119,7 +120,7 @@ fn largest(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |m, x| m.max(x.abs()))
 }
 
-/// Half of the distance between the numbers of e4m3 around x / scale, times the scale.
+/// Half of the distance between adjacent e4m3 numbers around x / scale, times the scale.
 fn half_step(x: f64, scale: f32) -> f64 {
     let magnitude = (x / f64::from(scale)).abs().max(f64::MIN_POSITIVE);
     let exponent = magnitude.log2().floor().max(-6.0);
@@ -137,7 +138,7 @@ fn dropout_rows(rows: usize) -> Vec<Option<RowPerturbation>> {
     (0..rows).map(|r| (r % 5 != 3).then(|| row(r))).collect()
 }
 
-/// Results and what they should be, of some rows of a matrix.
+/// Actual and expected results of some rows of a matrix.
 struct Compared<'a> {
     name: String,
     picked: &'a [usize],
@@ -149,8 +150,8 @@ impl Fp8Checks<'_> {
         self.lines.push(Fp8CheckLine { name: name.to_owned(), good, what });
     }
 
-    /// Compares elements (picked rows, cols) by `is_right`, and names the first that is wrong and
-    /// what all that are have in common.
+    /// Compares elements (picked rows, cols) by `is_right`, and reports the first wrong one and the
+    /// common range of all wrong ones.
     fn compare<T: Copy + std::fmt::Debug>(
         &mut self,
         of: &Compared<'_>,
@@ -158,11 +159,14 @@ impl Fp8Checks<'_> {
         expected: impl Fn(usize, usize) -> T,
         is_right: impl Fn(T, T) -> bool,
     ) {
-        let (mut wrong, mut first) = (0, None);
-        let (mut rows, mut cols) = ((usize::MAX, 0), (usize::MAX, 0));
+        let mut wrong = 0;
+        let mut first = None;
+        let mut rows = (usize::MAX, 0);
+        let mut cols = (usize::MAX, 0);
         for (i, &r) in of.picked.iter().enumerate() {
             for c in 0..of.cols {
-                let (found, should) = (got(r, c), expected(i, c));
+                let found = got(r, c);
+                let should = expected(i, c);
                 if !is_right(found, should) {
                     wrong += 1;
                     first.get_or_insert((r, c, found, should));
@@ -187,7 +191,8 @@ impl Fp8Checks<'_> {
         self.line(&of.name, wrong == 0, what);
     }
 
-    /// Root mean square and largest of errors relative to the root mean square of what is expected.
+    /// Root mean square and maximum of errors relative to the root mean square of the expected
+    /// values.
     fn measure(&mut self, name: &str, errors: &[f64], rms: f64, tolerance: f64) {
         let mean = (errors.iter().map(|e| e * e).sum::<f64>() / errors.len() as f64).sqrt() / rms;
         let largest = errors.iter().fold(0.0f64, |m, e| m.max(e.abs())) / rms;
@@ -200,25 +205,26 @@ impl Fp8Checks<'_> {
         CudaTensor::from_host(self.cuda, rows, cols, x)
     }
 
-    /// As e4m3 with a scale for each row, through bf16 as activations are.
+    /// As e4m3 with a scale per row, through bf16 like activations.
     fn operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<CudaTensor, CudaError> {
         fp8::quantize_rows(&self.upload(rows, cols, x)?.cast(CudaDtype::Bf16)?)
     }
 
-    /// As e4m3 with one scale, as norms' results are.
+    /// As e4m3 with one scale, like the results of norms.
     fn scaled_operand(&self, rows: usize, cols: usize, x: &[f32]) -> Result<CudaTensor, CudaError> {
         let by = common_scale(cols, x);
         fp8::quantize(&self.upload(rows, cols, x)?.cast(CudaDtype::Bf16)?, by)
     }
 
-    /// Both kinds of operands, and how they are called.
+    /// Both kinds of operands, with their descriptions.
     fn operands(
         &self,
         rows: usize,
         cols: usize,
         x: &[f32],
     ) -> Result<[(CudaTensor, &'static str); 2], CudaError> {
-        let (of_rows, of_all) = (self.operand(rows, cols, x)?, self.scaled_operand(rows, cols, x)?);
+        let of_rows = self.operand(rows, cols, x)?;
+        let of_all = self.scaled_operand(rows, cols, x)?;
         Ok([(of_rows, "a scale for each row"), (of_all, "one scale")])
     }
 }

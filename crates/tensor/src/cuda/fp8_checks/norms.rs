@@ -1,21 +1,24 @@
-//! Norms, SwiGLU, and the maps that end at the residual stream.
+//! Checks of norms, SwiGLU, and maps that are fused with the residual stream.
 
 use super::*;
 
 impl Fp8Checks<'_> {
-    /// Compares a norm's results as e4m3 with those in f32 (rows, cols) that they should be the
-    /// rounding of: each within half a step, and within the bounds that its scale stands for.
+    /// Compares a norm's e4m3 results with those in f32 (rows, cols), of which they should be the
+    /// rounding: each within half a step, and within the bounds implied by its scale.
     fn compare_rounded(
         &mut self,
         name: &str,
         got: &CudaTensor,
         exact: &[f32],
     ) -> Result<(), CudaError> {
-        let (rows, cols) = (got.rows(), got.cols());
+        let rows = got.rows();
+        let cols = got.cols();
         assert_eq!(got.dtype(), CudaDtype::E4m3, "{name} writes e4m3");
         let Some(by) = got.common_scale() else { panic!("{name} writes rows of one scale") };
-        let (found, picked) = (got.to_host()?, (0..rows).collect::<Vec<_>>());
-        let (needed, largest) = (common_scale(cols, exact), largest(exact));
+        let found = got.to_host()?;
+        let picked = (0..rows).collect::<Vec<_>>();
+        let needed = common_scale(cols, exact);
+        let largest = largest(exact);
         let good = needed.scale <= by.scale && needed.max_norm <= by.max_norm * 1.000_01;
         self.line(&format!("{name}, bounds"), good, format!("{needed:?} within {by:?}"));
         let expected = |r: usize, c: usize| {
@@ -28,8 +31,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// `add_norm_*_2` of e4m3 against that in f32, whose other checks are `cuda_check`'s: the
-    /// stream to the bit, the norm to half a step.
+    /// Compares `add_norm_*_2` in e4m3 with that in f32, whose other checks are in `cuda_check`:
+    /// the stream to the bit, the norm to half a step.
     pub(super) fn norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [
             (1, 16),
@@ -41,8 +44,11 @@ impl Fp8Checks<'_> {
             (3, 5120),
             (2, 16384),
         ] {
-            let (start, y) = (numbers(rows * cols, 12), numbers(rows * cols, 13));
-            let (bias, scale, shift) = (numbers(cols, 14), numbers(cols, 15), numbers(cols, 16));
+            let start = numbers(rows * cols, 12);
+            let y = numbers(rows * cols, 13);
+            let bias = numbers(cols, 14);
+            let scale = numbers(cols, 15);
+            let shift = numbers(cols, 16);
             let y = self.upload(rows, cols, &y)?.cast(CudaDtype::Bf16)?;
             let bias = DeviceBuffer::upload(self.cuda, &bias)?;
             let perturbed = CudaPerturbedRows::new(self.cuda, &dropout_rows(rows))?;
@@ -60,7 +66,8 @@ impl Fp8Checks<'_> {
                 let got = add_norm(stream, addend, &by, CudaDtype::E4m3)?;
                 let kind = if is_rms { "rms" } else { "layer" };
                 let name = format!("add_norm of e4m3 {rows} x {cols} {kind}");
-                let (before, after) = (streams[0].to_host()?, streams[1].to_host()?);
+                let before = streams[0].to_host()?;
+                let after = streams[1].to_host()?;
                 let picked: Vec<usize> = (0..rows).collect();
                 let of = Compared { name: format!("{name}, stream"), picked: &picked, cols };
                 let at = |x: &[f32], r: usize, c: usize| x[r * cols + c];
@@ -71,7 +78,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// `add_norm_*_0` and `_1` of e4m3: plain norms, and learned positions.
+    /// `add_norm_*_0` and `_1` in e4m3: plain norms, and learned positions.
     pub(super) fn positions_and_plain_norms(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [(37, 768), (129, 2048), (3, 4096)] {
             let x = self.upload(rows, cols, &numbers(rows * cols, 17))?;
@@ -84,7 +91,8 @@ impl Fp8Checks<'_> {
             let places: Vec<u32> = (0..rows as u32).map(|r| r * 7 % context as u32).collect();
             let positions = CudaIndices::new(self.cuda, &places)?;
             let learned = Some(CudaLearnedPositions { table: &table, positions: &positions });
-            let (exact_sum, sum) = (x.uninit_like()?, x.uninit_like()?);
+            let exact_sum = x.uninit_like()?;
+            let sum = x.uninit_like()?;
             let exact =
                 add_positions_norm(&x, &exact_sum, learned, &by, CudaDtype::F32)?.to_host()?;
             let got = add_positions_norm(&x, &sum, learned, &by, CudaDtype::E4m3)?;
@@ -96,12 +104,13 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Against the rounding of `swiglu`'s own bf16 results, but for the last digit of these.
+    /// Compares with the rounding of `swiglu`'s bf16 results, except for their last digit.
     pub(super) fn swiglu(&mut self) -> Result<(), CudaError> {
         for (rows, n) in [(1, 16), (37, 208), (129, 3072), (65, 8192), (2, 16384)] {
             let gates: Vec<f32> = numbers(rows * 2 * n, 21);
             let x = self.upload(rows, 2 * n, &gates)?.cast(CudaDtype::Bf16)?;
-            let (rounded, got) = (x.to_host()?, activation::swiglu(self.cuda, &x)?);
+            let rounded = x.to_host()?;
+            let got = activation::swiglu(self.cuda, &x)?;
             let name = format!("swiglu_fp8 {rows} x {n}");
             assert_eq!(got.dtype(), CudaDtype::E4m3, "{name} writes e4m3");
             let (_, scales) = got.codes_to_host()?;
@@ -109,7 +118,8 @@ impl Fp8Checks<'_> {
                 let at = |c: usize| f64::from(rounded[r * 2 * n + c]);
                 at(c) / (1.0 + (-at(c)).exp()) * at(n + c)
             };
-            let (found, picked) = (got.to_host()?, (0..rows).collect::<Vec<_>>());
+            let found = got.to_host()?;
+            let picked = (0..rows).collect::<Vec<_>>();
             let expected = |r: usize, c: usize| {
                 let x = one(r, c);
                 (x, 1.01 * half_step(x, scales[r]) + x.abs() / 256.0)
@@ -128,9 +138,10 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Attention's result into the stream: of 768 outputs as bf16, of 2048 rounded to e4m3 first;
-    /// and the MLP's, which is e4m3. Whole numbers: the stream is exact but for bf16's rounding,
-    /// which fused kernels do not have. Results in all dtypes, against the norm of the stream.
+    /// Attention's result added to the stream: with 768 outputs as bf16, with 2048 rounded to e4m3
+    /// first; and the MLP's result, which is e4m3. Integers: the stream is exact except for bf16
+    /// rounding, which fused kernels do not have. Results in all dtypes are compared with the norm
+    /// of the stream.
     pub(super) fn residual(&mut self) -> Result<(), CudaError> {
         for (rows, depth, width, is_e4m3) in [
             (37, 768, 768, false),
@@ -144,10 +155,12 @@ impl Fp8Checks<'_> {
             if rows * depth * width > self.max_work {
                 continue;
             }
-            let (x, w) = (whole(rows, depth, 22), whole(width, depth, 23));
+            let x = whole(rows, depth, 22);
+            let w = whole(width, depth, 23);
             let bias: Vec<f32> = (0..width).map(|c| (c % 3) as f32).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, width, &w, Some(&bias))?;
-            let (scale, shift) = (numbers(width, 26), numbers(width, 27));
+            let scale = numbers(width, 26);
+            let shift = numbers(width, 27);
             let by = CudaNorm::layer(self.cuda, 1e-5, &scale, &shift)?;
             let x_there = match is_e4m3 {
                 true => self.scaled_operand(rows, depth, &x)?,
@@ -159,8 +172,8 @@ impl Fp8Checks<'_> {
                 let mut stream = CudaTensor::zeros(self.cuda, rows, width, CudaDtype::F32)?;
                 let of =
                     CudaLinearResidualNorm { x: &x_there, map: &map, mask: None, norm: &by, dtype };
-                let (is_fused, normed) =
-                    (select_kernel(&of).is_some(), linear_residual_norm(of, &mut stream)?);
+                let is_fused = select_kernel(&of).is_some();
+                let normed = linear_residual_norm(of, &mut stream)?;
                 let exact = norm(&stream, &by, CudaDtype::F32)?.to_host()?;
                 let expected = |i: usize, c: usize| {
                     let sum = sums[i * width + c] as f32;
@@ -176,7 +189,8 @@ impl Fp8Checks<'_> {
                     self.compare_rounded(&name, &normed, &exact)?;
                     continue;
                 }
-                let (got, step) = (normed.to_host()?, 2f32.powi(-8));
+                let got = normed.to_host()?;
+                let step = 2f32.powi(-8);
                 let tolerance = |x: f32| match dtype {
                     CudaDtype::Bf16 => step * x.abs() + 1e-5,
                     _ => 1e-5 * (1.0 + x.abs()),
@@ -199,8 +213,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Dropout in the fused kernels against a product in f32 and `add_norm`, into a stream that is
-    /// not empty, with either norm.
+    /// Compares dropout in the fused kernels with a product in f32 and `add_norm`, added to a
+    /// stream that is not zero, with either norm.
     fn fused_dropout(&mut self) -> Result<(), CudaError> {
         let width = 768;
         for (rows, depth, is_e4m3, is_rms) in [
@@ -212,7 +226,8 @@ impl Fp8Checks<'_> {
             if rows * depth * width > self.max_work {
                 continue;
             }
-            let (x, w) = (whole(rows, depth, 28), whole(width, depth, 29));
+            let x = whole(rows, depth, 28);
+            let w = whole(width, depth, 29);
             let bias: Vec<f32> = (0..width).map(|c| (c % 3) as f32).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, width, &w, Some(&bias))?;
             let by = match is_rms {
@@ -233,12 +248,14 @@ impl Fp8Checks<'_> {
             let y = matmul(&bf16, &map, CudaDtype::F32)?;
             let addend = ResidualAddend { y: &y, bias: map.padded_bias(), mask };
             let exact = add_norm(exact_stream, addend, &by, CudaDtype::F32)?.to_host()?;
-            let (x, dtype) = (operand.as_ref().unwrap_or(&bf16), CudaDtype::E4m3);
+            let x = operand.as_ref().unwrap_or(&bf16);
+            let dtype = CudaDtype::E4m3;
             let of = CudaLinearResidualNorm { x, map: &map, mask, norm: &by, dtype };
             let Some(kernel) = select_kernel(&of) else { continue };
             let got = linear_residual_norm(of, stream)?;
             let name = format!("{kernel} {rows} x {depth} with dropout, rms {is_rms}");
-            let (before, after) = (streams[0].to_host()?, streams[1].to_host()?);
+            let before = streams[0].to_host()?;
+            let after = streams[1].to_host()?;
             let picked: Vec<usize> = (0..rows).collect();
             let of = Compared { name: format!("{name}, stream"), picked: &picked, cols: width };
             let at = |x: &[f32], r: usize, c: usize| x[r * width + c];

@@ -1,10 +1,10 @@
-//! Products and what is fused into them: bias, GELU, keys and values, argmax.
+//! Checks of products and their fused epilogues: bias, GELU, keys and values, argmax.
 
 use super::*;
 
 impl Fp8Checks<'_> {
-    /// STORE with whole numbers: to the bit, with and without a bias, from one row on, at depths
-    /// and outputs that end inside of a tile.
+    /// STORE with integers: to the bit, with and without a bias, from one row on, at depths and
+    /// outputs that end inside a tile.
     pub(super) fn exact_products(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs) in [
             (1, 16, 8),
@@ -20,7 +20,8 @@ impl Fp8Checks<'_> {
             if rows * depth * outputs > self.max_work {
                 continue;
             }
-            let (x, w) = (whole(rows, depth, 2), whole(outputs, depth, 3));
+            let x = whole(rows, depth, 2);
+            let w = whole(outputs, depth, 3);
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 13) as f32 - 6.0).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
             let picked = picked_rows(rows);
@@ -47,8 +48,8 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// STORE with Gaussian numbers against exact sums of the same codes: bf16's rounding (1.1e-3 of
-    /// the root mean square) and that of the tensor cores' sums.
+    /// STORE with Gaussian numbers compared with exact sums of the same codes: the rounding of bf16
+    /// (1.1e-3 of the root mean square) and of the tensor cores' sums.
     pub(super) fn rounded_products(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs, tolerance) in
             [(129, 768, 2304, 3e-3), (129, 3072, 768, 5e-3), (129, 8192, 2048, 8e-3)]
@@ -56,7 +57,8 @@ impl Fp8Checks<'_> {
             if rows * depth * outputs > self.max_work {
                 continue;
             }
-            let (x, w) = (numbers(rows * depth, 4), numbers(outputs * depth, 5));
+            let x = numbers(rows * depth, 4);
+            let w = numbers(outputs * depth, 5);
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
             let x = self.operand(rows, depth, &x)?;
             let picked: Vec<usize> = (0..rows).step_by(16).collect();
@@ -72,7 +74,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The results' scale, each result to half a step and what f16 is off by.
+    /// The scale of the results, and each result to half a step plus the error of f16.
     pub(super) fn gelu(&mut self) -> Result<(), CudaError> {
         for (rows, depth, outputs) in
             [(1, 768, 3072), (37, 144, 208), (129, 768, 3072), (4090, 768, 3072)]
@@ -87,15 +89,17 @@ impl Fp8Checks<'_> {
             let x_there = self.scaled_operand(rows, depth, &x)?;
             let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
             assert_eq!(out.dtype(), CudaDtype::E4m3, "gelu writes e4m3");
-            let (bounds, picked) = (common_scale(depth, &x), picked_rows(rows));
+            let bounds = common_scale(depth, &x);
+            let picked = picked_rows(rows);
             let bound = 1.13 * bounds.max_norm * common_scale(depth, &w).max_norm + largest(&bias);
             let name = format!("gemm_fp8_gelu {rows} x {depth} -> {outputs}");
-            // The bound may be the last digit's rounding away from the next power of two.
+            // The bound may be within rounding of the next power of two.
             let near = [0.999_99, 1.000_01].map(|by| e4m3::scale_for(bound * by));
             let scale = out.common_scale().map_or(f32::NAN, |by| by.scale);
             let what = format!("{scale}, should be of {near:?}");
             self.line(&format!("{name}, scale"), near.contains(&scale), what);
-            let (sums, got) = (product(&x, &w, depth, &picked), out.to_host()?);
+            let sums = product(&x, &w, depth, &picked);
+            let got = out.to_host()?;
             let expected = |i: usize, c: usize| {
                 let y = sums[i * outputs + c] + f64::from(bias[c]);
                 // Before GELU a result is rounded to f16.
@@ -108,10 +112,12 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Weights so large that results might leave f16's range, and rows with a scale for each: GELU
-    /// is computed in f32.
+    /// Weights so large that results might exceed f16's range, and rows with a scale each: GELU is
+    /// computed in f32.
     pub(super) fn gelu_without_a_bound(&mut self) -> Result<(), CudaError> {
-        let (rows, depth, outputs) = (37, 144, 208);
+        let rows = 37;
+        let depth = 144;
+        let outputs = 208;
         let x: Vec<f32> = whole(rows, depth, 6).iter().map(|x| x / 64.0).collect();
         let w: Vec<f32> = whole(outputs, depth, 7).iter().map(|x| x * 64.0).collect();
         let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, None)?;
@@ -120,7 +126,8 @@ impl Fp8Checks<'_> {
         for (x_there, kind) in self.operands(rows, depth, &x)? {
             assert!(fp8::gelu_scale(&x_there, &map).is_none(), "such results fit f16");
             let out = linear(&x_there, &map, Activation::GeluTanh, CudaDtype::E4m3)?;
-            let (scales, got) = (out.codes_to_host()?.1, out.to_host()?);
+            let scales = out.codes_to_host()?.1;
+            let got = out.to_host()?;
             let expected = |i: usize, c: usize| {
                 let y = sums[i * outputs + c];
                 let tolerance = 1.01 * half_step(gelu(y), scales[picked[i]]);
@@ -146,7 +153,8 @@ impl Fp8Checks<'_> {
                 continue;
             }
             let outputs = (heads + 2 * kv_heads) * dim;
-            let (x, w) = (whole(rows, depth, 8), whole(outputs, depth, 9));
+            let x = whole(rows, depth, 8);
+            let w = whole(outputs, depth, 9);
             let bias: Vec<f32> = (0..outputs).map(|c| (c % 9) as f32 - 4.0).collect();
             let map = CudaLinear::from_output_major(self.cuda, depth, outputs, &w, Some(&bias))?;
             let slots: Vec<u32> = (0..rows as u32).rev().map(|r| r + 3).collect();
@@ -171,7 +179,8 @@ impl Fp8Checks<'_> {
                     let Some(c) = c.checked_sub(heads * dim) else {
                         return queries[r * outputs + c];
                     };
-                    let (head, within) = (c / dim, c % dim);
+                    let head = c / dim;
+                    let within = c % dim;
                     let at = |head: usize| (head * (rows + 5) + slots[r] as usize) * dim + within;
                     if head < kv_heads { keys[at(head)] } else { values[at(head - kv_heads)] }
                 };
@@ -184,17 +193,18 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The argmax of logits with many ties, to the token; its log-probability.
+    /// The argmax of logits with many ties, which must match exactly, and its log-probability.
     pub(super) fn greedy_tokens(&mut self) -> Result<(), CudaError> {
         for (rows, depth, vocab) in [(1, 768, 50257), (37, 144, 1003), (300, 768, 5003)] {
             if rows * depth * vocab > self.max_work {
                 continue;
             }
-            // Without the rows' powers of two, so that logits are whole numbers.
+            // Without the rows' powers of two, so that logits are integers.
             let plain = |n: usize, salt: u64| -> Vec<f32> {
                 numbers(n, salt).into_iter().map(|x| (x * 1.5).round()).collect()
             };
-            let (x, w) = (plain(rows * depth, 10), plain(vocab * depth, 11));
+            let x = plain(rows * depth, 10);
+            let w = plain(vocab * depth, 11);
             let map = CudaLinear::from_output_major(self.cuda, depth, vocab, &w, None)?;
             let x_there = self.upload(rows, depth, &x)?.cast(CudaDtype::Bf16)?;
             let got = topk::PendingRowTokens::launch(&x_there, &map)?.read()?;

@@ -1,9 +1,9 @@
-//! Rounding to e4m3, and the scales of rows and of weights.
+//! Checks of rounding to e4m3, and of the scales of rows and weights.
 
 use super::*;
 
 impl Fp8Checks<'_> {
-    /// Every bf16 number of a magnitude up to 448 and NaN, in rows whose scale is 1.
+    /// Every bf16 number of magnitude up to 448 and NaN, in rows whose scale is 1.
     pub(super) fn rounding(&mut self) -> Result<(), CudaError> {
         let cols = 256;
         let all = (0..=u16::MAX).map(|bits| bf16::from_bits(bits).to_f32());
@@ -16,7 +16,8 @@ impl Fp8Checks<'_> {
                 row
             })
             .collect();
-        let (count, x) = (rows.len(), rows.concat());
+        let count = rows.len();
+        let x = rows.concat();
         let picked: Vec<usize> = (0..count).collect();
         let codes = |i: usize| e4m3::from_f32(x[i]);
         let same = |a: u8, b: u8| a == b || (a & 0x7f == 0x7f && b & 0x7f == 0x7f);
@@ -36,7 +37,7 @@ impl Fp8Checks<'_> {
                 self.compare(&of, |r, _| scales[r], |_, _| 1.0, |a, b| a == b);
             }
         }
-        // Back: every code, with different scales, and with one.
+        // The reverse: every code, with different scales, and with one.
         let codes: Vec<u8> = (0..8).flat_map(|_| 0..=255).collect();
         let scales: Vec<f32> = (0..8).map(|r| 2f32.powi(r - 4)).collect();
         let x = CudaTensor::from_codes(self.cuda, cols, &codes, &scales)?;
@@ -55,7 +56,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// Scales of rows of different sizes, among them one of zeros.
+    /// Scales of rows of different magnitudes, including a row of zeros.
     pub(super) fn scales(&mut self) -> Result<(), CudaError> {
         for (rows, cols) in [(1, 16), (37, 48), (129, 768), (5, 2064), (3, 8192)] {
             let mut x = numbers(rows * cols, 1);
@@ -77,7 +78,7 @@ impl Fp8Checks<'_> {
         Ok(())
     }
 
-    /// The one scale of a map's weights, their largest norm, and their codes.
+    /// The scale of a map's weights, their largest norm, and their codes.
     pub(super) fn scales_of_weights(&mut self) -> Result<(), CudaError> {
         for (outputs, inputs) in [(8, 16), (200, 144), (129, 768), (5, 8192)] {
             let mut w = numbers(outputs * inputs, 25);
@@ -87,12 +88,14 @@ impl Fp8Checks<'_> {
             }
             let map = CudaLinear::from_output_major(self.cuda, inputs, outputs, &w, None)?;
             let Some(weights) = map.fp8() else { panic!("{inputs} inputs are whole groups") };
-            let (by, expected) = (weights.scale, common_scale(inputs, &w));
+            let by = weights.scale;
+            let expected = common_scale(inputs, &w);
             let close = (by.max_norm - expected.max_norm).abs() <= 1e-5 * expected.max_norm;
             let name = format!("weights {outputs} x {inputs}");
             let good = by.scale == expected.scale && close;
             self.line(&format!("{name}, scale"), good, format!("{by:?}, should be {expected:?}"));
-            let (codes, picked) = (weights.matrix.codes_to_host()?.0, picked_rows(outputs));
+            let codes = weights.matrix.codes_to_host()?.0;
+            let picked = picked_rows(outputs);
             let code = |i: usize, c: usize| e4m3::from_f32(w[picked[i] * inputs + c] / by.scale);
             let of = Compared { name, picked: &picked, cols: inputs };
             self.compare(&of, |r, c| codes[r * inputs + c], code, |a, b| a == b);

@@ -1,4 +1,4 @@
-//! Attention, and what happens to queries, keys and values before it.
+//! Tests of attention, and of the preceding operations on queries, keys and values.
 
 use super::*;
 
@@ -30,12 +30,14 @@ fn run_attention(
     heads: usize,
     spans: &[Vec<(u32, u32)>],
 ) -> Tensor {
-    let (q, metadata, mut out) = (upload(device, q), metadata(device, spans), Tensor::default());
+    let q = upload(device, q);
+    let metadata = metadata(device, spans);
+    let mut out = Tensor::default();
     device.run(|| attention(device, &q, kv.layer(0), heads, &metadata, &mut out)).unwrap();
     out.to_host().unwrap()
 }
 
-/// Attention by its definition, in f64.
+/// Naive attention in f64.
 fn naive_attention(q: &[f32], kv: &Tensor, shape: HeadShape, slots: &[usize]) -> Vec<f32> {
     let HeadShape { kv_heads, dim, heads } = shape;
     let mut out = vec![0.0f64; heads * dim];
@@ -87,7 +89,8 @@ fn attention_equals_its_definition() {
 
 #[test]
 fn attention_does_not_depend_on_slots() {
-    let (kv, q) = (matrix(64, 2 * 2 * 32, 28), matrix(1, 4 * 32, 29));
+    let kv = matrix(64, 2 * 2 * 32, 28);
+    let q = matrix(1, 4 * 32, 29);
     for device in devices() {
         let shape = HeadShape { kv_heads: 2, dim: 32, heads: 4 };
         let straight = filled_kv(&device, &kv, shape, |s| s);
@@ -106,15 +109,19 @@ fn attention_does_not_depend_on_slots() {
     }
 }
 
-/// Queries are normalised and rotated in place; keys are too, which shows in attention over more
-/// than one slot.
+/// Queries are normalized and rotated in place; so are keys, which affects attention over more than
+/// one slot.
 #[test]
 fn qk_norm_and_rope_are_applied_before_attention() {
-    let (heads, kv_heads, dim, rows) = (4, 2, 8, 5);
+    let heads = 4;
+    let kv_heads = 2;
+    let dim = 8;
+    let rows = 5;
     let shape = HeadShape { kv_heads, dim, heads };
     let qkv = matrix(rows, shape.qkv_cols(), 30);
-    let (q_scale, k_scale, frequencies) =
-        (numbers(dim, 31), numbers(dim, 32), vec![1.0, 0.3, 0.1, 0.02]);
+    let q_scale = numbers(dim, 31);
+    let k_scale = numbers(dim, 32);
+    let frequencies = vec![1.0, 0.3, 0.1, 0.02];
     let rotated = |x: &[f32], scale: &[f32], position: u32| {
         let x = naive_norm(x, scale, None, 1e-6);
         let mut out = x.clone();

@@ -1,4 +1,4 @@
-//! Each backward against central finite differences of its forward, on every device.
+//! Compares each backward with central finite differences of its forward, on every device.
 //!
 //! The forward is f32, so a difference over a step h has an error of about 1e-7 / h; with h near
 //! 1e-2 and a smooth function the rounding and truncation errors are both near 1e-4 of the largest
@@ -44,7 +44,8 @@ fn zeros(device: &Device, rows: usize, cols: usize) -> Tensor {
 
 #[test]
 fn activation_gradients_match_finite_differences() {
-    let (x, dy) = (matrix(3, 21, 1), matrix(3, 21, 2));
+    let x = matrix(3, 21, 1);
+    let dy = matrix(3, 21, 2);
     for device in devices() {
         for activation in [Activation::None, Activation::GeluTanh, Activation::GeluErf] {
             let forward = |x: &Tensor| {
@@ -63,7 +64,8 @@ fn activation_gradients_match_finite_differences() {
                 host(out)
             };
             let mut dx = Tensor::default();
-            let (given, reaching) = (upload(&device, &x), upload(&device, &dy));
+            let given = upload(&device, &x);
+            let reaching = upload(&device, &dy);
             device
                 .run(|| {
                     activate_backward(
@@ -88,7 +90,8 @@ fn activation_gradients_match_finite_differences() {
 
 #[test]
 fn a_separate_activation_equals_the_fused_one() {
-    let (x, w) = (matrix(5, 16, 3), numbers(16 * 24, 4));
+    let x = matrix(5, 16, 3);
+    let w = numbers(16 * 24, 4);
     for device in devices() {
         let map = Linear::from_output_major(&device, 16, 24, &w, None).unwrap();
         for activation in [Activation::GeluTanh, Activation::GeluErf] {
@@ -109,7 +112,8 @@ fn a_separate_activation_equals_the_fused_one() {
 
 #[test]
 fn swiglu_gradient_matches_finite_differences() {
-    let (x, dy) = (matrix(3, 2 * 13, 5), matrix(3, 13, 6));
+    let x = matrix(3, 2 * 13, 5);
+    let dy = matrix(3, 13, 6);
     for device in devices() {
         let forward = |x: &Tensor| {
             let mut out = Tensor::default();
@@ -117,7 +121,8 @@ fn swiglu_gradient_matches_finite_differences() {
             host(out)
         };
         let mut dx = Tensor::default();
-        let (given, reaching) = (upload(&device, &x), upload(&device, &dy));
+        let given = upload(&device, &x);
+        let reaching = upload(&device, &dy);
         device
             .run(|| swiglu_backward(&device, &given, &reaching, OutputDtype::F32, &mut dx))
             .unwrap();
@@ -149,8 +154,10 @@ pub(super) fn difference(end: Tensor, start: &Tensor) -> Vec<f32> {
 #[test]
 fn norm_gradients_match_finite_differences() {
     for (rows, width) in [(5, 12), (70, 20), (2100, 12), (3, 900), (2, 1100), (2, 2050)] {
-        let (x, dy) = (matrix(rows, width, 7), matrix(rows, width, 8));
-        let (scale, shift) = (matrix(1, width, 9), matrix(1, width, 10));
+        let x = matrix(rows, width, 7);
+        let dy = matrix(rows, width, 8);
+        let scale = matrix(1, width, 9);
+        let shift = matrix(1, width, 10);
         for device in devices() {
             for layer in [true, false] {
                 let make = |scale: &Tensor, shift: &Tensor| match layer {
@@ -173,8 +180,9 @@ fn norm_gradients_match_finite_differences() {
                 let (mut dx, dx0) = random_start(&device, rows, width, 11);
                 let (mut dscale, dscale0) = random_start(&device, 1, width, 12);
                 let (mut dshift, dshift0) = random_start(&device, 1, width, 13);
-                let (given, by, reaching) =
-                    (upload(&device, &x), make(&scale, &shift), upload(&device, &dy));
+                let given = upload(&device, &x);
+                let by = make(&scale, &shift);
+                let reaching = upload(&device, &dy);
                 device
                     .run(|| {
                         let shift = layer.then_some(&mut dshift);
@@ -212,7 +220,9 @@ fn norm_gradients_match_finite_differences() {
 
 #[test]
 fn norm_assign_replaces_the_parameters() {
-    let (x, scale, shift) = (matrix(3, 20, 14), matrix(1, 20, 15), matrix(1, 20, 16));
+    let x = matrix(3, 20, 14);
+    let scale = matrix(1, 20, 15);
+    let shift = matrix(1, 20, 16);
     for device in devices() {
         let mut by = Normalization::layer(&device, 1e-5, vec![1.0; 20], vec![0.0; 20]).unwrap();
         by.assign(&device, &upload(&device, &scale), Some(&upload(&device, &shift))).unwrap();
@@ -238,8 +248,10 @@ fn linear_gradients_equal_their_definition() {
     for (rows, inputs, outputs) in
         [(1, 1, 1), (7, 12, 5), (40, 33, 50), (1500, 20, 17), (9, 64, 131)]
     {
-        let (x, dy) = (matrix(rows, inputs, 17), matrix(rows, outputs, 18));
-        let (old, new) = (numbers(inputs * outputs, 19), matrix(outputs, inputs, 20));
+        let x = matrix(rows, inputs, 17);
+        let dy = matrix(rows, outputs, 18);
+        let old = numbers(inputs * outputs, 19);
+        let new = matrix(outputs, inputs, 20);
         let at = |r: usize, k: usize| {
             (0..outputs).map(|j| f64::from(dy.row(r)[j]) * f64::from(new.row(j)[k])).sum::<f64>()
         };
@@ -255,8 +267,9 @@ fn linear_gradients_equal_their_definition() {
             .collect();
         for device in devices() {
             let what = format!("{device:?} {rows} x {inputs} -> {outputs}");
-            let (given, reaching, bias) =
-                (upload(&device, &x), upload(&device, &dy), matrix(1, outputs, 21));
+            let given = upload(&device, &x);
+            let reaching = upload(&device, &dy);
+            let bias = matrix(1, outputs, 21);
             let mut map =
                 Linear::from_output_major(&device, inputs, outputs, &old, Some(vec![0.0; outputs]))
                     .unwrap();
@@ -280,8 +293,8 @@ fn linear_gradients_equal_their_definition() {
             let mut dx = Tensor::default();
             device.run(|| linear_dx(&device, &reaching, &map, OutputDtype::F32, &mut dx)).unwrap();
             assert_close(host(dx).data(), &expected_dx, 1e-5, &format!("{what} dx"));
-            let ((mut dw, dw0), (mut db, db0)) =
-                (random_start(&device, outputs, inputs, 22), random_start(&device, 1, outputs, 23));
+            let (mut dw, dw0) = random_start(&device, outputs, inputs, 22);
+            let (mut db, db0) = random_start(&device, 1, outputs, 23);
             device.run(|| linear_dw(&device, &given, &reaching, &mut dw, Some(&mut db))).unwrap();
             assert_close(&difference(dw, &dw0), &expected_dw, 1e-5, &format!("{what} dw"));
             assert_close(&difference(db, &db0), &expected_db, 1e-5, &format!("{what} db"));
@@ -291,7 +304,8 @@ fn linear_gradients_equal_their_definition() {
 
 #[test]
 fn scatter_add_sums_repeated_rows() {
-    let (x, to) = (matrix(5, 19, 25), matrix(3, 19, 26));
+    let x = matrix(5, 19, 25);
+    let to = matrix(3, 19, 26);
     let rows = [2, 0, 2, 2, 1];
     for device in devices() {
         let mut sum = upload(&device, &to);
@@ -324,12 +338,13 @@ fn cross_entropy_and_its_gradient_equal_their_definition() {
         let weights: Vec<f32> = (0..rows).map(|r| [0.5, 0.0, 1.5, 0.25][r]).collect();
         for device in devices() {
             let mut dlogits = Tensor::default();
-            let (given, named) =
-                (upload(&device, &logits), Indices::new(&device, targets.clone()).unwrap());
+            let given = upload(&device, &logits);
+            let named = Indices::new(&device, targets.clone()).unwrap();
             let losses = device
                 .run(|| cross_entropy(&device, &given, &named, &weights, &mut dlogits))
                 .unwrap();
-            let (losses, dlogits) = (host(losses), host(dlogits));
+            let losses = host(losses);
+            let dlogits = host(dlogits);
             assert_eq!((losses.rows(), losses.cols()), (rows, 1));
             for r in 0..rows {
                 let total: f64 = logits.row(r).iter().map(|&x| f64::from(x).exp()).sum();
@@ -358,8 +373,11 @@ fn cross_entropy_and_its_gradient_equal_their_definition() {
 
 #[test]
 fn gradients_through_logits_match_finite_differences() {
-    let (rows, width, vocabulary) = (6, 16, 43);
-    let (x, w) = (matrix(rows, width, 28), matrix(vocabulary, width, 29));
+    let rows = 6;
+    let width = 16;
+    let vocabulary = 43;
+    let x = matrix(rows, width, 28);
+    let w = matrix(vocabulary, width, 29);
     let targets: Vec<u32> = (0..rows as u32).collect();
     for device in devices() {
         let named = Indices::new(&device, targets.clone()).unwrap();
@@ -367,13 +385,15 @@ fn gradients_through_logits_match_finite_differences() {
             let mut head =
                 Linear::from_output_major(&device, width, vocabulary, w.data(), None).unwrap();
             head.prepare_backward(&device, &upload(&device, w)).unwrap();
-            let (x, mut given, mut dlogits) =
-                (upload(&device, x), Tensor::default(), Tensor::default());
+            let x = upload(&device, x);
+            let mut given = Tensor::default();
+            let mut dlogits = Tensor::default();
             device.run(|| logits(&device, &x, &head, &mut given)).unwrap();
             let losses = device
                 .run(|| cross_entropy(&device, &given, &named, &[1.0; 6], &mut dlogits))
                 .unwrap();
-            let (mut dx, mut dw) = (Tensor::default(), zeros(&device, vocabulary, width));
+            let mut dx = Tensor::default();
+            let mut dw = zeros(&device, vocabulary, width);
             device.run(|| linear_dx(&device, &dlogits, &head, OutputDtype::F32, &mut dx)).unwrap();
             device.run(|| linear_dw(&device, &x, &dlogits, &mut dw, None)).unwrap();
             (weighted_sum(&[1.0; 6], &host(losses)), host(dx), host(dw))
@@ -386,7 +406,8 @@ fn gradients_through_logits_match_finite_differences() {
 
 #[test]
 fn adamw_equals_a_plain_loop() {
-    let (rows, cols) = (7, 11);
+    let rows = 7;
+    let cols = 11;
     let by = |step| AdamW {
         lr: 1e-2,
         beta1: 0.9,
@@ -418,8 +439,8 @@ fn adamw_equals_a_plain_loop() {
                 *x *= 1.0 - 1e-2 * 0.1;
                 *m = 0.9 * *m + 0.1 * g;
                 *v = 0.95 * *v + 0.05 * g * g;
-                let (first, second) =
-                    (*m / (1.0 - 0.9f64.powi(step as i32)), *v / (1.0 - 0.95f64.powi(step as i32)));
+                let first = *m / (1.0 - 0.9f64.powi(step as i32));
+                let second = *v / (1.0 - 0.95f64.powi(step as i32));
                 *x -= 1e-2 * first / (second.sqrt() + 1e-8);
             }
         }
@@ -435,10 +456,12 @@ fn adamw_equals_a_plain_loop() {
 
 #[test]
 fn sum_of_squares_covers_all_tensors() {
-    let (a, b) = (matrix(3, 7, 35), matrix(130, 70, 36));
+    let a = matrix(3, 7, 35);
+    let b = matrix(130, 70, 36);
     let expected: f64 = a.data().iter().chain(b.data()).map(|&x| f64::from(x) * f64::from(x)).sum();
     for device in devices() {
-        let (a, b) = (upload(&device, &a), upload(&device, &b));
+        let a = upload(&device, &a);
+        let b = upload(&device, &b);
         let sum = device.run(|| sum_of_squares(&device, &[&a, &b])).unwrap();
         assert!((sum - expected).abs() < 1e-6 * expected, "{device:?}: {sum} and {expected}");
     }
@@ -473,9 +496,10 @@ impl AttentionCase {
         let rope = dim.is_multiple_of(2).then_some(&rope);
         let transform = QkvTransform { heads, qk_norms: None, rope };
         let mut kv = KvStore::new(device, 2, kv_heads, dim, 96).unwrap();
-        let (mut first, mut second) = (upload(device, early), upload(device, late));
-        let (first_slots, own) =
-            (self.slot_mapping(device, true), self.slot_mapping(device, false));
+        let mut first = upload(device, early);
+        let mut second = upload(device, late);
+        let first_slots = self.slot_mapping(device, true);
+        let own = self.slot_mapping(device, false);
         let metadata = metadata(device, &self.spans);
         let work = || {
             rope_and_cache(device, &mut first, transform, kv.layer_mut(1), &first_slots)?;
@@ -483,7 +507,8 @@ impl AttentionCase {
             let mut out = Tensor::default();
             attention(device, &second, kv.layer(1), heads, &metadata, &mut out)?;
             let mut grads = KvGrads::zeros(device, &kv)?;
-            let (mut late, dout) = (Tensor::default(), upload(device, dout));
+            let mut late = Tensor::default();
+            let dout = upload(device, dout);
             let of = AttentionBackward {
                 q: &second,
                 kv: kv.layer(1),
@@ -506,8 +531,8 @@ impl AttentionCase {
     }
 }
 
-/// Rows that share a prefix and rows with spans of their own, contiguous and scattered; a row
-/// attends to others of the same pass.
+/// Rows that share a prefix and rows with unshared spans, contiguous and scattered; a row attends
+/// to others of the same pass.
 fn attention_cases() -> Vec<AttentionCase> {
     let spans: Vec<Vec<(u32, u32)>> = vec![
         vec![(0, 20), (32, 1)],
@@ -532,8 +557,10 @@ fn attention_cases() -> Vec<AttentionCase> {
 #[test]
 fn attention_and_rope_gradients_match_finite_differences() {
     for (n, case) in attention_cases().into_iter().enumerate() {
-        let (rows, cols) = (case.spans.len(), case.shape.qkv_cols());
-        let (early, late) = (matrix(case.before, cols, 40), matrix(rows, cols, 41));
+        let rows = case.spans.len();
+        let cols = case.shape.qkv_cols();
+        let early = matrix(case.before, cols, 40);
+        let late = matrix(rows, cols, 41);
         let dout = matrix(rows, case.shape.heads * case.shape.dim, 42);
         for device in devices() {
             let (_, dearly, dlate) = case.run(&device, &early, &late, &dout);
@@ -550,18 +577,24 @@ fn attention_and_rope_gradients_match_finite_differences() {
 #[test]
 fn gradients_do_not_depend_on_the_number_of_threads() {
     let case = &attention_cases()[1];
-    let (rows, cols) = (case.spans.len(), case.shape.qkv_cols());
-    let (early, late) = (matrix(case.before, cols, 43), matrix(rows, cols, 44));
+    let rows = case.spans.len();
+    let cols = case.shape.qkv_cols();
+    let early = matrix(case.before, cols, 43);
+    let late = matrix(rows, cols, 44);
     let dout = matrix(rows, case.shape.heads * case.shape.dim, 45);
-    let (x, dy, w) = (matrix(1100, 40, 46), matrix(1100, 48, 47), numbers(40 * 48, 48));
+    let x = matrix(1100, 40, 46);
+    let dy = matrix(1100, 48, 47);
+    let w = numbers(40 * 48, 48);
     let run = |threads: usize, isa: Isa| {
         let device = Device::cpu_with(NonZeroUsize::new(threads), isa).unwrap();
         let mut map = Linear::from_output_major(&device, 40, 48, &w, None).unwrap();
         map.prepare_backward(&device, &Tensor::from_vec(48, 40, w.clone())).unwrap();
         let by = Normalization::layer(&device, 1e-5, numbers(40, 49), numbers(40, 50)).unwrap();
-        let (mut dx, mut dw, mut db) =
-            (Tensor::default(), Tensor::zeros(48, 40), Tensor::zeros(1, 48));
-        let (mut dscale, mut dshift) = (Tensor::zeros(1, 40), Tensor::zeros(1, 40));
+        let mut dx = Tensor::default();
+        let mut dw = Tensor::zeros(48, 40);
+        let mut db = Tensor::zeros(1, 48);
+        let mut dscale = Tensor::zeros(1, 40);
+        let mut dshift = Tensor::zeros(1, 40);
         let work = || {
             linear_dx(&device, &dy, &map, OutputDtype::Compute, &mut dx)?;
             linear_dw(&device, &x, &dy, &mut dw, Some(&mut db))?;

@@ -1,7 +1,7 @@
-//! Gradients, and linear maps of many rows, in bf16 on a GPU against the CPU's f32, from the same
-//! rounded inputs.
+//! Compares gradients, and linear maps of many rows, in bf16 on a GPU with the CPU's f32, from the
+//! same rounded inputs.
 //!
-//! What differs is the rounding of results, and of probabilities inside attention, by 2^-9 each:
+//! They differ by the rounding of results, and of probabilities inside attention, by 2^-9 each:
 //! errors are below one percent of the root mean square.
 
 use super::*;
@@ -20,7 +20,8 @@ fn gpu() -> Option<Device> {
 }
 
 fn rounded(x: Tensor) -> Tensor {
-    let (rows, cols) = (x.rows(), x.cols());
+    let rows = x.rows();
+    let cols = x.cols();
     Tensor::from_vec(
         rows,
         cols,
@@ -107,7 +108,8 @@ fn forward_backward(
         let positions = segment.slots.iter().map(|s| s % 50).collect();
         let slots = slot_mapping(device, positions, segment.slots.clone());
         rope_and_cache(device, &mut qkv, transform, kv.layer_mut(1), &slots)?;
-        let (metadata, mut out) = (metadata(device, &segment.spans), Tensor::default());
+        let metadata = metadata(device, &segment.spans);
+        let mut out = Tensor::default();
         attention(device, &qkv, kv.layer(1), heads, &metadata, &mut out)?;
         saved.push((qkv, slots, metadata, out));
     }
@@ -148,9 +150,9 @@ fn attention_gradients_in_bf16_match_the_cpu() {
     }
 }
 
-/// Linear maps of so many rows and outputs that they take the Hopper GEMM, in shapes that are no
-/// multiple of its tiles: each activation, then queries, keys and values in attention, where every
-/// row attends to its own slot and to those of the first rows.
+/// Linear maps with enough rows and outputs for the Hopper GEMM, in shapes that are not multiples
+/// of its tiles: each activation, then queries, keys and values in attention, where every row
+/// attends to its own slot and to those of the first rows.
 #[test]
 fn linear_of_many_rows_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -165,7 +167,8 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
             inputs,
             w.data().iter().map(|x| x * 2.0 / (inputs as f32).sqrt()).collect(),
         ));
-        let (x, bias) = (rounded(matrix(rows, inputs, 92)), numbers(outputs, 93));
+        let x = rounded(matrix(rows, inputs, 92));
+        let bias = numbers(outputs, 93);
         let to: Vec<u32> = (0..rows as u32).rev().collect();
         let run = |device: &Device| {
             let map =
@@ -179,7 +182,8 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
             }
             let mut kv = KvStore::new(device, 2, kv_heads, dim, rows)?;
             let slots = slot_mapping(device, vec![0; rows], to.clone());
-            let (mut qkv, mut attended) = (Tensor::default(), Tensor::default());
+            let mut qkv = Tensor::default();
+            let mut attended = Tensor::default();
             let transform = QkvTransform { heads, qk_norms: None, rope: None };
             let projection = QkvProjection { map: &map, transform };
             let part = QkvRows { x: &x, slot_mapping: &slots, qkv: &mut qkv };
@@ -191,7 +195,8 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
             made.push(attended);
             made.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
         };
-        let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
+        let found = gpu.run(|| run(&gpu)).unwrap();
+        let expected = cpu.run(|| run(&cpu)).unwrap();
         for (name, (found, expected)) in
             ["linear", "tanh-GELU", "erf-GELU", "attention"].iter().zip(found.iter().zip(&expected))
         {
@@ -204,15 +209,19 @@ fn linear_of_many_rows_in_bf16_matches_the_cpu() {
     }
 }
 
-/// So many rows that SMs run several CTAs in turn, over prefixes of more units than are in flight
-/// at a time. Rows' own spans overlap, which is fine for reading.
+/// Enough rows that SMs run several CTAs in sequence, over prefixes of more units than are in
+/// flight at a time. The unshared spans of rows overlap, which is fine for reading.
 #[test]
 fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Device::cpu(None).unwrap();
-    let (rows, heads, dim, slots) = (2400, 12, 64, 1000);
+    let rows = 2400;
+    let heads = 12;
+    let dim = 64;
+    let slots = 1000;
     let cols = 3 * heads * dim;
-    let (filling, queries) = (rounded(matrix(slots, cols, 100)), rounded(matrix(rows, cols, 101)));
+    let filling = rounded(matrix(slots, cols, 100));
+    let queries = rounded(matrix(rows, cols, 101));
     let row_spans = |r: u32| {
         let prefix = [(0, 72), (72, 100), (172, 40), (212, 300)][r as usize / 600];
         vec![prefix, (520 + 7 * r % 400, 9)]
@@ -224,7 +233,8 @@ fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
         let transform = QkvTransform { heads, qk_norms: None, rope: None };
         let mut filling = operand(device, &filling)?;
         rope_and_cache(device, &mut filling, transform, kv.layer_mut(0), &all)?;
-        let (metadata, mut out) = (metadata(device, &spans), Tensor::default());
+        let metadata = metadata(device, &spans);
+        let mut out = Tensor::default();
         attention(device, &operand(device, &queries)?, kv.layer(0), heads, &metadata, &mut out)?;
         out.to_host()
     };
@@ -238,14 +248,14 @@ fn attention_over_long_prefixes_in_bf16_matches_the_cpu() {
     }
 }
 
-/// So many rows that Hopper's fused kernel runs, whose CTAs exchange statistics through the
-/// mailbox; several times, so that a CTA that takes an earlier launch's statistics for its own
-/// would show.
+/// Enough rows for Hopper's fused kernel, whose CTAs exchange statistics through the mailbox;
+/// repeated, to detect a CTA that uses an earlier launch's statistics.
 #[test]
 fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Device::cpu(None).unwrap();
-    let (outputs, p) = (768, 0.25);
+    let outputs = 768;
+    let p = 0.25;
     for (rows, inputs, is_rms) in [(4096, 136, false), (3467, 768, false), (8300, 72, true)] {
         let w = matrix(outputs, inputs, 94);
         let w = rounded(Tensor::from_vec(
@@ -253,9 +263,11 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
             inputs,
             w.data().iter().map(|x| x * 2.0 / (inputs as f32).sqrt()).collect(),
         ));
-        let (x, bias, start) =
-            (rounded(matrix(rows, inputs, 95)), numbers(outputs, 96), matrix(rows, outputs, 97));
-        let (scale, shift) = (numbers(outputs, 98), numbers(outputs, 99));
+        let x = rounded(matrix(rows, inputs, 95));
+        let bias = numbers(outputs, 96);
+        let start = matrix(rows, outputs, 97);
+        let scale = numbers(outputs, 98);
+        let shift = numbers(outputs, 99);
         let key = |r: u32| {
             (r % 7 != 2).then_some(RngKey {
                 seed: 3,
@@ -272,8 +284,10 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
                 false => Normalization::layer(device, 1e-5, scale.clone(), shift.clone())?,
             };
             let keys: Vec<_> = (0..rows as u32).map(key).collect();
-            let (x, perturbed) = (operand(device, &x)?, dropout_rows(device, &keys, p));
-            let (mut stream, mut made) = (upload(device, &start), Vec::new());
+            let x = operand(device, &x)?;
+            let perturbed = dropout_rows(device, &keys, p);
+            let mut stream = upload(device, &start);
+            let mut made = Vec::new();
             for layer in 0..3 {
                 let mask = (layer != 1).then_some(DropoutMask::Sampled {
                     layer,
@@ -289,7 +303,8 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
             made.push(stream);
             made.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
         };
-        let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
+        let found = gpu.run(|| run(&gpu)).unwrap();
+        let expected = cpu.run(|| run(&cpu)).unwrap();
         for (name, (found, expected)) in
             ["first", "second", "third", "stream"].iter().zip(found.iter().zip(&expected))
         {
@@ -305,7 +320,9 @@ fn residual_norm_of_many_rows_in_bf16_matches_the_cpu() {
 #[test]
 fn gradients_in_bf16_match_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    let (rows, width, vocabulary) = (300, 96, 1003);
+    let rows = 300;
+    let width = 96;
+    let vocabulary = 1003;
     let w = rounded(matrix(vocabulary, width, 51));
     let run = |device: &Device| {
         let mut head = Linear::from_output_major(
@@ -322,17 +339,17 @@ fn gradients_in_bf16_match_the_cpu() {
             Some(&upload(device, &matrix(1, vocabulary, 52))),
         )?;
         let x = operand(device, &rounded(matrix(rows, width, 53)))?;
-        let (mut given, mut dlogits) = (Tensor::default(), Tensor::default());
+        let mut given = Tensor::default();
+        let mut dlogits = Tensor::default();
         logits(device, &x, &head, &mut given)?;
         let targets =
             Indices::new(device, (0..rows as u32).map(|r| r * 3 % vocabulary as u32).collect())?;
         let losses = cross_entropy(device, &given, &targets, &vec![0.1; rows], &mut dlogits)?;
-        let (mut dx, mut inner) = (Tensor::default(), Tensor::default());
+        let mut dx = Tensor::default();
+        let mut inner = Tensor::default();
         linear_dx(device, &dlogits, &head, OutputDtype::Compute, &mut dx)?;
-        let (mut dw, mut db) = (
-            Tensor::zeros_on(device, vocabulary, width)?,
-            Tensor::zeros_on(device, 1, vocabulary)?,
-        );
+        let mut dw = Tensor::zeros_on(device, vocabulary, width)?;
+        let mut db = Tensor::zeros_on(device, 1, vocabulary)?;
         linear_dw(device, &x, &dlogits, &mut dw, Some(&mut db))?;
         activate_backward(device, &x, Activation::GeluTanh, &dx, OutputDtype::Compute, &mut inner)?;
         let mut gates = Tensor::default();
@@ -345,11 +362,9 @@ fn gradients_in_bf16_match_the_cpu() {
         )?;
         let by = Normalization::layer(device, 1e-5, numbers(width, 55), numbers(width, 56))?;
         let stream = upload(device, &matrix(rows, width, 57));
-        let (mut dstream, mut dscale, mut dshift) = (
-            Tensor::zeros_on(device, rows, width)?,
-            Tensor::zeros_on(device, 1, width)?,
-            Tensor::zeros_on(device, 1, width)?,
-        );
+        let mut dstream = Tensor::zeros_on(device, rows, width)?;
+        let mut dscale = Tensor::zeros_on(device, 1, width)?;
+        let mut dshift = Tensor::zeros_on(device, 1, width)?;
         norm_backward(
             device,
             NormBackward { x: &stream, norm: &by, dy: &inner },
@@ -368,7 +383,8 @@ fn gradients_in_bf16_match_the_cpu() {
         all.into_iter().map(Tensor::to_host).collect::<Result<Vec<_>, DeviceError>>()
     };
     let cpu = Device::cpu(None).unwrap();
-    let (found, expected) = (gpu.run(|| run(&gpu)).unwrap(), cpu.run(|| run(&cpu)).unwrap());
+    let found = gpu.run(|| run(&gpu)).unwrap();
+    let expected = cpu.run(|| run(&cpu)).unwrap();
     let names = [
         "losses",
         "dlogits",

@@ -1,18 +1,17 @@
-//! On a GPU that was opened as deterministic a row's result is the same to the bit whatever the
-//! rows beside it, their number and its place among them, in both precisions. On the CPU the same
-//! holds without asking.
+//! On a GPU opened as deterministic, a row's result is independent, to the bit, of the other rows,
+//! their number and its position among them, in both precisions. On the CPU this always holds.
 //!
-//! Every operation that is missed is printed before a test fails.
+//! Every differing operation is printed before a test fails.
 
 use std::ops::Range;
 
 use super::*;
 use crate::DeviceError;
 
-/// Rows enough for every kernel that is only used for many.
+/// Enough rows for kernels that are only used for many.
 pub(super) const ROWS: usize = 2304;
 
-/// Parts of them: few and many, which begin at other places of a tile.
+/// Ranges of these rows: few and many, starting at different offsets within a tile.
 fn parts() -> [Range<usize>; 7] {
     [0..1, 7..12, 100..116, 1..130, 200..500, 1000..2100, 1..ROWS]
 }
@@ -29,7 +28,7 @@ fn invariant_devices() -> Vec<Device> {
     all
 }
 
-/// What differed.
+/// The operations that differed.
 #[derive(Default)]
 pub(super) struct Misses(Vec<String>);
 
@@ -52,7 +51,8 @@ impl Misses {
             };
             let different: Vec<usize> = (0..part.len()).filter(differs).collect();
             if let Some(&first) = different.first() {
-                let (a, b) = (found.row(first), whole.row(part.start + first));
+                let a = found.row(first);
+                let b = whole.row(part.start + first);
                 let c = (0..a.len()).find(|&c| a[c].to_bits() != b[c].to_bits()).unwrap();
                 self.0.push(format!(
                     "{what} on {}: {} of the rows {part:?} differ from all {ROWS}; row {first} \
@@ -72,9 +72,10 @@ impl Misses {
     }
 }
 
-/// Rows of a matrix on the device, as maps multiply them.
+/// Rows of a matrix on the device, as inputs of maps.
 fn some(device: &Device, x: &Tensor, rows: Range<usize>) -> Tensor {
-    let (x, mut out) = (upload(device, &x.select(rows)), Tensor::default());
+    let x = upload(device, &x.select(rows));
+    let mut out = Tensor::default();
     dropout(device, &x, None, OutputDtype::Compute, &mut out).unwrap();
     out
 }
@@ -87,11 +88,12 @@ pub(super) fn weights(outputs: usize, inputs: usize, salt: u64) -> Vec<f32> {
 #[test]
 fn a_row_of_a_linear_map_is_the_row_alone() {
     let mut misses = Misses::default();
-    // GPT-2's, the embedded model's, and shapes that are no whole vectors.
+    // Shapes of GPT-2 and of the embedded model, and shapes that are not whole vectors.
     let shapes = [(768, 2304), (768, 3072), (256, 768), (72, 40), (75, 43)];
     for device in invariant_devices() {
         for (inputs, outputs) in shapes {
-            let (x, w) = (matrix(ROWS, inputs, 1), weights(outputs, inputs, 2));
+            let x = matrix(ROWS, inputs, 1);
+            let w = weights(outputs, inputs, 2);
             let bias = Some(numbers(outputs, 3));
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
             let kinds = [Activation::None, Activation::GeluTanh, Activation::GeluErf];
@@ -102,7 +104,8 @@ fn a_row_of_a_linear_map_is_the_row_alone() {
             {
                 let what = format!("{inputs} to {outputs}, {activation:?} as {dtype:?}");
                 misses.check(&device, &what, |rows| {
-                    let (x, mut out) = (some(&device, &x, rows), Tensor::default());
+                    let x = some(&device, &x, rows);
+                    let mut out = Tensor::default();
                     linear(&device, &x, &map, activation, dtype, &mut out)?;
                     Ok(out)
                 });
@@ -117,11 +120,13 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
     let mut misses = Misses::default();
     for device in invariant_devices() {
         for (inputs, outputs) in [(768, 768), (3072, 768), (72, 768), (256, 256)] {
-            let (x, start) = (matrix(ROWS, inputs, 11), matrix(ROWS, outputs, 12));
+            let x = matrix(ROWS, inputs, 11);
+            let start = matrix(ROWS, outputs, 12);
             let w = weights(outputs, inputs, 13);
             let bias = Some(numbers(outputs, 14));
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
-            let (scale, shift) = (numbers(outputs, 15), numbers(outputs, 16));
+            let scale = numbers(outputs, 15);
+            let shift = numbers(outputs, 16);
             let by = Normalization::layer(&device, 1e-5, scale, shift).unwrap();
             let key = |r: usize| {
                 let row = r as u32;
@@ -138,13 +143,16 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
                     let keys: Vec<_> = rows.clone().map(key).collect();
                     let perturbed = dropout_rows(&device, &keys, 0.25);
                     let mut stream = upload(&device, &start.select(rows.clone()));
-                    let (x, mut out) = (some(&device, &x, rows), Tensor::default());
-                    let (site, rows) = (Site::AttnOut, &perturbed);
+                    let x = some(&device, &x, rows);
+                    let mut out = Tensor::default();
+                    let site = Site::AttnOut;
+                    let rows = &perturbed;
                     let mask = Some(DropoutMask::Sampled { layer: 0, site, rows });
                     let of = LinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
                     linear_residual_norm(&device, of, &mut stream, &mut out)?;
-                    // Both results side by side.
-                    let (stream, out) = (stream.to_host()?, out.to_host()?);
+                    // Both results, concatenated.
+                    let stream = stream.to_host()?;
+                    let out = out.to_host()?;
                     let both = |r| stream.row(r).iter().chain(out.row(r)).copied();
                     let data = (0..stream.rows()).flat_map(both).collect();
                     Ok(Tensor::from_vec(stream.rows(), 2 * outputs, data))
@@ -155,7 +163,7 @@ fn a_row_of_the_residual_stream_is_the_row_alone() {
     misses.none();
 }
 
-/// Queries, and values as attention to a row's own slot alone gives them back.
+/// Queries, and values, read through attention to a row's own slot only.
 #[test]
 fn a_row_of_queries_keys_and_values_is_the_row_alone() {
     let mut misses = Misses::default();
@@ -165,7 +173,8 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
         {
             let shape = HeadShape { kv_heads, dim, heads };
             let outputs = shape.qkv_cols();
-            let (x, w) = (matrix(ROWS, inputs, 41), weights(outputs, inputs, 42));
+            let x = matrix(ROWS, inputs, 41);
+            let w = weights(outputs, inputs, 42);
             let bias = Some(numbers(outputs, 43));
             let map = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
             let frequencies = (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
@@ -176,7 +185,8 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
                 let mut kv = KvStore::new(&device, 1, kv_heads, dim, count)?;
                 let positions = rows.clone().map(|r| r as u32 % 100).collect();
                 let slots = slot_mapping(&device, positions, (0..count as u32).rev().collect());
-                let (mut qkv, mut values) = (Tensor::default(), Tensor::default());
+                let mut qkv = Tensor::default();
+                let mut values = Tensor::default();
                 let projection = QkvProjection { map: &map, transform };
                 let x = some(&device, &x, rows);
                 let part = QkvRows { x: &x, slot_mapping: &slots, qkv: &mut qkv };
@@ -184,7 +194,9 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
                 let spans: Vec<_> = (0..count as u32).rev().map(|slot| vec![(slot, 1)]).collect();
                 let metadata = metadata(&device, &spans);
                 attention(&device, &qkv, kv.layer(0), heads, &metadata, &mut values)?;
-                let (qkv, values, width) = (qkv.to_host()?, values.to_host()?, heads * dim);
+                let qkv = qkv.to_host()?;
+                let values = values.to_host()?;
+                let width = heads * dim;
                 let both = |r| qkv.row(r)[..width].iter().chain(values.row(r)).copied();
                 let data = (0..count).flat_map(both).collect();
                 Ok(Tensor::from_vec(count, 2 * width, data))
@@ -198,9 +210,11 @@ fn a_row_of_queries_keys_and_values_is_the_row_alone() {
 #[test]
 fn a_row_of_logits_is_the_row_alone() {
     let mut misses = Misses::default();
-    let (inputs, outputs) = (256, 5003);
+    let inputs = 256;
+    let outputs = 5003;
     for device in invariant_devices() {
-        let (x, w) = (matrix(ROWS, inputs, 21), weights(outputs, inputs, 22));
+        let x = matrix(ROWS, inputs, 21);
+        let w = weights(outputs, inputs, 22);
         for bias in [None, Some(numbers(outputs, 23))] {
             let with = if bias.is_some() { "with a bias" } else { "without a bias" };
             let head = Linear::from_output_major(&device, inputs, outputs, &w, bias).unwrap();
@@ -218,16 +232,16 @@ fn a_row_of_logits_is_the_row_alone() {
     misses.none();
 }
 
-/// Rows of several prefixes and of own slots in different numbers, in heads of every kernel:
-/// queries of one row, of 16 and of hundreds, so that neighbours in a tile and tiles differ. Then
-/// the same rows with their prefixes in pieces elsewhere.
+/// Rows with several prefixes and different numbers of unshared slots, in heads of every kernel:
+/// queries of one row, of 16 and of hundreds, so that neighbors in a tile and tiles differ. Then
+/// the same rows with their prefixes scattered.
 #[test]
 fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
     let mut misses = Misses::default();
     let shapes = [(12, 12, 64), (4, 4, 32), (4, 2, 128), (6, 2, 64), (8, 2, 64), (3, 3, 40)];
     let prefix = |r: usize| [23u32, 72, 64, 150, 1][r / 500];
     let own = |r: usize| (r % 8 + r / 300) as u32;
-    // Slot j of prefix p: in order, or its units of 16 in another one.
+    // Slot j of prefix p: in order, or with its units of 16 permuted.
     let prefix_start = |r: usize| 160 * (r / 500) as u32;
     let scattered = |r: usize| {
         let units = prefix(r).div_ceil(16);
@@ -244,7 +258,7 @@ fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
             let shape = HeadShape { kv_heads, dim, heads };
             let cols = shape.qkv_cols();
             let mut filling = matrix(slots as usize, cols, 31);
-            // What is at another place is the same.
+            // Results at other positions are the same.
             for r in (0..ROWS).step_by(500) {
                 for (u, to) in scattered(r).into_iter().enumerate() {
                     for i in 0..to.len {
@@ -271,7 +285,8 @@ fn a_row_of_attention_is_the_row_alone_wherever_its_slots_are() {
                     spans.push_with_prefix(prefixes.into_iter().chain([own]), prefix(r));
                 }
                 let metadata = AttentionMetadata::new(&device, Cow::Owned(spans))?;
-                let (q, mut out) = (some(&device, &queries, rows), Tensor::default());
+                let q = some(&device, &queries, rows);
+                let mut out = Tensor::default();
                 attention(&device, &q, kv.layer(0), heads, &metadata, &mut out)?;
                 out.to_host()
             };

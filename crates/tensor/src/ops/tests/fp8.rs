@@ -1,5 +1,5 @@
-//! The operations of a decoder's block on a device of precision fp8: near those of the processor in
-//! f32, and a row's bits those of the row alone. The kernels one by one: `cuda/fp8_checks`.
+//! The operations of a decoder's block on a device of precision fp8: compared with the CPU in f32,
+//! and checked for batch invariance. Individual kernels are checked in `cuda/fp8_checks`.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::deterministic::{Misses, ROWS, weights};
 use super::*;
 use crate::{CudaError, DeviceError, peak_flops};
 
-/// A device of precision fp8, if there is a GPU that has it.
+/// A device of precision fp8, if there is a GPU that supports it.
 fn fp8_device(deterministic: bool) -> Option<Device> {
     if let Err(why) = Device::cuda_availability() {
         println!("skipped on a gpu: {why}");
@@ -41,7 +41,8 @@ impl TestBlock {
             }
         };
         let map = |inputs: usize, outputs: usize, salt| {
-            let (w, bias) = (weights(outputs, inputs, salt), numbers(outputs, salt + 9));
+            let w = weights(outputs, inputs, salt);
+            let bias = numbers(outputs, salt + 9);
             Linear::from_output_major(device, inputs, outputs, &w, (!gated).then_some(bias))
                 .unwrap()
         };
@@ -60,11 +61,14 @@ impl TestBlock {
         }
     }
 
-    /// The stream and its last norm side by side, of rows that attend to themselves alone; some
+    /// The stream and its last norm, concatenated, for rows that attend only to themselves; some
     /// have dropout.
     fn run(&self, device: &Device, x: &Tensor, first: usize) -> Result<Tensor, DeviceError> {
-        let (heads, dim, rows) = (self.heads, self.dim, x.rows());
-        let (none, operand) = (Activation::None, OutputDtype::Operand);
+        let heads = self.heads;
+        let dim = self.dim;
+        let rows = x.rows();
+        let none = Activation::None;
+        let operand = OutputDtype::Operand;
         let [mut normed, mut qkv, mut attended, mut gates, mut inner] =
             [(); 5].map(|()| Tensor::default());
         let x = upload(device, x);
@@ -84,7 +88,8 @@ impl TestBlock {
         };
         let perturbed = dropout_rows(device, &(0..rows).map(key).collect::<Vec<_>>(), 0.25);
         let mask = |site| Some(DropoutMask::Sampled { layer: 0, site, rows: &perturbed });
-        let (map, norm) = (&self.maps[1], &self.norms[1]);
+        let map = &self.maps[1];
+        let norm = &self.norms[1];
         let mask_of = mask(Site::AttnOut);
         let of = LinearResidualNorm { x: &attended, map, mask: mask_of, norm, dtype: operand };
         linear_residual_norm(device, of, &mut stream, &mut normed)?;
@@ -94,23 +99,26 @@ impl TestBlock {
         } else {
             linear(device, &normed, &self.maps[2], Activation::GeluTanh, operand, &mut inner)?;
         }
-        let (map, norm) = (&self.maps[3], &self.norms[2]);
-        let (mask, dtype) = (mask(Site::MlpOut), OutputDtype::F32);
+        let map = &self.maps[3];
+        let norm = &self.norms[2];
+        let mask = mask(Site::MlpOut);
+        let dtype = OutputDtype::F32;
         let of = LinearResidualNorm { x: &inner, map, mask, norm, dtype };
         linear_residual_norm(device, of, &mut stream, &mut normed)?;
-        let (stream, normed) = (stream.to_host()?, normed.to_host()?);
+        let stream = stream.to_host()?;
+        let normed = normed.to_host()?;
         let both = |r| stream.row(r).iter().chain(normed.row(r)).copied();
         Ok(Tensor::from_vec(rows, 2 * stream.cols(), (0..rows).flat_map(both).collect()))
     }
 }
 
-/// Widths, inner widths, gated: GPT-2's shape, one whose attention's output is rounded to e4m3,
-/// with SwiGLU, and one of rows that are no whole groups.
+/// Widths, inner widths, gated: GPT-2's shape, one whose attention output is rounded to e4m3, one
+/// with SwiGLU, and one whose rows are not whole groups.
 const SHAPES: [(usize, usize, bool); 4] =
     [(768, 3072, false), (1024, 1536, true), (256, 1024, false), (192, 328, false)];
 
-/// Two factors of 3 bits each are off by 3.7% of a product in the root mean square; a block adds a
-/// few of them to its stream.
+/// Two factors with 3-bit significands give a root-mean-square error of 3.7% of a product; a block
+/// adds a few of them to its stream.
 #[test]
 fn a_block_in_fp8_is_near_the_block_in_f32() {
     let cpu = Device::cpu(None).unwrap();
@@ -120,7 +128,8 @@ fn a_block_in_fp8_is_near_the_block_in_f32() {
         for (width, inner, gated) in SHAPES {
             let x = matrix(70, width, 71);
             let run = |on: &Device| TestBlock::new(on, width, inner, gated).run(on, &x, 0).unwrap();
-            let (found, exact) = (run(&device), cpu.run(|| run(&cpu)));
+            let found = run(&device);
+            let exact = cpu.run(|| run(&cpu));
             let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>();
             let mut errors = found.data().iter().zip(exact.data()).map(|(a, b)| a - b);
             let error = (squares(&mut errors) / squares(&mut exact.data().iter().copied())).sqrt();
@@ -163,6 +172,6 @@ fn its_peak_is_measured_in_fp8() {
 #[test]
 fn the_processor_refuses_fp8_and_names_what_has_it() {
     let error = Device::cpu_in(None, Isa::detect(), Precision::Fp8).unwrap_err().to_string();
-    assert!(error.contains("does not compute in fp8"), "{error}");
+    assert!(error.contains("does not support fp8"), "{error}");
     assert!(error.contains("compute capability 9.0"), "{error}");
 }

@@ -1,12 +1,16 @@
-//! Dropout and noise.
+//! Tests of dropout and noise.
 
 use super::*;
 
 #[test]
 fn residual_dropout_follows_the_rng_keys() {
-    let (rows, inputs, outputs, p) = (5, 8, 52, 0.3);
-    let (x, w, bias) =
-        (matrix(rows, inputs, 14), numbers(outputs * inputs, 15), numbers(outputs, 16));
+    let rows = 5;
+    let inputs = 8;
+    let outputs = 52;
+    let p = 0.3;
+    let x = matrix(rows, inputs, 14);
+    let w = numbers(outputs * inputs, 15);
+    let bias = numbers(outputs, 16);
     let start = matrix(rows, outputs, 17);
     let keys: Vec<Option<RngKey>> = (0..rows as u32)
         .map(|r| (r != 2).then_some(RngKey { seed: 1, question: 2, trajectory: r, position: 9 }))
@@ -20,9 +24,11 @@ fn residual_dropout_follows_the_rng_keys() {
         let by = Normalization::rms(&device, 1e-5, vec![1.0; outputs]).unwrap();
         let plain = run_linear(&device, &x, &map, Activation::None);
         let run = |mask: DropoutMask<'_>| {
-            let (mut stream, mut out) = (upload(&device, &start), Tensor::default());
+            let mut stream = upload(&device, &start);
+            let mut out = Tensor::default();
             let x = upload(&device, &x);
-            let (mask, dtype) = (Some(mask), OutputDtype::F32);
+            let mask = Some(mask);
+            let dtype = OutputDtype::F32;
             let of = LinearResidualNorm { x: &x, map: &map, mask, norm: &by, dtype };
             device.run(|| linear_residual_norm(&device, of, &mut stream, &mut out)).unwrap();
             (stream.to_host().unwrap(), out.to_host().unwrap())
@@ -63,7 +69,9 @@ fn residual_dropout_follows_the_rng_keys() {
 
 #[test]
 fn dropout_equals_its_definition_for_sampled_and_recorded_masks() {
-    let (rows, cols, p) = (6, 53, 0.3);
+    let rows = 6;
+    let cols = 53;
+    let p = 0.3;
     let x = matrix(rows, cols, 24);
     let keys: Vec<Option<RngKey>> = (0..rows as u32)
         .map(|r| (r != 2).then_some(RngKey { seed: 5, question: 1, trajectory: r, position: 4 }))
@@ -113,7 +121,8 @@ fn dropout_at_every_adapter_site_follows_the_rng_keys() {
             let perturbed = PerturbedRows::new(&device, rows.clone()).unwrap();
             let run = |site| {
                 let mask = Some(DropoutMask::Sampled { layer: 35, site, rows: &perturbed });
-                let (from, mut out) = (upload(&device, &x), Tensor::default());
+                let from = upload(&device, &x);
+                let mut out = Tensor::default();
                 device.run(|| dropout(&device, &from, mask, OutputDtype::F32, &mut out)).unwrap();
                 out.to_host().unwrap()
             };
@@ -144,7 +153,7 @@ fn noise_equals_the_host_rng() {
     }
 }
 
-/// One row of every kind: unlike strengths at unlike sites, and rows that nothing falls on.
+/// One row of every kind: different strengths at different sites, and unperturbed rows.
 fn mixed_rows() -> Vec<Option<RowPerturbation>> {
     let row = |trajectory, strength, sites| {
         let key = RngKey { seed: 9, question: 4, trajectory, position: 21 };
@@ -165,21 +174,26 @@ fn mixed_rows() -> Vec<Option<RowPerturbation>> {
 
 #[test]
 fn dropout_rows_of_unlike_strengths_and_sites_equal_each_row_alone() {
-    let (rows, inputs, cols) = (mixed_rows(), 24, 70);
-    let (x, w, start) =
-        (matrix(rows.len(), inputs, 61), numbers(inputs * cols, 62), matrix(rows.len(), cols, 63));
+    let rows = mixed_rows();
+    let inputs = 24;
+    let cols = 70;
+    let x = matrix(rows.len(), inputs, 61);
+    let w = numbers(inputs * cols, 62);
+    let start = matrix(rows.len(), cols, 63);
     for device in devices() {
         let map = Linear::from_output_major(&device, inputs, cols, &w, None).unwrap();
         let by = Normalization::rms(&device, 1e-5, vec![1.0; cols]).unwrap();
         for site in [Site::AttnOut, Site::MlpOut] {
-            // Dropout of its own and fused with the linear map, of the rows `picked`.
+            // Separate dropout, and dropout fused with the linear map, for the rows `picked`.
             let run = |picked: &[usize]| {
                 let perturbed = picked.iter().map(|&r| rows[r]).collect();
                 let perturbed = PerturbedRows::new(&device, perturbed).unwrap();
                 let mask = Some(DropoutMask::Sampled { layer: 2, site, rows: &perturbed });
                 let pick = |x: &Tensor| upload(&device, &x.select(picked.iter().copied()));
-                let (mut stream, from) = (pick(&start), pick(&x));
-                let (mut apart, mut normed) = (Tensor::default(), Tensor::default());
+                let mut stream = pick(&start);
+                let from = pick(&x);
+                let mut apart = Tensor::default();
+                let mut normed = Tensor::default();
                 let work = || {
                     dropout(&device, &pick(&start), mask, OutputDtype::F32, &mut apart)?;
                     let dtype = OutputDtype::F32;
@@ -217,7 +231,8 @@ fn dropout_rows_of_unlike_strengths_and_sites_equal_each_row_alone() {
 
 #[test]
 fn noise_rows_of_unlike_strengths_equal_each_row_alone() {
-    let (rows, x) = (mixed_rows(), matrix(mixed_rows().len(), 33, 64));
+    let rows = mixed_rows();
+    let x = matrix(mixed_rows().len(), 33, 64);
     for device in devices() {
         let run = |picked: &[usize]| {
             let perturbed = picked.iter().map(|&r| rows[r]).collect();

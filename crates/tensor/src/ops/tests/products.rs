@@ -5,10 +5,12 @@ use super::*;
 #[test]
 fn small_products_in_both_precisions() {
     for (rows, inputs, outputs) in [(1, 1, 1), (3, 7, 5), (5, 9, 18)] {
-        let (x, w) = (matrix(rows, inputs, 1), numbers(outputs * inputs, 2));
+        let x = matrix(rows, inputs, 1);
+        let w = numbers(outputs * inputs, 2);
         let bias = vec![0.5; outputs];
         let exact = naive_linear(&x, &w, &bias);
-        // Of int8, each factor is off by at most half a step of its row's or column's largest.
+        // In int8, the error of each factor is at most half a step of its row's or column's
+        // largest.
         let largest = |values: &[f32]| values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         let rounding = inputs as f32 * largest(x.data()) * largest(&w) / 100.0;
         for (precision, tolerance) in [(Precision::F32, 1e-5), (Precision::Int8, rounding)] {
@@ -21,13 +23,16 @@ fn small_products_in_both_precisions() {
     }
 }
 
-/// Weights that some instruction sets store and multiply in another way than f32's, until others
+/// Weights that some instruction sets store and multiply differently from f32 weights, until others
 /// are assigned.
 #[test]
 fn products_with_weights_that_are_bf16_numbers() {
-    let (rows, inputs, outputs) = (37, 70, 90);
-    let (x, f32_weights, bias) =
-        (matrix(rows, inputs, 3), matrix(outputs, inputs, 4), vec![0.5; 90]);
+    let rows = 37;
+    let inputs = 70;
+    let outputs = 90;
+    let x = matrix(rows, inputs, 3);
+    let f32_weights = matrix(outputs, inputs, 4);
+    let bias = vec![0.5; 90];
     let leading = |w: &f32| f32::from_bits(w.to_bits() & 0xffff_0000);
     let w: Vec<f32> = f32_weights.data().iter().map(leading).collect();
     for device in devices() {

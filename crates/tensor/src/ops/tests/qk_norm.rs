@@ -31,11 +31,14 @@ fn naive(
     dqkv: &Tensor,
 ) -> (Vec<f32>, [Vec<f32>; 2]) {
     let HeadShape { kv_heads, dim, heads } = shape;
-    let (mut out, mut dscales) = (dqkv.clone(), [vec![0.0f64; dim], vec![0.0f64; dim]]);
+    let mut out = dqkv.clone();
+    let mut dscales = [vec![0.0f64; dim], vec![0.0f64; dim]];
     for r in 0..qkv.rows() {
         for h in 0..heads + kv_heads {
-            let (at, which) = (h * dim..(h + 1) * dim, usize::from(h >= heads));
-            let (x, dy) = (&qkv.row(r)[at.clone()], &dqkv.row(r)[at.clone()]);
+            let at = h * dim..(h + 1) * dim;
+            let which = usize::from(h >= heads);
+            let x = &qkv.row(r)[at.clone()];
+            let dy = &dqkv.row(r)[at.clone()];
             let (dx, dscale) = naive_head(x, scales[which].data(), dy);
             out.row_mut(r)[at].iter_mut().zip(dx).for_each(|(o, d)| *o = d as f32);
             dscales[which].iter_mut().zip(dscale).for_each(|(s, d)| *s += d);
@@ -52,15 +55,16 @@ fn qk_norm_gradients_equal_their_definition() {
         [(3, 1, 5, 1), (130, 2, 8, 4), (9, 8, 128, 16), (5, 1, 256, 2), (1100, 1, 6, 2)]
     {
         let shape = HeadShape { kv_heads, dim, heads };
-        let (qkv, dqkv) =
-            (matrix(rows, shape.qkv_cols(), 100), matrix(rows, shape.qkv_cols(), 101));
+        let qkv = matrix(rows, shape.qkv_cols(), 100);
+        let dqkv = matrix(rows, shape.qkv_cols(), 101);
         let scales = [&matrix(1, dim, 102), &matrix(1, dim, 103)];
         let (expected, expected_scales) = naive(shape, &qkv, scales, &dqkv);
         for device in devices() {
             let what = format!("{device:?} {rows} rows of {shape:?}");
             let [q, k] = &norms(&device, scales);
             let transform = QkvTransform { heads, qk_norms: Some((q, k)), rope: None };
-            let (raw, mut gradient) = (upload(&device, &qkv), upload(&device, &dqkv));
+            let raw = upload(&device, &qkv);
+            let mut gradient = upload(&device, &dqkv);
             let (mut dq, dq0) = random_start(&device, 1, dim, 104);
             let (mut dk, dk0) = random_start(&device, 1, dim, 105);
             let sums = [&mut dq, &mut dk];
@@ -83,15 +87,18 @@ impl QkNormCase {
     fn run(&self, device: &Device, qkv: &Tensor, scales: [&Tensor; 2]) -> (f64, [Tensor; 3]) {
         let HeadShape { kv_heads, dim, heads } = self.shape;
         let frequencies = (0..dim / 2).map(|i| 0.5 / (i + 1) as f32).collect();
-        let (rope, [q, k]) = (Rope::new(device, frequencies).unwrap(), &norms(device, scales));
+        let rope = Rope::new(device, frequencies).unwrap();
+        let [q, k] = &norms(device, scales);
         let transform = QkvTransform { heads, qk_norms: Some((q, k)), rope: Some(&rope) };
         let mut kv = KvStore::new(device, 1, kv_heads, dim, 8).unwrap();
         let slots = slot_mapping(device, (0..6).collect(), (1..7).collect());
         let metadata = metadata(device, &(1..7).map(|n| vec![(1, n)]).collect::<Vec<_>>());
-        let (raw, dout) = (upload(device, qkv), upload(device, &self.dout));
+        let raw = upload(device, qkv);
+        let dout = upload(device, &self.dout);
         let work = || {
-            let (mut placed, mut out, mut dqkv) =
-                (raw.clone(), Tensor::default(), Tensor::default());
+            let mut placed = raw.clone();
+            let mut out = Tensor::default();
+            let mut dqkv = Tensor::default();
             rope_and_cache(device, &mut placed, transform, kv.layer_mut(0), &slots)?;
             attention(device, &placed, kv.layer(0), heads, &metadata, &mut out)?;
             let mut grads = KvGrads::zeros(device, &kv)?;
@@ -106,7 +113,8 @@ impl QkNormCase {
             attention_backward(device, of, &mut grads, &mut dqkv)?;
             rope_and_cache_backward(device, &mut dqkv, transform, &grads, 0, &slots)?;
             let zeros = || Tensor::zeros_on(device, 1, dim);
-            let (mut dq, mut dk) = (zeros()?, zeros()?);
+            let mut dq = zeros()?;
+            let mut dk = zeros()?;
             qk_norm_backward(device, &raw, transform, &mut dqkv, [&mut dq, &mut dk])?;
             Ok::<_, crate::DeviceError>((out, [dqkv, dq, dk]))
         };
@@ -121,7 +129,8 @@ fn qk_norm_gradients_match_finite_differences() {
         let shape = HeadShape { kv_heads, dim, heads };
         let case = QkNormCase { shape, dout: matrix(6, heads * dim, 106) };
         let qkv = matrix(6, shape.qkv_cols(), 107);
-        let (q, k) = (matrix(1, dim, 108), matrix(1, dim, 109));
+        let q = matrix(1, dim, 108);
+        let k = matrix(1, dim, 109);
         for device in devices() {
             let (_, [dqkv, dq, dk]) = case.run(&device, &qkv, [&q, &k]);
             let what = |which: &str| format!("{device:?} {shape:?} {which}");
@@ -145,7 +154,8 @@ fn qk_norm_gradients_do_not_depend_on_the_number_of_threads() {
             let [q, k] = &norms(&device, [&matrix(1, 12, 111), &matrix(1, 12, 112)]);
             let transform = QkvTransform { heads: 4, qk_norms: Some((q, k)), rope: None };
             let mut dqkv = matrix(500, shape.qkv_cols(), 113);
-            let (mut dq, mut dk) = (Tensor::zeros(1, 12), Tensor::zeros(1, 12));
+            let mut dq = Tensor::zeros(1, 12);
+            let mut dk = Tensor::zeros(1, 12);
             let sums = [&mut dq, &mut dk];
             device.run(|| qk_norm_backward(&device, &qkv, transform, &mut dqkv, sums)).unwrap();
             (dqkv, dq, dk)

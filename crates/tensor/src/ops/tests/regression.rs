@@ -1,4 +1,4 @@
-//! Losses between vectors against their definition in f64, and their gradients against finite
+//! Compares losses between vectors with their definition in f64, and their gradients with finite
 //! differences.
 
 use super::backward::{assert_gradient, host, weighted_sum};
@@ -18,7 +18,8 @@ fn run_smooth_l1(
     groups: usize,
     weight: f32,
 ) -> (Tensor, Tensor) {
-    let (student, teacher) = (upload(device, student), upload(device, teacher));
+    let student = upload(device, student);
+    let teacher = upload(device, teacher);
     let mut dstudent = Tensor::default();
     let losses = device
         .run(|| smooth_l1(device, &student, &teacher, groups, weight, &mut dstudent))
@@ -42,11 +43,12 @@ fn naive_smooth_l1(student: &[f32], teacher: &[f32], weight: f32) -> (f32, Vec<f
 
 #[test]
 fn smooth_l1_equals_its_definition() {
-    // The last two have several parallel parts a group, and the last has groups that four does not
-    // divide.
+    // The last two have several parallel parts per group, and the group size of the last is not a
+    // multiple of four.
     for (groups, n, cols) in [(1, 1, 2), (3, 5, 7), (12, 3, 64), (2, 130, 96), (3, 61, 139)] {
         let (student, teacher) = hidden_states(groups * n, cols);
-        let (size, weight) = (n * cols, 1.5 * (n * cols) as f32);
+        let size = n * cols;
+        let weight = 1.5 * (n * cols) as f32;
         for device in devices() {
             let what = format!("{device:?} {groups} groups of {n} x {cols}");
             let (losses, dstudent) = run_smooth_l1(&device, &student, &teacher, groups, weight);
@@ -64,7 +66,9 @@ fn smooth_l1_equals_its_definition() {
 
 #[test]
 fn smooth_l1_gradients_match_finite_differences() {
-    let (groups, n, cols) = (3, 4, 9);
+    let groups = 3;
+    let n = 4;
+    let cols = 9;
     let (student, teacher) = hidden_states(groups * n, cols);
     let weight = (n * cols) as f32;
     for device in devices() {
@@ -77,10 +81,11 @@ fn smooth_l1_gradients_match_finite_differences() {
     }
 }
 
-/// Far from zero the deviations of f32 would be rounding; a constant has none at all.
+/// Far from zero, deviations in f32 would be dominated by rounding; a constant has none.
 #[test]
 fn smooth_l1_of_a_distant_or_constant_teacher_is_finite() {
-    let (near, weight) = (matrix(60, 130, 82), 60.0 * 130.0);
+    let near = matrix(60, 130, 82);
+    let weight = 60.0 * 130.0;
     let distant: Vec<f32> = near.data().iter().map(|x| 3000.0 + x).collect();
     for device in devices() {
         for (what, teacher) in
@@ -109,7 +114,8 @@ fn gaussian_inputs(rows: usize, cols: usize) -> [Tensor; 4] {
 fn run_gaussian_loss(device: &Device, of: &[Tensor; 4], weight: f32) -> [Tensor; 3] {
     let [mean, log_std, noise, target] = &of.each_ref().map(|x| upload(device, x));
     let of = GaussianLoss { mean, log_std, noise, target, weight };
-    let (mut dmean, mut dlog_std) = (Tensor::default(), Tensor::default());
+    let mut dmean = Tensor::default();
+    let mut dlog_std = Tensor::default();
     let losses = device.run(|| gaussian_loss(device, of, &mut dmean, &mut dlog_std)).unwrap();
     [losses, dmean, dlog_std].map(host)
 }
@@ -126,8 +132,8 @@ fn gaussian_loss_equals_its_definition() {
         let of_row = |r: usize| (r * cols..(r + 1) * cols).map(|i| error(i).powi(2)).sum::<f64>();
         let losses: Vec<f32> = (0..rows).map(|r| (of_row(r) / cols as f64) as f32).collect();
         let all = |f: &dyn Fn(usize) -> f64| (0..rows * cols).map(|i| f(i) as f32).collect();
-        let (dmeans, dlog_stds): (Vec<f32>, Vec<f32>) =
-            (all(&dmean), all(&|i| dmean(i) * moved(i)));
+        let dmeans: Vec<f32> = all(&dmean);
+        let dlog_stds: Vec<f32> = all(&|i| dmean(i) * moved(i));
         for device in devices() {
             let what = format!("{device:?} {rows} x {cols}");
             let found = run_gaussian_loss(&device, &of, weight);
@@ -141,8 +147,10 @@ fn gaussian_loss_equals_its_definition() {
 
 #[test]
 fn gaussian_loss_gradients_match_finite_differences() {
-    let (rows, cols) = (4, 9);
-    let (of, weight) = (gaussian_inputs(rows, cols), cols as f32);
+    let rows = 4;
+    let cols = 9;
+    let of = gaussian_inputs(rows, cols);
+    let weight = cols as f32;
     for device in devices() {
         let [_, dmean, dlog_std] = run_gaussian_loss(&device, &of, weight);
         let loss = |which: usize, x: &Tensor| {

@@ -2,13 +2,14 @@
 
 use super::*;
 
-/// Of one element, of rows that four does not divide, and of more than one parallel task.
+/// One element, rows whose length is not a multiple of four, and more than one parallel task.
 const SHAPES: [(usize, usize); 5] = [(1, 1), (3, 7), (5, 64), (70, 129), (2, 16_384)];
 
 #[test]
 fn add_scaled_equals_its_definition() {
     for (rows, cols) in SHAPES {
-        let (x, y) = (matrix(rows, cols, 70), matrix(rows, cols, 71));
+        let x = matrix(rows, cols, 70);
+        let y = matrix(rows, cols, 71);
         for by in [0.0, 1.0, -0.37] {
             let sum = |(x, y): (&f32, &f32)| (f64::from(*x) + f64::from(by) * f64::from(*y)) as f32;
             let expected: Vec<f32> = x.data().iter().zip(y.data()).map(sum).collect();
@@ -26,10 +27,12 @@ fn add_scaled_equals_its_definition() {
 
 #[test]
 fn adding_once_is_adding() {
-    let (x, y) = (matrix(70, 129, 72), matrix(70, 129, 73));
+    let x = matrix(70, 129, 72);
+    let y = matrix(70, 129, 73);
     let expected: Vec<f32> = x.data().iter().zip(y.data()).map(|(x, y)| x + y).collect();
     for device in devices() {
-        let (mut sum, mut scaled) = (upload(&device, &x), upload(&device, &x));
+        let mut sum = upload(&device, &x);
+        let mut scaled = upload(&device, &x);
         let y = upload(&device, &y);
         device.run(|| add(&device, &mut sum, &y)).unwrap();
         device.run(|| add_scaled(&device, &mut scaled, &y, 1.0)).unwrap();
@@ -41,7 +44,8 @@ fn adding_once_is_adding() {
 #[test]
 fn scale_rows_equals_its_definition() {
     for (rows, cols) in SHAPES {
-        let (x, mut factors) = (matrix(rows, cols, 74), numbers(rows, 75));
+        let x = matrix(rows, cols, 74);
+        let mut factors = numbers(rows, 75);
         factors[0] = 0.0;
         let one = |i: usize| x.data()[i] * factors[i / cols];
         let expected: Vec<f32> = (0..rows * cols).map(one).collect();
@@ -57,17 +61,20 @@ fn scale_rows_equals_its_definition() {
 #[test]
 fn linear_add_is_a_product_and_a_sum() {
     for (rows, inputs, outputs) in [(1, 1, 1), (5, 8, 70), (33, 129, 24)] {
-        let (x, weights) = (matrix(rows, inputs, 76), matrix(outputs, inputs, 77));
+        let x = matrix(rows, inputs, 76);
+        let weights = matrix(outputs, inputs, 77);
         let to = matrix(rows, outputs, 78);
         for device in devices() {
             let bias = Some(vec![9.0; outputs]); // not added
             let map =
                 Linear::from_output_major(&device, inputs, outputs, weights.data(), bias).unwrap();
-            let (x, mut sum) = (upload(&device, &x), upload(&device, &to));
+            let x = upload(&device, &x);
+            let mut sum = upload(&device, &to);
             device.run(|| linear_add(&device, &x, &map, &mut sum)).unwrap();
             let x = x.to_host().unwrap();
             let one = |i: usize| {
-                let (row, column) = (x.row(i / outputs), weights.row(i % outputs));
+                let row = x.row(i / outputs);
+                let column = weights.row(i % outputs);
                 let terms = row.iter().zip(column).map(|(x, w)| f64::from(*x) * f64::from(*w));
                 (f64::from(to.data()[i]) + terms.sum::<f64>()) as f32
             };

@@ -15,7 +15,8 @@ fn greedy_tokens_have_their_log_softmax() {
         [(1, 3, 1, 1.0), (7, 8, 5, 1.0), (30, 24, 201, 1.0), (400, 16, 70, 30.0), (3, 9, 4097, 8.0)]
     {
         let w: Vec<f32> = numbers(outputs * inputs, 33).into_iter().map(|x| x * loud).collect();
-        let (x, bias) = (matrix(rows, inputs, 34), numbers(outputs, 35));
+        let x = matrix(rows, inputs, 34);
+        let bias = numbers(outputs, 35);
         for device in devices() {
             let map = Linear::from_output_major(&device, inputs, outputs, &w, Some(bias.clone()))
                 .unwrap();
@@ -47,7 +48,7 @@ fn greedy_tokens_have_their_log_softmax() {
                     "{device:?} {outputs}: {token:?}, {expected}"
                 );
             }
-            // Stored rows give the same as panels that were reduced in the GEMM.
+            // Stored rows give the same result as panels that were reduced in the GEMM.
             let none = vec![None; rows];
             let clean =
                 device.run(|| sample_tokens(&device, &upload(&device, &x), &map, &none)).unwrap();
@@ -58,14 +59,14 @@ fn greedy_tokens_have_their_log_softmax() {
     }
 }
 
-/// Tiles of bytes have other heights than those of f32, on some processors more than there are
-/// lanes.
+/// Tiles of int8 have other heights than those of f32, on some CPUs more rows than there are lanes.
 #[test]
 fn tokens_of_int8_are_those_of_its_stored_logits() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_present()) {
         let device = Device::cpu_in(NonZeroUsize::new(3), isa, Precision::Int8).unwrap();
         for (rows, outputs) in [(1, 70), (9, 5), (14, 33), (31, 300), (400, 64)] {
-            let (inputs, x) = (24, matrix(rows, 24, 37));
+            let inputs = 24;
+            let x = matrix(rows, 24, 37);
             let w = numbers(outputs * inputs, 38);
             let map = Linear::from_output_major(&device, inputs, outputs, &w, None).unwrap();
             let found = device.run(|| greedy_tokens(&device, &x, &map)).unwrap();
@@ -84,8 +85,10 @@ fn draw(trajectory: u32, sampling: TokenSampling) -> Option<TokenDraw> {
 /// Pearson's chi-squared statistic of a seeded sample is below its 99.99th percentile.
 #[test]
 fn sampled_tokens_follow_the_softmax() {
-    let (rows, outputs) = (20_000usize, 12);
-    let (logits, inputs) = (numbers(outputs, 36), 1);
+    let rows = 20_000usize;
+    let outputs = 12;
+    let logits = numbers(outputs, 36);
+    let inputs = 1;
     let x = Tensor::from_vec(rows, inputs, vec![3.0; rows]);
     for (temperature, top_p) in [(1.0, 1.0), (0.5, 1.0), (2.0, 0.7), (1.0, 0.9)] {
         let mut shares: Vec<f64> =
@@ -132,7 +135,7 @@ fn sampled_tokens_follow_the_softmax() {
     }
 }
 
-/// What [`TokenSampling`] defines, by sorting, in f64.
+/// The definition of [`TokenSampling`], by sorting, in f64.
 fn sampled_by_sorting(logits: &[f32], draw: TokenDraw) -> u32 {
     let TokenDraw { key, sampling } = draw;
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -160,10 +163,11 @@ fn sampled_by_sorting(logits: &[f32], draw: TokenDraw) -> u32 {
 }
 
 /// Vocabularies of all sizes, distributions from peaked to flat (more candidates than a GPU's block
-/// holds), and tokens of equal logits, of which the top-p set may take some.
+/// stores), and ties, of which the top-p set may contain some.
 #[test]
 fn sampled_tokens_are_those_of_a_sort() {
-    let (rows, inputs) = (96, 8);
+    let rows = 96;
+    let inputs = 8;
     for (outputs, loud) in [(5, 1.0), (97, 2.0), (5000, 12.0), (5001, 4.0), (40_000, 0.5)] {
         let mut w: Vec<f32> = numbers(outputs * inputs, 41).into_iter().map(|x| x * loud).collect();
         // Pairs of tokens with equal logits.
@@ -188,7 +192,7 @@ fn sampled_tokens_are_those_of_a_sort() {
                     tokens[r].token != sampled_by_sorting(logits.row(r), draws[r].unwrap())
                 })
                 .count();
-            // Where the random number falls on the edge of a token's interval, rounding decides.
+            // Rounding decides if the random number falls on the boundary of a token's interval.
             assert!(other <= 2, "{device:?} {outputs} x {loud}: {other} of {rows} rows differ");
             for (r, token) in tokens.iter().enumerate() {
                 let expected = log_softmax(logits.row(r), token.token as usize);
@@ -201,8 +205,11 @@ fn sampled_tokens_are_those_of_a_sort() {
 
 #[test]
 fn sampled_rows_are_batch_invariant_whatever_the_sampling_of_their_neighbours() {
-    let (rows, inputs, outputs) = (150, 10, 90);
-    let (x, w) = (matrix(rows, inputs, 37), numbers(outputs * inputs, 38));
+    let rows = 150;
+    let inputs = 10;
+    let outputs = 90;
+    let x = matrix(rows, inputs, 37);
+    let w = numbers(outputs * inputs, 38);
     let tiny_top_p = TokenSampling::new(1.0, 1e-6).unwrap();
     let samplings = [
         None, // greedy
@@ -239,7 +246,9 @@ fn sampled_rows_are_batch_invariant_whatever_the_sampling_of_their_neighbours() 
 
 #[test]
 fn argmax_finds_the_largest_and_the_first_among_equals() {
-    let (rows, inputs, outputs) = (30, 24, 200);
+    let rows = 30;
+    let inputs = 24;
+    let outputs = 200;
     let mut w = numbers(outputs * inputs, 18);
     w.copy_within(7 * inputs..8 * inputs, 150 * inputs); // output 150 always ties with output 7
     let x = matrix(rows, inputs, 19);
@@ -254,7 +263,8 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
         );
         // Every third row has Gumbel noise.
         let key = |r: usize| RngKey { seed: 3, question: 2, trajectory: r as u32, position: 8 };
-        let (tau, is_noisy) = (0.7, |r: usize| r % 3 == 1);
+        let tau = 0.7;
+        let is_noisy = |r: usize| r % 3 == 1;
         let noise =
             |r: usize| RowPerturbation { key: key(r), strength: tau, sites: SiteSet::GUMBEL };
         let noise = (0..rows).map(|r| is_noisy(r).then(|| noise(r))).collect();
@@ -297,7 +307,7 @@ fn argmax_finds_the_largest_and_the_first_among_equals() {
     }
 }
 
-/// An invalid index would be looked up in an embedding table.
+/// An invalid index would be used in an embedding lookup.
 #[test]
 fn argmax_of_nan_is_a_valid_index() {
     let x = Tensor::from_vec(3, 2, vec![f32::NAN, 1.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, 1.0]);
