@@ -270,22 +270,14 @@ fn write_footer(text: &mut String, results: &Results) {
             .next()
             .map_or_else(String::new, |auc| format!(", {auc} by answer"));
         let accuracy = format!("{} by thought{by_answer}", by_thought.join(" "));
-        line(
-            "ranking",
-            format!(
-                "{accuracy}: probability that a correct trajectory is rewarded above a wrong one"
-            ),
-        );
+        line("ranking", format!("{accuracy}: AUC of rewards, correct against wrong trajectories"));
     }
     for (label, name, of) in [
-        ("probe", MetricName::AucProbe, "scored"),
-        ("arithmetic", MetricName::AucArithmetic, "checked"),
+        ("probe", MetricName::AucProbe, "probe scores"),
+        ("arithmetic", MetricName::AucArithmetic, "fractions of correct equations"),
     ] {
         for auc in ranked(name) {
-            line(
-                label,
-                format!("{auc}: probability that a correct trajectory is {of} above a wrong one"),
-            );
+            line(label, format!("{auc}: AUC of {of}, correct against wrong trajectories"));
         }
     }
     if let Some(reliability) = &results.reliability {
