@@ -191,7 +191,7 @@ impl Answer {
 
 impl Formula {
     fn read(text: &str) -> Option<Self> {
-        let text = latex::normalise(text)?;
+        let text = latex::normalize(text)?;
         match latex::value(&text) {
             Some(value) => Some(Formula::Value(unsigned_zero(value))),
             None if text.is_empty() => None,

@@ -276,8 +276,8 @@ impl RewardTrainStep {
         let results = examples.iter().flat_map(|example| {
             let result = |t: usize| example.step_results.get(t).copied();
             let permuted = example.lengths[example.originals()..].iter().sum::<usize>();
-            let labelled = example.lengths[..example.originals()].iter().flat_map(|&n| 0..n);
-            labelled.map(result).chain(std::iter::repeat_n(None, permuted)).collect::<Vec<_>>()
+            let labeled = example.lengths[..example.originals()].iter().flat_map(|&n| 0..n);
+            labeled.map(result).chain(std::iter::repeat_n(None, permuted)).collect::<Vec<_>>()
         });
         let results: Vec<Option<i64>> = results.collect();
         let positions = &forward.thoughts.positions;
@@ -372,10 +372,10 @@ fn objective_loss(
     let mut start = 0;
     let mut drewards = vec![0.0; head.positions.at.len()];
     for HeadTargets { labels, steps, ranges, permuted_from } in targets {
-        let labelled = start..start + labels.len();
+        let labeled = start..start + labels.len();
         let all = start..start + ranges.last().map_or(0, |range| range.end);
-        let problem = ScoredProblem { scores: &rewards.data()[labelled.clone()], labels, steps };
-        loss += config.objective.loss(problem, config.step_weight, &mut drewards[labelled]);
+        let problem = ScoredProblem { scores: &rewards.data()[labeled.clone()], labels, steps };
+        loss += config.objective.loss(problem, config.step_weight, &mut drewards[labeled]);
         if config.order_preference > 0.0 {
             let scores = &rewards.data()[all.clone()];
             let gradient = &mut drewards[all.clone()];

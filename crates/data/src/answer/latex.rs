@@ -1,6 +1,6 @@
 //! LaTeX answers: extraction of the box, normalization of formulas, values of simple formulas.
 //!
-//! [`normalise`] follows the Qwen2.5-Math grader, which grades Latent-SFT: it removes typesetting
+//! [`normalize`] follows the Qwen2.5-Math grader, which grades Latent-SFT: it removes typesetting
 //! (`\left`, spaces, `\dfrac`), decorations of a number (degrees, `%`, `$`, units) and a leading
 //! `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` are different answers.
 //!
@@ -78,10 +78,10 @@ pub(crate) fn boxed(text: &str) -> Option<&str> {
 /// One rewrite can enable another (`\text{5 cm}`), so passes repeat until a fixed point. A text
 /// without a fixed point after eight passes (`ddddddddddfrac`) is not a formula. This bounds the
 /// time, and normalization is idempotent.
-pub(crate) fn normalise(text: &str) -> Option<String> {
+pub(crate) fn normalize(text: &str) -> Option<String> {
     let mut text = text.to_owned();
     for _ in 0..=8 {
-        let next = normalise_once(&text);
+        let next = normalize_once(&text);
         if next == text {
             return Some(text);
         }
@@ -90,7 +90,7 @@ pub(crate) fn normalise(text: &str) -> Option<String> {
     None
 }
 
-fn normalise_once(text: &str) -> String {
+fn normalize_once(text: &str) -> String {
     let mut text = text.trim().to_owned();
     for (from, to) in REWRITES {
         if text.contains(from) {

@@ -496,9 +496,9 @@ proptest! {
     }
 
     #[test]
-    fn normalisation_is_idempotent(text in formulas()) {
-        if let Some(once) = latex::normalise(&text) {
-            prop_assert_eq!(latex::normalise(&once), Some(once));
+    fn normalization_is_idempotent(text in formulas()) {
+        if let Some(once) = latex::normalize(&text) {
+            prop_assert_eq!(latex::normalize(&once), Some(once));
         }
     }
 
