@@ -1,7 +1,7 @@
-"""Drives the report's page in Chromium over its DevTools pipe: browser.py CHROMIUM FOLDER [SCREENSHOTS].
+"""Tests the report page in Chromium over its DevTools pipe: browser.py CHROMIUM FOLDER [SCREENSHOTS].
 
-FOLDER holds report.html and the run directories it was made from (crates/report/examples/synthetic_runs.rs). What the page
-counts is counted again here from samples.jsonl. With SCREENSHOTS, pictures for people are written there.
+FOLDER contains report.html and its run directories (crates/report/examples/synthetic_runs.rs). Counts on the page are compared
+with counts from samples.jsonl. Screenshots are written to SCREENSHOTS, if given.
 """
 
 import csv
@@ -28,7 +28,7 @@ def rewards_of(trajectory):
 
 
 def majority(trajectories):
-    """The answer with the most votes; of equal ones the first given (`max` returns the first)."""
+    """The answer with the most votes; ties go to the first answer (`max` returns the first)."""
     votes = {}
     for trajectory in trajectories:
         if trajectory["answer"] is not None:
@@ -56,7 +56,7 @@ COUNT = "Number(document.getElementById('count').textContent.split(' ')[0])"
 
 
 def learning_curves(browser, folder, shots):
-    """The page of trainings: one row each, every panel drawn, the kept model marked."""
+    """The page of trainings: one row per training, all panels drawn, the kept model marked."""
     browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
     browser.navigate((folder / "report.html").as_uri())
     trainings = list(folder.glob("*/training/log.jsonl"))
@@ -71,20 +71,20 @@ def learning_curves(browser, folder, shots):
     picture(browser, shots, "trainings-1280", 1280, 900, whole=True)
 
 
-# Pixels below the words of a figure whose neighbour is taller.
+# Maximum empty space in pixels below the text of a figure whose neighbor is taller.
 MAX_SLACK = 150
 VARIABLES = ("card", "paper", "soft", "ink", "muted", "right", "wrong", "accent")
 
 
 def colours(browser, theme):
-    """Text has a contrast of 4.5 to what is behind it; right and wrong, and the series of a figure, are told apart by everyone."""
+    """Text has a contrast of at least 4.5; colors of correct and wrong, and of series, are distinguishable with any color vision."""
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     read = "(name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
     value = {name: browser.value(f"({read})({name!r})") for name in VARIABLES}
     pairs = itertools.product(("ink", "muted", "right", "wrong", "accent"), ("card", "paper", "soft"))
     low = [(a, b) for a, b in pairs if contrast(value[a], value[b]) < 4.5]
     check(f"text that is hard to read, {theme}", low, [])
-    check(f"right and wrong are told apart, {theme}", distance(value["right"], value["wrong"]) > 0.08, True)
+    check(f"correct and wrong are distinguishable, {theme}", distance(value["right"], value["wrong"]) > 0.08, True)
     lines = "[...document.querySelectorAll('#accuracy .legend polyline')].map((e) => e.getAttribute('stroke'))"
     series = sorted(set(browser.value(lines)))
     check(f"series that are hard to see, {theme}", [c for c in series if contrast(c, value["card"]) < 3], [])
@@ -94,17 +94,17 @@ def colours(browser, theme):
 
 
 def headline(browser, samples):
-    """Big numbers first, then a sentence and figures."""
+    """Tiles with the main numbers come first, then a summary and figures."""
     greedy = sum(right(s["greedy"]) for s in samples) / len(samples)
     check("the first tile", browser.value("document.querySelector('.tile .value').textContent"), f"{100 * greedy:.1f}%")
-    check("a verdict", browser.value("/^Majority voting over \\d+ trajectories answers [\\d.]+% of/.test(document.querySelector('.lead').textContent)"), True)
+    check("a summary", browser.value("/^Majority voting over \\d+ trajectories answers [\\d.]+% of/.test(document.querySelector('.lead').textContent)"), True)
     order = "['.tiles', '.lead', '.figure', '#summary', '#browser'].map((s) => document.querySelector(s).getBoundingClientRect().top)"
     tops = browser.value(order)
     check("numbers, verdict, figures, runs, questions", tops == sorted(tops), True)
 
 
 def exports(browser, folder):
-    """The values of every figure, as table, CSV, SVG and PNG, are those of the files."""
+    """The values of every figure as table, CSV, SVG and PNG equal those of the files."""
     for path in sorted(folder.glob("figures/*.csv")):
         name = path.stem
         expected = list(csv.reader(path.open()))
@@ -135,7 +135,7 @@ def downloads(browser):
 
 
 def runs_table(browser):
-    """A click on a heading sorts the runs, another one the other way round."""
+    """A click on a heading sorts the runs, a second click reverses the order."""
     heads = "[...document.querySelectorAll('#summary thead th')]"
     column = browser.value(f"{heads}.findIndex((th) => th.textContent === 'coverage')")
     values = f"[...document.querySelectorAll('#summary tbody tr')].map((tr) => Number(tr.cells[{column}].firstChild.textContent))"
@@ -146,7 +146,7 @@ def runs_table(browser):
 
 
 def rows(browser, sample):
-    """Trajectories are rows that can be sorted and compared."""
+    """The rows of the table of trajectories can be sorted and compared."""
     means = [sum(rewards_of(t)) / len(rewards_of(t)) for t in sample["trajectories"]]
     browser.value("document.querySelector('.trajectories [data-sort=reward]').click()")
     shown = browser.value("[...document.querySelectorAll('.rows tbody tr')].map((tr) => Number(tr.dataset.k))")
@@ -156,13 +156,13 @@ def rows(browser, sample):
     check("two are compared", browser.value("document.querySelector('.comparison h3').textContent"), "Trajectories 2, 5 compared")
     check("with all their thoughts", browser.value("document.querySelectorAll('.compare tbody tr:not(.total)').length"), len(rewards_of(sample["trajectories"][2])))
     check("and marked in the heat map", browser.value("document.querySelectorAll('.strip .frame').length"), 2)
-    check("and on the map", browser.value("document.querySelectorAll('.map polyline.picked').length"), 2)
+    check("and on the map", browser.value("document.querySelectorAll('.map polyline.selected').length"), 2)
     browser.value("document.querySelector('.rows tbody tr').click()")
     check("a row shows one", browser.value("document.querySelector('.comparison h3').textContent"), f"Trajectory {shown[0]}")
 
 
 def axes(browser, sample):
-    """The heat map and the map say what their places and colours mean."""
+    """The heat map and the map have labels and legends."""
     thoughts = len(rewards_of(sample["trajectories"][0]))
     labels = browser.value("[...document.querySelectorAll('.row-labels span')].map((e) => e.textContent)")
     check("rows of the heat map", labels, ["thought 1", *map(str, range(2, thoughts + 1)), "answer"])
@@ -175,7 +175,7 @@ def axes(browser, sample):
 
 
 def widths(browser, *sizes):
-    """Nothing is wider than the window, and no row of figures has a hole."""
+    """Nothing is wider than the window, and no row of figures has a gap."""
     for width in sizes:
         browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
         check(f"no sideways scrolling at {width}", browser.value(f"document.documentElement.scrollWidth <= {width}"), True)
@@ -184,13 +184,13 @@ def widths(browser, *sizes):
 
 
 def captions(browser):
-    """Long captions are folded, so that no figure has a hole below its words; a button unfolds them."""
+    """Long captions are folded, so that no figure has a gap below its text; a button unfolds them."""
     slack = ("[...document.querySelectorAll('.figures > section')].map((s) => Math.round("
              "s.getBoundingClientRect().bottom - s.querySelector('.plot').getBoundingClientRect().bottom))")
     for width in (1280, 1920):
         browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         check(f"no figure is emptier than {MAX_SLACK} pixels at {width}", max(browser.value(slack)) <= MAX_SLACK, True)
-        # Words beside a figure have more than a few letters a line.
+        # Text beside a figure must not be too narrow.
         narrow = "[...document.querySelectorAll('.figures .words')].filter((e) => e.getBoundingClientRect().width < 250).length"
         check(f"words too narrow to be read at {width}", browser.value(narrow), 0)
     folded = "document.querySelector('#coverage .caption').classList.contains('folded')"
@@ -281,7 +281,7 @@ def main(chromium, folder, shots=None):
 
         learning_curves(browser, folder / "trainings", shots)
         check("complaints", list(complaints(browser.events)), [])
-        # And now one on purpose: the page may not fetch anything, and this script would have noticed.
+        # A deliberate request: the page must not fetch anything, and this script detects it.
         check("a request is refused", browser.value("fetch('https://example.com/').then(() => 'sent', () => 'refused')"), "refused")
         browser.value("1")
         check("and seen", bool(list(complaints(browser.events))), True)

@@ -10,7 +10,7 @@ import tempfile
 
 
 class Browser:
-    """Chromium's DevTools protocol over two pipes: JSON messages, each ended by a zero byte."""
+    """Chromium's DevTools protocol over two pipes: JSON messages, each terminated by a zero byte."""
 
     def __init__(self, chromium):
         self.profile = tempfile.mkdtemp()
@@ -51,7 +51,7 @@ class Browser:
             self.events.append(self.read())
 
     def value(self, expression):
-        """What a JavaScript expression gives."""
+        """The value of a JavaScript expression."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             sys.exit(f"{expression}: {answer['exceptionDetails']}")
@@ -75,7 +75,7 @@ class Browser:
 
 
 def complaints(events, allowed=("file:", "data:")):
-    """Errors, warnings and requests to what is not allowed."""
+    """Errors, warnings and forbidden requests."""
     for event in events:
         method, about = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
@@ -103,7 +103,7 @@ def picture(browser, folder, name, width, height, mobile=False, whole=False):
     if folder is None:
         return
     browser.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-    # The bar at the top belongs there, not where the page was scrolled to.
+    # Resets the sticky top bar, which would otherwise appear at the scroll position.
     browser.value("scrollTo(0, 0)")
     shot = browser.call("Page.captureScreenshot", captureBeyondViewport=whole)
     (folder / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))

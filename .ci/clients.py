@@ -198,7 +198,7 @@ def check_curl(binary, url):
     """Every curl command of the pages, against the server; those about the gateway against one."""
     commands = list(documented_curl())
     assert len(commands) >= 7, "the pages have lost their examples"
-    assert {page for page, _, _ in commands} >= {"README.md", "serving.md"}
+    assert {page for page, _, _ in commands} >= {"README.md", "serve.md"}
     with serving(binary, "--upstream", f"{url}/v1", "--upstream-model", "embedded") as (gateway, _):
         for page, heading, command in commands:
             asked = gateway if heading == "Gateway" else url
@@ -221,8 +221,8 @@ def documented_lm_eval(page, model):
 
 
 def check_documented_lm_eval(url, folder):
-    """The commands of docs/serving.md, with a local task for one that is downloaded, and our model's name."""
-    page = (pathlib.Path(__file__).parent.parent / "docs/serving.md").read_text()
+    """The commands of docs/how-to/lm-eval.md, with a local task for one that is downloaded, and our model's name."""
+    page = (pathlib.Path(__file__).parent.parent / "docs/how-to/lm-eval.md").read_text()
     tasks = {"gsm8k": "latent_generate", "arc_easy": "latent_choose"}
     for model in ("local-chat-completions", "local-completions"):
         arguments = documented_lm_eval(page, model)
@@ -235,7 +235,7 @@ def check_documented_lm_eval(url, folder):
             env=environment, capture_output=True, text=True, timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    print("lm-eval: the commands of docs/serving.md: ok")
+    print("lm-eval: the commands of docs/how-to/lm-eval.md: ok")
 
 
 def check_completions(client, questions):

@@ -1,4 +1,4 @@
-"""Contrast and colour vision: whether colours can be read, and told apart with a colour vision deficiency.
+"""Contrast and color vision: whether colors are legible, and distinguishable with color vision deficiencies.
 
 Contrast is that of WCAG 2. Deficiencies are simulated on linear RGB with the matrices of Machado, Oliveira and Fernandes (2009) at full
 severity; the distance is Euclidean in OKLab, where 0.02 is about a just noticeable difference.
@@ -37,6 +37,6 @@ def oklab(colour, simulation):
 
 
 def distance(a, b):
-    """The smallest distance of two colours with any colour vision."""
+    """The smallest distance between two colors with any color vision."""
     pairs = ((oklab(a, name), oklab(b, name)) for name in SIMULATIONS)
     return min(sum((x - y) ** 2 for x, y in zip(p, q)) ** 0.5 for p, q in pairs)

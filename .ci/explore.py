@@ -1,4 +1,4 @@
-"""Drives the server's page in Chromium: explore.py CHROMIUM BINARY RUNS [SCREENSHOTS].
+"""Tests the server's page in Chromium: explore.py CHROMIUM BINARY RUNS [SCREENSHOTS].
 
 Starts `BINARY serve --runs RUNS` on a free port of the loopback interface, asks questions on its page, and compares what the page
 shows with `BINARY solve`. With SCREENSHOTS, pictures for people are written there.
@@ -16,7 +16,7 @@ from chromium import Browser, check, choose, complaints, picture
 QUESTION = "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?"
 GOLD, SAMPLES, SEED = "605", 24, 5
 PANEL = "state.panels[0]"
-# Asks, and waits for the end; the page's own record of what arrived, and when.
+# Sends a question and waits for the end; returns the page's record of events with their times.
 ASK = """(async () => {
   const panels = shown(), seen = [];
   panels[0].take = (choice) => { seen.push([Object.keys(choice.latent || {})[0], performance.now()]); Panel.prototype.take.call(panels[0], choice); };
@@ -29,7 +29,7 @@ UNNAMED = "[...document.querySelectorAll('input, select, textarea, button')].fil
 
 
 def start_server(binary, runs, *more):
-    # Little memory, so that rows wait for each other and trajectories come over a while.
+    # Little memory, so that sequences wait for each other and trajectories arrive over time.
     command = [binary, "serve", "--port", "0", "--runs", runs, "--memory", "8MiB", "--json", "--quiet", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return process, json.loads(process.stdout.readline())["url"]
@@ -54,7 +54,7 @@ def metric(url, name):
 
 
 def ask(browser, binary):
-    """A question is asked and answered as `solve` answers it; events arrive one by one."""
+    """The answer to a question equals that of `solve`; events arrive one by one."""
     browser.value(f"$('question').value = {json.dumps(QUESTION)}; $('gold').value = '{GOLD}';")
     set_panel(browser, 0, n=SAMPLES, seed=SEED)
     seen = browser.value(ASK)
@@ -63,7 +63,7 @@ def ask(browser, binary):
     check("one event for each trajectory", kinds.count("trajectory"), SAMPLES)
     check("then rewards", kinds.count("rewards"), SAMPLES)
     check("then the answer", kinds[-1], "seed")
-    # Rows may end in the same pass; scoring stands between the first of them and the answer.
+    # Sequences may end in the same step; scoring takes place between the first of them and the answer.
     first = min(at for kind, at in seen if kind == "trajectory")
     check("trajectories came before the answer", first < seen[-1][1], True)
     solve = [binary, "solve", "--samples", str(SAMPLES), "--seed", str(SEED), "--show", "--json", QUESTION]
@@ -79,7 +79,7 @@ SHOWN = "document.querySelector('.comparison h3').textContent"
 
 
 def start_page(browser):
-    """Before anything is asked: no name on the only settings, examples instead of results."""
+    """Before the first question: no name for the only settings, examples instead of results."""
     check("names of settings", browser.value("document.querySelectorAll('#settings legend').length"), 0)
     check("examples where results will be", browser.value("document.querySelectorAll('#results .examples button').length") > 1, True)
 
@@ -110,7 +110,7 @@ def figures(browser):
 
 
 def table(browser):
-    """Trajectories are rows that can be sorted and compared, also from the keyboard."""
+    """The rows of the table of trajectories can be sorted and compared, also with the keyboard."""
     check("all trajectories are rows", browser.value("document.querySelectorAll('.rows tbody tr').length"), SAMPLES)
     browser.value("(() => { const e = document.querySelector('.rows [data-sort=outcome]'); e.focus(); e.click(); })()")
     rewards = browser.value(f"[...document.querySelectorAll('.rows tbody tr')].map((tr) => {PANEL}.trajectories[tr.dataset.k].outcome_reward)")
@@ -123,21 +123,21 @@ def table(browser):
 
 
 def maps(browser):
-    """t-SNE says its perplexity; few thoughts are projected instead."""
+    """The page shows the perplexity of t-SNE; few thoughts are projected with PCA instead."""
     note = "document.querySelector('.map-block .note').textContent"
     choose(browser, "map", "tsne")
     browser.value(ASK)
     check("perplexity as used", browser.value(f"{note}.includes('t-SNE of {SAMPLES * 6} thoughts with perplexity 20,')"), True)
     set_panel(browser, 0, n=4)
     browser.value(ASK)
-    check("no t-SNE of few thoughts", browser.value(f"{note}.includes('24 thoughts on the two principal components')"), True)
+    check("no t-SNE of few thoughts", browser.value(f"{note}.includes('24 thoughts projected onto the first two principal components')"), True)
     choose(browser, "map", "pca")
     set_panel(browser, 0, n=SAMPLES)
     browser.value(ASK)
 
 
 def links(browser, url):
-    """A link reproduces the run, in another tab."""
+    """A link reproduces the run in another tab."""
     texts = browser.value(f"{PANEL}.trajectories.map((t) => t.text)")
     link = browser.value("location.href")
     check("the link holds the seed", f"seed={SEED}" in link, True)
@@ -163,7 +163,7 @@ def compare(browser):
 
 
 def keyboard(browser, url):
-    """Ctrl+Enter asks, Escape stops, and the server frees the rows."""
+    """Ctrl+Enter sends, Escape stops, and the server frees the sequences."""
     browser.value("if ($('compare').checked) $('compare').click();")
     set_panel(browser, 0, n=512)
     browser.value("$('question').focus()")
@@ -182,7 +182,7 @@ def keyboard(browser, url):
 
 
 def runs(browser, url, folder):
-    """Run directories are listed, filtered, and opened as their report."""
+    """Run directories are listed, filtered, and opened as reports."""
     expected = json.loads(urllib.request.urlopen(url + "/runs").read())
     check("runs that are listed", browser.value("document.querySelectorAll('#runs-list li').length"), len(expected))
     word = "dropout-0.05"
@@ -214,7 +214,7 @@ def looks(browser, url, link, shots):
 
 
 def phone(browser, shots):
-    """The answer is brought into view, and nothing is wider than the screen."""
+    """The answer is scrolled into view, and nothing is wider than the screen."""
     browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
     browser.value("if ($('compare').checked) $('compare').click(); scrollTo(0, 0);")
     browser.value(ASK)
@@ -226,7 +226,7 @@ def phone(browser, shots):
 
 
 def api_key(browser, binary, folder, shots):
-    """With a key the page asks for it, and opens runs inside itself, because a link carries no key."""
+    """With an API key the page asks for it, and opens runs within the page, because links contain no key."""
     server, url = start_server(binary, str(folder), "--api-key", "secret")
     browser.events = []
     try:

@@ -55,7 +55,7 @@ def check_flags(name, text, known):
 
 
 def instructions(path):
-    """The instructions of a Dockerfile with their continued lines joined."""
+    """The instructions of a Dockerfile with continuation lines joined."""
     text = re.sub(r"\\\n\s*", " ", path.read_text())
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [line.split(maxsplit=1) for line in lines]
@@ -122,7 +122,7 @@ def check_compose(known):
 
 
 def metric_names(text):
-    """The series of a scrape, by the types of its families."""
+    """The time series of a scrape, by the types of their families."""
     names = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.M):
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(kind, [""])
@@ -131,7 +131,7 @@ def metric_names(text):
 
 
 def ask(url):
-    """A streamed chat: a series with labels is in a scrape once something was counted."""
+    """Streams a chat, since series with labels appear in a scrape only after the first count."""
     body = {"model": "embedded", "messages": [{"role": "user", "content": "What is 12 plus 30?"}], "stream": True}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
@@ -164,7 +164,7 @@ def lookup(values, path):
 
 
 def render(text, values):
-    """The chart's templates use: if, values, quote, add, and toYaml with nindent."""
+    """Renders the subset of templates used by the chart: if, values, quote, add, and toYaml with nindent."""
     block = re.compile(r"\{\{- if (\.Values[\w.]+) \}\}\n((?:(?!\{\{- if).)*?)\{\{- end \}\}\n", re.S)
     while block.search(text):
         text = block.sub(lambda m: m[2] if lookup(values, m[1]) else "", text)

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Answering at once, thinking in vectors and thinking in words, models of one shape, each alone and with N trajectories (the paper's
-# table of explicit and latent reasoning): accuracy, coverage, votes, best of N, decoding steps, FLOPs.
-# Usage: runs/baselines.sh BIN COT NO_COT OUT     (COT and NO_COT: what runs/train_embedded.sh wrote; the reasoner is the embedded
-# one; OUT is runs/baselines for what is published; on one H200 about a minute)
-# Problems from 2000 on of each split, which nothing was chosen on. PROBLEMS (1000), N (16) and SEEDS (3) make it smaller.
+# No-CoT, latent and CoT models of one shape, greedy and with N trajectories (the paper's table of explicit and latent reasoning):
+# accuracy, coverage, votes, best of N, decoding steps, FLOPs.
+# Usage: runs/baselines.sh BIN COT NO_COT OUT     (COT and NO_COT: models of runs/train_embedded.sh; the latent reasoner is the
+# embedded one; published results: OUT = runs/baselines; about a minute on one H200)
+# Held-out problems from 2000 on of each split. PROBLEMS (1000), N (16) and SEEDS (3) make it smaller.
 # OUT/MODEL-SPLIT.json is the results.json of each run; runs/tables.py baselines prints the table.
 set -euo pipefail
 bin=$1 cot=$2 nocot=$3 out=$4

@@ -1,9 +1,9 @@
 #!/bin/bash
 # The paper's ablation of the reward model on the embedded reasoner: the published head, trained on rollouts by the contrastive loss, by
 # BCE, on final answers as labels, and not at all; three splits, three seeds.
-# Usage: runs/embedded_ablation.sh BIN REASONER OUT [STEPS]; on one H200 about two minutes. OUT (runs/embedded_ablation for what is
-# published) gets the results.json of every run, training.txt (what training said) and SPLIT.txt (the reward models' best of 64, paired
-# with each other). Problems 2000 to 3000 of each split: nothing was chosen on them.
+# Usage: runs/embedded_ablation.sh BIN REASONER OUT [STEPS]; about two minutes on one H200. OUT (published results:
+# runs/embedded_ablation) gets the results.json of every run, training.txt (the training logs) and SPLIT.txt (best of 64 of the reward
+# models, paired with each other). Held-out problems 2000 to 3000 of each split.
 set -uo pipefail
 bin=$1 reasoner=$2 out=$3 steps=${4:-1500}
 work=$(mktemp -d)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Small models like Latent-SFT and like Render-of-Thought, the paper's two families whose weights cannot be had: trained on the built-in
+# Small models like Latent-SFT and Render-of-Thought, two families of the paper whose weights are not available: trained on the built-in
 # corpus from a model that writes its steps, then greedy, coverage and majority at N = 1 to 16 with dropout and with noise.
-# Usage: runs/families.sh BINARY OUT [PART...]     (OUT is runs/families for what is published)
-#   cot, latent-sft, rot   the trainings, the first of which the others start from; one that was interrupted goes on
+# Usage: runs/families.sh BINARY OUT [PART...]     (published results: OUT = runs/families)
+#   cot, latent-sft, rot   the trainings; the others start from the first; interrupted ones are resumed
 #   strengths              p and sigma of each model, by the largest coverage@16 on valid: OUT/NAME-SAMPLER-valid.json
-#   measure                OUT/NAME-SAMPLER-SPLIT.json: problems from 2000 on of test, hard and ood, which nothing was chosen on
+#   measure                OUT/NAME-SAMPLER-SPLIT.json: held-out problems from 2000 on of test, hard and ood
 # By variable: SIZE (embedded: the embedded models' shape, for one H200, two to three minutes a model; tiny: for two cores, a model of
 # a fifth of a million parameters on the problems of at most two steps and numbers below 100), MODELS (where the models are kept; a temporary
 # directory), PROBLEMS (of a split; of tiny those among which the easy ones are taken), SEEDS, LIMIT (seconds after which a training stops, to

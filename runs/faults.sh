@@ -310,7 +310,7 @@ differs='tts train reasoner --data data.json --out whole --steps 3 --save-every 
 try 7 'a training that ended after its first state (control)' 'exit 0 ' "stopped; $goes_on; $differs"
 try 7 'a flipped byte in a training state' 'exit 2 .*state.safetensors' "stopped; edit flip half/training/state.safetensors; $goes_on; code=\$(cat status); [ \$code != 0 ] || { $differs; }; echo \$code >status"
 try 7 'a finished state without its model' '= the model is back' 'tts train reasoner --out done --steps 1 "${few[@]}" >/dev/null 2>&1; mv done/model.safetensors kept; tts train reasoner --out done --steps 1 "${few[@]}" --resume; if cmp -s kept done/model.safetensors; then echo "= the model is back, to the byte"; else echo "= is trained, without a model"; fi'
-try 7 'training data changed under the same name' 'exit 2 .*not what they were' "stopped; cp other.json data.json; $goes_on"
+try 7 'training data changed under the same name' 'exit 2 .*changed since training started' "stopped; cp other.json data.json; $goes_on"
 
 # 8. Two writers. The first one goes on while the second starts.
 beside() {
@@ -331,9 +331,9 @@ try 9 'inspect, an adapter of a wrong shape' 'exit 2 .*adapter' 'edit reshape ad
 try 9 'inspect, an alpha that overflows' 'exit 2 .*adapter' 'edit field adapter/adapter_config.json lora_alpha 1e300; tts inspect adapter'
 
 # 10. Panics.
-try 10 'verify, masks of three layers for a model of one' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 3 16; tts verify dump'
-try 10 'verify, masks that lack layers' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 0 16; tts verify dump'
-try 10 'verify, thoughts of another width' 'exit 2 .*make the dump again' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 1 12; tts verify dump'
+try 10 'verify, masks of three layers for a model of one' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 3 16; tts verify dump'
+try 10 'verify, masks that lack layers' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 0 16; tts verify dump'
+try 10 'verify, thoughts of another width' 'exit 2 .*regenerate the dump' 'mkdir dump; cp -r tiny dump/checkpoint; edit dump dump 1 12; tts verify dump'
 try 10 'train reasoner --init, more tokens than rows' 'exit 0 ' 'edit tokens llama/tokenizer.json 5; tts train reasoner --init llama --data data.json --out new --steps 1 --batch 2 --threads 1 --quiet'
 try 10 'more than 1,024 layers' 'exit 2 .*n_layer' 'edit field tiny/config.json n_layer 1025; tts inspect tiny'
 try 10 'train reasoner --layers 1025' 'exit 2 .*--layers' 'tts train reasoner --out new --steps 1 --width 16 --heads 2 --batch 2 --threads 1 --quiet --layers 1025'

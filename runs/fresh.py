@@ -1,9 +1,9 @@
 """Rules of runs on the same questions, paired: fresh.py NAME=RUN..., or fresh.py --between best_of NAME=RUN...
 
-RUN is a run directory (samples.jsonl) of `latent-tts eval`, one or several seeds. Of every run it prints greedy, majority, and with rewards
-weighted, best of N and beam search, and the vote of the first and the last run together (half of each, so that N is equal). Beside each line stand
-its differences to the first run's greedy and to the last run's (the reference alone), paired by question: 2,000 bootstrap resamples over
-questions, with one won and one lost question imagined among them, as the program's own intervals have it.
+RUN is a run directory (samples.jsonl) of `latent-tts eval`, one or several seeds. For every run it prints greedy, majority, and with rewards
+weighted, best of N and beam search, and the vote of the first and the last run together (half of each, so that N is equal). Each line also has
+the differences to greedy of the first run and of the last run (the reference reasoner), paired by question: 2,000 bootstrap resamples over
+questions with two pseudo-observations (one win, one loss), as in the program's own intervals.
 
 --between RULE (greedy, majority, weighted, best_of, beam) prints the paired difference of every two runs under that rule instead.
 """
@@ -20,11 +20,12 @@ RESAMPLES = 2000
 
 
 def reward(trajectory):
-    """The outcome reward, else the mean process reward, else none."""
-    if trajectory.get("verdict") is not None:
-        return trajectory["verdict"]
-    scores = trajectory.get("scores") or []
-    return sum(scores) / len(scores) if scores else None
+    """The outcome reward, else the mean process reward, else none; records of version 1 have other keys."""
+    outcome = trajectory.get("outcome_reward", trajectory.get("verdict"))
+    if outcome is not None:
+        return outcome
+    process = trajectory.get("process_rewards", trajectory.get("scores")) or []
+    return sum(process) / len(process) if process else None
 
 
 def majority(trajectories):

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The embedded models on problems that nobody has looked at (2000 to 4000 of each split), three seeds; everything that is chosen is chosen
-# on `valid`. The judge's reference reasoner alone stands beside every gain, with controls at equal knowledge.
-# Usage: runs/fresh.sh BINARY OUT [PART...]     (OUT is runs/fresh for what is published, with
-# LABELLED=160000 STEPS=2000; on one H200 that takes about six minutes in all)
-#   tables    the embedded judge, and its reference reasoner sampled without a judge, p of the latter chosen on valid
-#   judges    two judges without a better mind: the reasoner judged by one that thinks with the reasoner itself, and the
-#             reference reasoner judged by one that thinks with the reference reasoner itself
-#   compare   OUT/SPLIT.txt: every rule of the runs above, paired with greedy and with the reference alone (runs/fresh.py)
+# The embedded models on held-out problems (2000 to 4000 of each split), three seeds. All settings are chosen on `valid`. Every gain
+# is also compared with the reward model's reference reasoner alone.
+# Usage: runs/fresh.sh BINARY OUT [PART...]     (published results: OUT = runs/fresh with LABELLED=160000 STEPS=2000, about six
+# minutes on one H200)
+#   tables    the embedded reward model, and its reference reasoner sampled without a reward model, its p chosen on valid
+#   judges    two reward models without a stronger reference reasoner: one for the reasoner with the reasoner itself as
+#             reference, one for the reference reasoner with that reasoner itself as reference
+#   compare   OUT/SPLIT.txt: every rule of the runs above, paired with greedy and with the reference reasoner (runs/fresh.py)
 #   sweep     strengths of both samplers on valid and on every split: OUT/sweep-*.json, and OUT/findings.txt (runs/findings.py)
-#   beams     beam search beside best of N at every square N
-#   lengths   4 to 6 thoughts, drawn: best of 4, 8 and 16 by the mean process reward (the paper's table)
-#   geometry  drift and isotropy of sampled thoughts, by a number: OUT/geometry.txt (runs/geometry.py)
-# PROBLEMS, SAMPLES, SEEDS, LABELLED and STEPS make it smaller. What is kept is small: results.json of every run and the texts.
+#   beams     beam search and best of N at every square N
+#   lengths   4 to 6 thoughts, drawn at random: best of 4, 8 and 16 by the mean process reward (a table of the paper)
+#   geometry  drift and dimensions of sampled thoughts: OUT/geometry.txt (runs/geometry.py)
+# PROBLEMS, SAMPLES, SEEDS, LABELLED and STEPS make it smaller. Only results.json of every run and the texts are kept.
 set -euo pipefail
 binary=${1:?give a latent-tts built with CUDA} out=${2:?say where the results go}
 shift 2

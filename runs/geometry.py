@@ -1,9 +1,9 @@
-"""How sampled thoughts lie around the unperturbed one: geometry.py RUN...
+"""Geometry of sampled thoughts around the unperturbed one: geometry.py RUN...
 
 RUN is a run directory of `latent-tts eval --latents`. Of the last thought of every question, as it is fed, with d_i = h_i - h_clean over N trajectories:
 
-drift       |mean of d|^2 / mean of |d|^2: 1 if all go the same way, 1/N in expectation if they go every way alike
-dimensions  (sum of eigenvalues)^2 / sum of squares of the covariance of h: how many directions they spread over
+drift       |mean of d|^2 / mean of |d|^2: 1 if all have the same direction, 1/N in expectation if directions are uniform
+dimensions  (sum of eigenvalues)^2 / sum of squares of the covariance of h: the effective number of directions
 
 The paper sees a directional drift under dropout and an even dispersion under noise: drift should then be larger and dimensions fewer
 under dropout. Printed are means over questions with 95% bootstrap intervals (2,000 resamples).

@@ -2,9 +2,9 @@
 # The paper's recipe of labels, M = 128 rollouts from every thought, on the embedded reasoner: reward models of the published head that
 # learn from M = 128 and from M = 4 rollouts of the same problems, and from M = 4 of eight times as many; and the published training
 # (--preset paper: batches of 2,048 trajectories, ten epochs, its learning rate) on M = 128.
-# Usage: runs/rollouts.sh BIN REASONER OUT     (OUT is runs/rollouts for what is published; on one H200 about four minutes)
+# Usage: runs/rollouts.sh BIN REASONER OUT     (published results: OUT = runs/rollouts; about four minutes on one H200)
 # PROBLEMS (10000) are labelled; STEPS (600) of training. Problems 2000 to 3000 of each split, three seeds.
-# OUT gets the results.json of every run, labels.txt and training.txt (what both said), and SPLIT.txt (best of 64 and the weighted vote,
+# OUT gets the results.json of every run, labels.txt and training.txt (their logs), and SPLIT.txt (best of 64 and the weighted vote,
 # paired with each other). runs/tables.py rollouts prints the table.
 set -uo pipefail
 bin=$1 reasoner=$2 out=$3 problems=${PROBLEMS:-10000} steps=${STEPS:-600}

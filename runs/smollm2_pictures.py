@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pictures of docs/smollm2.md from runs/smollm2: smollm2_pictures.py [FOLDER]   (needs matplotlib)
+"""The figures of SmolLM2-135M in docs/images from runs/smollm2: smollm2_pictures.py [FOLDER]   (needs matplotlib)
 
 smollm2-accuracy.png     coverage and votes on the three test sets by N, with 95% intervals
 smollm2-diversity.png    coverage against the diversity of thoughts, strength by strength, on gsm_valid
@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = pathlib.Path(__file__).resolve().parent
-PICTURES = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "docs" / "gallery"
+PICTURES = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parent / "docs" / "images"
 SETS = {"gsm_test": "GSM8K test", "gsm_hard": "GSM-Hard", "multiarith": "MultiArith"}
 # (rule, sampler): label, colour, dashes
 LINES = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Reward models for the SmolLM2 reasoner from problems whose sources were held back from it: two that read answers (with and
-# without the reasoner's own clean thoughts as reference), and the paper's ablation with the published head. On one H200 about
-# five minutes.
+# without the reasoner's unperturbed thoughts as reference trace), and the paper's ablation with the published head. About
+# five minutes on one H200.
 # Usage: runs/smollm2_reward.sh BINARY BASE.gguf REASONER DATA OUT     (writes OUT/NAME for each, and the labels beside them)
 set -euo pipefail
 binary=${1:?give a latent-tts} base=${2:?give the GGUF file} reasoner=${3:?give the reasoner} data=${4:?give the data directory}

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# SmolLM2-135M learns to write its steps (LoRA of rank 40, cut to 24), then to think in compressed steps (CoLaR, at most two
-# tokens a thought), and then in ordered ones, on one H200: about 8, 9 and 8 minutes. Beside them the baseline that answers at
-# once. Data as runs/smollm2_data.sh makes it.
+# Trains SmolLM2-135M to write its steps (LoRA of rank 40, cut to 24), then to think in compressed steps (CoLaR, at most two
+# tokens a thought), then in ordered pairs; about 8, 9 and 8 minutes on one H200. Also trains the No-CoT baseline. The data
+# comes from runs/smollm2_data.sh.
 # Usage: runs/smollm2_train.sh BINARY BASE.gguf DATA VALID.json OUT [STAGE...]
-#   STAGEs: cot, compressed, ordered, no-cot (all unless named); each writes OUT/STAGE and reads what the ones before it left there.
+#   STAGEs: cot, compressed, ordered, no-cot (default: all); each writes OUT/STAGE and reads the output of those before it.
 set -euo pipefail
 binary=${1:?give a latent-tts} base=${2:?give the GGUF file} data=${3:?give the data directory}
 valid=${4:?give gsm_valid.json} out=${5:?give an output directory}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Seconds of thinking in vectors and of writing steps, SmolLM2-135M's two reasoners, at N = 1 and N = 32: the paper's wall clock. Both
-# take turns, on an otherwise idle machine; loading is not counted.
+# Wall clock of latent thoughts and of written steps (SmolLM2-135M's two reasoners) at N = 1 and N = 32. They take turns on an
+# otherwise idle machine; loading is not counted.
 # Usage: runs/smollm2_wall_clock.sh BINARY BASE.gguf DATA [ROUNDS] >runs/smollm2_wall_clock.txt     (BASE: see models/README.md)
 # By variable: LIMIT (12) the problems of DATA, SAMPLES ("1 32"), FLAGS more flags of eval.
 set -euo pipefail

@@ -1,6 +1,6 @@
-"""The tables of the documents that are made of files below runs/: tables.py NAME [ARGUMENT...].
+"""Detailed tables computed from the raw files below runs/: tables.py NAME [ARGUMENT...]
 
-`.ci/figures` compares what this prints with what the documents show.
+The tables of README.md and docs/results.md are printed by results.py.
 """
 
 import json
@@ -66,7 +66,7 @@ def compared(split):
 
 
 def rules(name):
-    """Every rule of a judge on the fresh problems, with gains."""
+    """Every rule with one reward model on problems 2000 to 4000 of each split, with gains."""
     prefix = f"fresh/{name}"
     head("accuracy in %, 64 with its interval", *SPLITS)
     row("greedy", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
@@ -88,39 +88,27 @@ def rules(name):
 
 # What is compared on the fresh problems, as the documents call it.
 COMPARED = (("judged, greedy", "the reasoner, greedy"), ("judged, majority@64", "the reasoner, majority@64"),
-            ("self-judged, weighted@64", "**judge that thinks with the reasoner**, weighted@64"),
+            ("self-judged, weighted@64", "**reward model with the reasoner's own reference trace**, weighted@64"),
             ("self-judged, best of 64", "the same, best of 64"), ("self-judged, beam", "the same, beam 8 x 8"),
-            ("judged, weighted@64", "embedded judge (thinks with the reference), weighted@64"),
+            ("judged, weighted@64", "embedded reward model (stronger reference reasoner), weighted@64"),
             ("judged, best of 64", "the same, best of 64"), ("judged, beam", "the same, beam 8 x 8"),
-            ("reference, greedy", "the reference alone, greedy"), ("reference, majority@64", "the reference, majority@64"),
-            ("reference-judged, weighted@64", "the reference with a judge that thinks with it, weighted@64"),
+            ("reference, greedy", "the reference reasoner, greedy"), ("reference, majority@64", "the reference reasoner, majority@64"),
+            ("reference-judged, weighted@64", "the reference reasoner with its own reward model, weighted@64"),
             ("reference-judged, best of 64", "the same, best of 64"),
-            ("judged and reference, majority of half of each", "vote of both minds, 32 of each"))
+            ("judged and reference, majority of half of each", "majority of both reasoners, 32 trajectories each"))
 
 
-def judges():
-    """The judges and their controls on the fresh problems."""
-    head("what", "split", "accuracy", "over greedy", "over the reference alone")
+def reward_models():
+    """Reward models and their controls on problems 2000 to 4000 of each split."""
+    head("what", "split", "accuracy", "over greedy", "over the reference reasoner")
     splits = {split: compared(split) for split in SPLITS}
     for label, name in COMPARED:
         for split in SPLITS:
             row(name, split, *splits[split][label])
 
 
-def card():
-    """The table of the model card: accuracy, and the paired difference to greedy and to the reference alone."""
-    splits = [compared(split) for split in SPLITS]
-    head("accuracy in %", *SPLITS)
-    for label, name in COMPARED[:3] + COMPARED[5:7] + COMPARED[8:9]:
-        row(name, *(cells[label][0] for cells in splits))
-    row("coverage@64", *by_split("fresh/judged", lambda r: r.share("coverage", 64)))
-    for label, name in (COMPARED[2], COMPARED[5]):
-        row(f"{name}, over greedy", *(cells[label][1] for cells in splits))
-        row(f"{name}, over the reference alone", *(cells[label][2] for cells in splits))
-
-
 def moved():
-    """Gains over greedy of the embedded judge on the problems that designs were compared on, and on fresh ones."""
+    """Gains over greedy of the embedded reward model on the problems that designs were compared on, and on fresh ones."""
     head("over greedy", "problems", *SPLITS)
     for rule, label in (("majority", "majority@64"), ("weighted", "weighted@64"), ("best_of", "best of 64"), ("beam", "beam 8 x 8")):
         row(label, "first 1,000", *by_split("embedded_tables/main", lambda r: r.gain(rule, "greedy")))
@@ -245,6 +233,53 @@ def smollm2_sweep():
                 share(point["majority"]["64"]))
 
 
+def smollm2_sampling():
+    """Coverage and votes of SmolLM2 by N, with dropout and with noise."""
+    ks = (1, 2, 4, 8, 16, 32, 64)
+    head("problems, sampler: rule", *(f"N = {k}" for k in ks))
+    for test, label in TESTS:
+        for sampler in ("dropout", "noise"):
+            run = Results(f"smollm2/{test}-{sampler}")
+            for rule in ("coverage", "majority", "weighted"):
+                if (rule, 64) in run.metrics:
+                    row(f"{label}, {sampler}: {rule}", *(run.share(rule, k) for k in ks))
+
+
+def smollm2_masks():
+    """Fresh masks, one mask for each trajectory, and sampled answer tokens, on gsm_valid."""
+    head("gsm_valid, N = 64", "coverage@1", "coverage@64", "majority@64", "diversity")
+    for name, label in (("answers-p0.3", "dropout, p = 0.3, fresh masks"), ("mask", "dropout, p = 0.3, one mask for each trajectory"), ("tokens", "sampled answer tokens")):
+        run = Results(f"smollm2/valid-{name}")
+        row(label, *(run.with_interval(*metric) for metric in (("coverage", 1), ("coverage", 64), ("majority", 64))), f"{run.metrics['diversity', 64]['value']:.3f}")
+
+
+def smollm2_choice():
+    """The two reward models that read answers, on gsm_valid."""
+    head("gsm_valid, N = 64", "p", "majority", "weighted", "best of 64")
+    for name, label in (("answers", "reads answers"), ("reference", "and the reasoner's unperturbed thoughts")):
+        for p in ("0.2", "0.3"):
+            run = Results(f"smollm2/valid-{name}-p{p}")
+            row(label, p, *(run.share(rule, 64) for rule in ("majority", "weighted", "best_of")))
+
+
+def smollm2_auc():
+    """AUC of right against wrong trajectories of a question by reward, on GSM8K test."""
+    metrics = Results("smollm2/gsm_test-dropout").metrics
+    head("after", "AUC")
+    for k in (1, 5, 10, 20, 30, 50):
+        row(f"{k} thought{'s' if k > 1 else ''}", f"{metrics['auc', k]['value']:.2f}")
+    row("the answer", f"{metrics['auc_verdict', 64]['value']:.2f}")
+
+
+def smollm2_thoughts():
+    """Accuracy of SmolLM2 with replaced thoughts."""
+    runs = [json.loads((RUNS / f"smollm2/{test}-ablated-ablation.json").read_text()) for test, _ in TESTS]
+    head("thoughts", *(label for _, label in TESTS))
+    row("its own", *(share(run["clean"]) for run in runs))
+    for at, kind in enumerate(runs[0]["ablations"]):
+        row(kind["kind"], *(share(run["ablations"][at]["accuracy"]) for run in runs))
+
+
 def families():
     """Small models like Latent-SFT and like Render-of-Thought, with each sampler at the strength that was chosen on valid."""
     head("model", "problems", "sampler", "greedy", "coverage@1", "@2", "@4", "@8", "@16", "majority@16", "majority@16 over greedy")
@@ -262,7 +297,7 @@ def families():
 
 def baselines():
     """Answering at once, thinking in vectors and thinking in words, alone and with several trajectories."""
-    head("model", "split", "greedy", "coverage@4", "best of 4", "majority@16", "coverage@16", "decoding steps of 16 rows", "of no-cot's",
+    head("model", "split", "greedy", "coverage@4", "best of 4", "majority@16", "coverage@16", "decoding steps of 16 sequences", "of no-cot's",
          "GFLOP a question")
     for model in ("no-cot", "latent", "cot"):
         for split in SPLITS:
@@ -281,16 +316,6 @@ def rollouts():
         for split in SPLITS:
             r = Results(f"rollouts/{name}-{split}")
             row(label, split, r.with_interval("majority", 64), *(r.with_interval("best_of", k) for k in (8, 64)), r.with_interval("weighted", 64))
-
-
-def retrained():
-    """A run of train_embedded.sh as a whole beside what is embedded."""
-    head("accuracy in %", *SPLITS)
-    for name, label in (("embedded", "embedded"), ("trained", "this run")):
-        prefix = f"train_embedded/{name}"
-        row(f"{label}, greedy", *by_split(prefix, lambda r: r.with_interval("greedy", 1)))
-        for rule in ("majority", "weighted", "best_of", "coverage"):
-            row(f"{label}, {rule.replace('_', ' ')} at 64", *by_split(prefix, lambda r: r.with_interval(rule, 64)))
 
 
 def formats(folder, wide, narrow):
@@ -319,9 +344,11 @@ def thoughts():
         row(kind["kind"], interval(kind["accuracy"]), interval(kind["difference"], "+"), f"{100 * kind['changed']:.1f}")
 
 
-TABLES = {f.__name__: f for f in (rules, judges, card, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2, smollm2_heads,
-                                  smollm2_sweep, thoughts, families, baselines, rollouts, retrained, formats)}
+TABLES = {f.__name__: f for f in (rules, reward_models, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2,
+                                  smollm2_heads, smollm2_sweep, smollm2_sampling, smollm2_masks, smollm2_choice, smollm2_auc,
+                                  smollm2_thoughts, thoughts, families, baselines, rollouts, formats)}
 
-if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
-    sys.exit(f"usage: tables.py {'|'.join(TABLES)} [ARGUMENT...]")
-TABLES[sys.argv[1]](*sys.argv[2:])
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in TABLES:
+        sys.exit(f"usage: tables.py {'|'.join(TABLES)} [ARGUMENT...]")
+    TABLES[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-//! Reports absent weights before the compiler fails on them in `src/embedded.rs`.
+//! Reports missing weights before the compiler fails on them in `src/embedded.rs`.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ fn main() {
         println!("cargo::rerun-if-changed={}", file.display());
         if !file.is_file() {
             println!(
-                "cargo::error=assets/{name} is missing, which the feature `embedded` includes; \
-                 check out the whole repository, train it as assets/README.md says, or build \
-                 without the feature"
+                "cargo::error=assets/{name} not found, which the feature `embedded` includes; \
+                 check out the entire repository, train the model (see assets/README.md), or \
+                 build without the feature"
             );
         }
     }

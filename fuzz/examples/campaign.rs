@@ -2,11 +2,11 @@
 //!
 //! `cargo run -p latent-tts-fuzz --example campaign -- [SECONDS] [SEED] [TARGET]...`
 //!
-//! Not `--release`: the `dev` profile is optimised too, and has overflow checks.
+//! Use the `dev` profile, which is optimized and has overflow checks, instead of `--release`.
 //!
-//! Each target runs for SECONDS (60). The counts go to stdout. An input that breaks something is
-//! kept in `fuzz/found/`, and the next one is tried. One that takes longer than a second is kept
-//! as `slow-*`.
+//! Each target runs for SECONDS (60). The counts go to stdout. Failing inputs are saved in
+//! `fuzz/found/`, and the campaign continues. Inputs that take longer than a second are saved as
+//! `slow-*`.
 
 #![expect(clippy::unwrap_used, reason = "a broken campaign should fail loudly")]
 
@@ -16,16 +16,17 @@ use std::time::{Duration, Instant};
 
 use latent_tts_fuzz::{FuzzTarget, Mutator, TARGETS};
 
-/// Inputs of one target that are kept.
+/// Maximum number of saved inputs per target.
 const MAX_FOUND: usize = 20;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default: u64| args.get(at).map_or(default, |arg| arg.parse().unwrap());
-    let (seconds, seed) = (number(0, 60), number(1, 0));
+    let seconds = number(0, 60);
+    let seed = number(1, 0);
     let named: Vec<FuzzTarget> =
         args.iter().skip(2).map(|name| FuzzTarget::find(name).unwrap()).collect();
-    // Panics are counted and kept; those of libraries that are caught would fill the terminal.
+    // Panics are counted and saved; caught panics of libraries would flood the terminal.
     std::panic::set_hook(Box::new(|_| {}));
     println!("{:<12} {:>12} {:>10} {:>7}", "target", "executions", "a second", "broken");
     let mut total = 0;
@@ -38,10 +39,12 @@ fn main() {
 /// Returns the number of executions.
 fn run(target: FuzzTarget, seed: u64, duration: Duration) -> u64 {
     let corpus = target.corpus().unwrap();
-    // What the bodies share is made before memory is counted.
+    // Initializes the fixtures shared by the bodies before memory is counted.
     corpus.iter().for_each(|(_, input)| drop(catch_unwind(|| target.run(input))));
-    let (mut mutator, mut input) = (Mutator::new(seed), Vec::new());
-    let (mut count, mut broken) = (0_u64, 0);
+    let mut mutator = Mutator::new(seed);
+    let mut input = Vec::new();
+    let mut count = 0_u64;
+    let mut broken = 0;
     let start = Instant::now();
     while start.elapsed() < duration {
         for _ in 0..64 {

@@ -1,4 +1,4 @@
-//! Writes the valid files of tiny models into the corpora: run again when a format changes.
+//! Writes the valid files of tiny models to the corpora. Run it again when a format changes.
 //!
 //! `cargo run -p latent-tts-fuzz --example seeds`
 

@@ -1,12 +1,12 @@
-//! The system's allocator with a count of live bytes on each thread, which keeps the budgets of
-//! the server's threads.
+//! The system allocator with a count of live bytes per thread. It also maintains the memory budgets
+//! of the server's threads.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use serve::metering::{charge, refund};
 
-/// Counts what a thread allocates less what it frees, and the peak of that.
+/// Tracks each thread's live bytes and their peak.
 pub struct CountingAllocator;
 
 thread_local! {
@@ -14,13 +14,13 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator with its arguments unchanged. The counters have
-// no destructors and take no memory of their own.
+// SAFETY: every call is forwarded to the system allocator with unchanged arguments. The counters
+// have no destructors and do not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         charge(layout.size());
-        // SAFETY: the caller's promises are those of `System::alloc`.
+        // SAFETY: the caller upholds the contract of `System::alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -48,15 +48,14 @@ unsafe impl GlobalAlloc for CountingAllocator {
 }
 
 fn count(bytes: isize) {
-    // A thread that ends frees its last memory after its counters.
+    // An ending thread frees its last memory after its counters are destroyed.
     let _ = LIVE.try_with(|live| {
         live.set(live.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(live.get())));
     });
 }
 
-/// A function's result, and the bytes that this thread had live at most while it ran, beside those
-/// from before.
+/// A function's result, and the peak of bytes allocated by this thread while it ran.
 pub(crate) fn peak_bytes<R>(f: impl FnOnce() -> R) -> (R, usize) {
     let before = LIVE.get();
     PEAK.set(before);

@@ -1,4 +1,4 @@
-//! What surrounds a fuzzed input: the valid files of tiny models, and a file in memory.
+//! Fixtures of fuzzed inputs: valid files of tiny models, and temporary files.
 
 use std::cell::RefCell;
 use std::fs;
@@ -17,18 +17,18 @@ pub(crate) type FileList = Vec<(String, Vec<u8>)>;
 pub(crate) fn checkpoint_dir(family: CheckpointFamily) -> TempDir {
     let dir = scratch_dir();
     write_checkpoint(dir.path(), &CheckpointSpec::tiny(family))
-        .expect("a valid checkpoint is written");
+        .expect("a valid checkpoint can be written");
     dir
 }
 
 /// The files of a tiny checkpoint.
 fn checkpoint(family: CheckpointFamily) -> FileList {
     let dir = checkpoint_dir(family);
-    let entries = fs::read_dir(dir.path()).expect("its directory is read");
-    let paths = entries.map(|entry| entry.expect("an entry is read").path());
+    let entries = fs::read_dir(dir.path()).expect("the directory can be read");
+    let paths = entries.map(|entry| entry.expect("an entry can be read").path());
     let read = |path: PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        (name, fs::read(&path).expect("a file of it is read"))
+        (name, fs::read(&path).expect("a file can be read"))
     };
     paths.map(read).collect()
 }
@@ -39,7 +39,7 @@ pub(crate) static GPT2: LazyLock<FileList> =
 /// A plain Llama, the base of adapters.
 pub(crate) static LLAMA: LazyLock<FileList> = LazyLock::new(|| checkpoint(CheckpointFamily::Llama));
 
-/// Calls `use_files` with a model that has these files, those of `replaced` in place of its own.
+/// Calls `use_files` with a model that has these files, some of them replaced by `replaced`.
 pub(crate) fn with_files(
     files: &[(String, Vec<u8>)],
     replaced: &[(&str, &[u8])],
@@ -49,21 +49,21 @@ pub(crate) fn with_files(
     let is_replaced = |name: &str| replaced.iter().any(|(other, _)| *other == name);
     let all: Vec<(&str, &[u8])> =
         own.filter(|(name, _)| !is_replaced(name)).chain(replaced.iter().copied()).collect();
-    // SAFETY: embedded files are static because programs have them so. Here they outlive every use:
-    // `use_files` returns nothing, and the bodies that call this keep nothing either.
+    // SAFETY: embedded files have static lifetimes in programs. Here they outlive every use:
+    // `use_files` returns nothing, and the bodies that call this function keep nothing.
     let files: &'static [(&'static str, &'static [u8])] =
         unsafe { std::mem::transmute(all.as_slice()) };
     use_files(ModelFiles::Embedded(EmbeddedFiles { name: "fuzzed", files, subdirs: &[] }))
 }
 
-/// A directory that vanishes, in memory where the system has such.
+/// A temporary directory, in memory if the system supports it.
 pub(crate) fn scratch_dir() -> TempDir {
     let shared_memory = Path::new("/dev/shm");
     let dir = if shared_memory.is_dir() { TempDir::new_in(shared_memory) } else { TempDir::new() };
-    dir.expect("a directory can be made")
+    dir.expect("a directory can be created")
 }
 
-/// Calls `use_path` with the path of a file that has this content.
+/// Calls `use_path` with the path of a temporary file with this content.
 pub(crate) fn with_file<R>(name: &str, content: &[u8], use_path: impl FnOnce(&Path) -> R) -> R {
     thread_local! {
         static DIR: RefCell<Option<TempDir>> = const { RefCell::new(None) };

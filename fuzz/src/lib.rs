@@ -1,9 +1,10 @@
-//! What fuzzing runs: a body per kind of input, from bytes to a parsed thing or an error.
+//! Fuzz targets: one body per kind of input, which parses bytes to a value or an error.
 //!
-//! A body panics if the parser panics, if what was parsed breaks an invariant (a round trip, a
+//! A body panics if the parser panics, if the parsed value violates an invariant (a round trip, a
 //! prefix, finite numbers), or if more memory was live than [`memory_limit`] allows. Tests run the
-//! bodies on the corpus and on a few mutations of it, the example `campaign` on millions, and the
-//! targets in `fuzz/` under libFuzzer. docs/fuzzing.md has the commands and the counts.
+//! bodies on the corpus and on a few mutations of it, the example `campaign` on millions of
+//! mutations, and the targets in `fuzz/libfuzzer` under libFuzzer. docs/explanation/testing.md has
+//! the commands and the counts.
 
 mod allocator;
 mod fixtures;
@@ -18,17 +19,17 @@ use std::path::{Path, PathBuf};
 pub use allocator::CountingAllocator;
 pub use mutate::Mutator;
 
-/// Counts the memory of each body; every program that links this crate has it.
+/// Measures the memory of each body; the global allocator of every program that links this crate.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// A kind of input.
 #[derive(Debug, Clone, Copy)]
 pub struct FuzzTarget {
-    /// Its name: the folder below `fuzz/corpus` and the target of `cargo fuzz`.
+    /// The name: the directory below `fuzz/corpus` and the target of `cargo fuzz`.
     pub name: &'static str,
     body: fn(&[u8]),
-    /// Bytes that mean something to its parser, for the mutator.
+    /// Dictionary of the mutator: byte strings that are meaningful to the parser.
     pub words: &'static [&'static str],
 }
 
@@ -53,8 +54,8 @@ pub const TARGETS: [FuzzTarget; 17] = [
     FuzzTarget { name: "pages", body: server::pages, words: records::SAMPLE_WORDS },
 ];
 
-/// Memory that a body may have live for an input of these many bytes: parsed JSON takes tens of
-/// bytes for each of the text, and a tokenizer or a regular expression megabytes of its own.
+/// Maximum live memory of a body for an input of `bytes` bytes. Parsed JSON takes tens of bytes per
+/// input byte, and a tokenizer or a regular expression takes megabytes.
 pub fn memory_limit(bytes: usize) -> usize {
     (64 << 20) + 256 * bytes
 }
@@ -65,19 +66,19 @@ impl FuzzTarget {
         TARGETS.into_iter().find(|target| target.name == name)
     }
 
-    /// Runs the body on an input, and checks the memory that it took.
+    /// Runs the body on an input and checks its memory use.
     pub fn run(&self, input: &[u8]) {
         let ((), peak) = allocator::peak_bytes(|| (self.body)(input));
         let limit = memory_limit(input.len());
-        assert!(peak <= limit, "{peak} bytes for an input of {}: more than {limit}", input.len());
+        assert!(peak <= limit, "{peak} bytes for {} bytes of input, limit {limit}", input.len());
     }
 
-    /// The folder of its corpus.
+    /// The directory of the corpus.
     pub fn corpus_dir(&self) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(self.name)
     }
 
-    /// The inputs of its corpus with their names, in the order of these.
+    /// The inputs of the corpus with their names, sorted by name.
     pub fn corpus(&self) -> std::io::Result<Vec<(String, Vec<u8>)>> {
         let mut inputs = Vec::new();
         for entry in std::fs::read_dir(self.corpus_dir())? {

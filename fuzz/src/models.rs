@@ -1,4 +1,4 @@
-//! Bodies of a model's files.
+//! Bodies that parse model files.
 
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
@@ -81,10 +81,10 @@ pub(crate) const ADAPTER_WORDS: &[&str] = &[
 ];
 
 static DEVICE: LazyLock<Device> =
-    LazyLock::new(|| Device::cpu(Some(NonZeroUsize::MIN)).expect("a processor is there"));
+    LazyLock::new(|| Device::cpu(Some(NonZeroUsize::MIN)).expect("a CPU is available"));
 
-/// Opens a checkpoint and reads all that it lists. What is read has the shape that was asked for
-/// and is finite.
+/// Opens a checkpoint and reads all listed tensors. They must have the requested shape and finite
+/// values.
 fn read_checkpoint(files: ModelFiles) -> Option<Checkpoint> {
     let checkpoint = Checkpoint::open(files).ok()?;
     let listed: Vec<_> =
@@ -99,14 +99,14 @@ fn read_checkpoint(files: ModelFiles) -> Option<Checkpoint> {
     Some(checkpoint)
 }
 
-/// model.safetensors beside a valid configuration.
+/// model.safetensors with a valid configuration.
 pub(crate) fn safetensors(input: &[u8]) {
     with_files(&GPT2, &[("model.safetensors", input)], |files| {
         read_checkpoint(files);
     });
 }
 
-/// config.json beside valid weights; what it describes is loaded where the weights fit it.
+/// config.json with valid weights; the model is loaded if the weights match the configuration.
 pub(crate) fn config(input: &[u8]) {
     with_files(&GPT2, &[("config.json", input)], |files| {
         let Ok(config) = Config::read(&files) else { return };
@@ -118,7 +118,7 @@ pub(crate) fn config(input: &[u8]) {
     });
 }
 
-/// tokenizer.json, or merges.txt where the input is no JSON.
+/// tokenizer.json, or merges.txt if the input is not JSON.
 pub(crate) fn tokenizer(input: &[u8]) {
     if input.trim_ascii_start().starts_with(b"{") {
         with_files(&[], &[("tokenizer.json", input)], |files| use_tokenizer(&files));
@@ -151,7 +151,7 @@ fn use_tokenizer(files: &ModelFiles) {
     let _ = tokenizer.decode(&[0, u32::MAX]);
 }
 
-/// A file that torch.save wrote: it is refused, or converted.
+/// A file of `torch.save`, which is converted or rejected.
 pub(crate) fn pickle(input: &[u8]) {
     with_file("model.pt", input, |path| {
         let Ok(pickled) = PickledTensors::open(path) else { return };
@@ -171,7 +171,7 @@ pub(crate) fn gguf(input: &[u8]) {
     });
 }
 
-/// adapter_config.json, or adapter_model.safetensors where the input is no JSON, over a valid base.
+/// adapter_config.json, or adapter_model.safetensors if the input is not JSON, with a valid base.
 pub(crate) fn adapter(input: &[u8]) {
     let (config, weights) =
         if input.starts_with(b"{") { (input, ADAPTER_FACTORS) } else { (ADAPTER_CONFIG, input) };
@@ -183,6 +183,6 @@ pub(crate) fn adapter(input: &[u8]) {
     });
 }
 
-/// An adapter of one module of rank 2.
+/// An adapter of one module with rank 2.
 const ADAPTER_CONFIG: &[u8] = include_bytes!("../corpus/adapter/config");
 const ADAPTER_FACTORS: &[u8] = include_bytes!("../corpus/adapter/factors");

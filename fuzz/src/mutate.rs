@@ -1,12 +1,12 @@
-//! Mutations of inputs as libFuzzer makes them, without its feedback: for stable Rust.
+//! Mutations like libFuzzer's, without coverage feedback, for stable Rust.
 
-/// Makes inputs out of a corpus. The sequence is a function of the seed.
+/// Generates inputs from a corpus. The sequence is determined by the seed.
 #[derive(Debug)]
 pub struct Mutator {
     state: u64,
 }
 
-/// Numbers at which sizes and counts go wrong.
+/// Boundary values for sizes and counts.
 const NUMBERS: [u64; 16] = [
     0,
     1,
@@ -27,7 +27,7 @@ const NUMBERS: [u64; 16] = [
 ];
 
 impl Mutator {
-    /// A sequence of inputs.
+    /// A mutator with this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -40,12 +40,12 @@ impl Mutator {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`; 0 if that is 0.
+    /// A number below `end`; 0 if `end` is 0.
     fn below(&mut self, end: usize) -> usize {
         (self.next() % (end.max(1) as u64)) as usize
     }
 
-    /// A place in an input: half of them near the start, where headers are.
+    /// A position in an input, half of the time near the start, where headers are.
     fn place(&mut self, length: usize) -> usize {
         match self.next() % 2 {
             0 => self.below(length),
@@ -53,7 +53,7 @@ impl Mutator {
         }
     }
 
-    /// Puts the next input into `out`: one of the corpus with one to eight mutations.
+    /// Writes the next input to `out`: an input of the corpus with one to eight mutations.
     pub fn mutate(&mut self, corpus: &[(String, Vec<u8>)], words: &[&str], out: &mut Vec<u8>) {
         out.clear();
         if corpus.is_empty() {
@@ -104,7 +104,7 @@ impl Mutator {
         }
     }
 
-    /// Replaces the decimal digits after a place.
+    /// Replaces the decimal digits at a position.
     fn replace_number(&mut self, out: &mut Vec<u8>, at: usize) {
         let is_digit = |byte: &u8| byte.is_ascii_digit();
         let Some(start) = out[at..].iter().position(is_digit) else { return };

@@ -1,4 +1,4 @@
-//! Bodies of what runs and annotations leave behind.
+//! Bodies that parse files of runs and annotations.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -22,9 +22,9 @@ pub(crate) const SAMPLE_WORDS: &[&str] = &[
     "[[[[[[[[",
 ];
 
-/// A directory of records whose one file is replaced by each input.
+/// A directory of records; each input replaces one of its files.
 struct RecordDir {
-    /// Removes the directory.
+    /// Deletes the directory on drop.
     _dir: TempDir,
     path: PathBuf,
     file: PathBuf,
@@ -36,42 +36,42 @@ static RUN: LazyLock<(RecordDir, Manifest)> = LazyLock::new(|| {
     let path = dir.path().join("run");
     let manifest = Manifest { seeds: vec![7], questions: 1, ..Manifest::default() };
     let run = RunDir::create(&path, &manifest).and_then(|run| run.finish());
-    let file = run.expect("an empty run is written").samples_file();
+    let file = run.expect("an empty run can be written").samples_file();
     (RecordDir { path, file, _dir: dir }, manifest)
 });
 
-/// samples.jsonl: read as reports do, then recovered as `--resume` does. A sample that is read is
-/// written and read back.
+/// samples.jsonl: read as for reports, then recovered as with `--resume`. Every valid sample must
+/// survive a round trip.
 pub(crate) fn samples(input: &[u8]) {
     let (dir, manifest) = &*RUN;
     write(&dir.file, input);
-    // A changed line has no valid digest, so that the samples are read without it, too.
+    // A mutated line has no valid digest, so the samples are also read without digests.
     for line in input.split(|&byte| byte == b'\n') {
         let Ok(sample) = serde_json::from_slice::<Sample>(line) else { continue };
-        let line = serde_json::to_vec(&sample).expect("a sample is JSON");
-        let again: Sample = serde_json::from_slice(&line).expect("a written sample is read");
-        assert_eq!(again, sample, "a sample comes back as it was");
+        let line = serde_json::to_vec(&sample).expect("a sample serializes to JSON");
+        let again: Sample = serde_json::from_slice(&line).expect("a written sample can be read");
+        assert_eq!(again, sample, "a sample survives a round trip");
     }
     let run = RunDir::open(&dir.path).expect("the manifest is valid");
-    let lines = run.samples().expect("the file is there");
+    let lines = run.samples().expect("the file exists");
     let mut whole = 0;
     for sample in lines.map_while(Result::ok) {
-        let line = serde_json::to_vec(&sample).expect("a sample is JSON");
-        let again: Sample = serde_json::from_slice(&line).expect("a written sample is read");
-        assert_eq!(again, sample, "a sample comes back as it was");
+        let line = serde_json::to_vec(&sample).expect("a sample serializes to JSON");
+        let again: Sample = serde_json::from_slice(&line).expect("a written sample can be read");
+        assert_eq!(again, sample, "a sample survives a round trip");
         whole += 1;
     }
     if let Ok(run) = RunDir::resume(&dir.path, manifest) {
         drop(run);
-        let kept = std::fs::read(&dir.file).expect("the file is there");
-        assert!(input.starts_with(&kept), "recovering only shortens");
+        let kept = std::fs::read(&dir.file).expect("the file exists");
+        assert!(input.starts_with(&kept), "recovery only truncates");
         let lines = RunDir::open(&dir.path).and_then(|run| run.samples());
-        let read = lines.expect("the file is there").filter(Result::is_ok).count();
-        assert!(read <= whole, "recovering adds nothing");
+        let read = lines.expect("the file exists").filter(Result::is_ok).count();
+        assert!(read <= whole, "recovery adds nothing");
     }
 }
 
-/// The annotation of two questions in one shard; its file is the shard's.
+/// Annotations of two questions in one shard; the inputs replace the shard.
 static ANNOTATION: LazyLock<RecordDir> = LazyLock::new(|| {
     let dir = scratch_dir();
     let path = dir.path().to_owned();
@@ -80,7 +80,7 @@ static ANNOTATION: LazyLock<RecordDir> = LazyLock::new(|| {
 const INDEX: &[u8] = include_bytes!("../corpus/annotations/index");
 const SHARD: &[u8] = include_bytes!("../corpus/annotations/shard");
 
-/// A shard of annotations, or the index where the input is JSON; every problem is visited.
+/// A shard of annotations, or the index if the input is JSON; every problem is read.
 pub(crate) fn annotations(input: &[u8]) {
     let dir = &*ANNOTATION;
     let (index, shard) = if input.starts_with(b"{") { (input, SHARD) } else { (INDEX, input) };
@@ -92,9 +92,13 @@ pub(crate) fn annotations(input: &[u8]) {
     for problem in annotations.problems() {
         let _ = (problem.id(), problem.prompt(), problem.steps());
         for trajectory in problem.trajectories() {
-            let (thoughts, labels) = (trajectory.thoughts(), trajectory.labels());
+            let thoughts = trajectory.thoughts();
+            let labels = trajectory.labels();
             assert_eq!(thoughts.chunks(width).len(), labels.len(), "a label for each thought");
-            assert!(labels.iter().all(|label| (0.0..=1.0).contains(label)), "labels are shares");
+            assert!(
+                labels.iter().all(|label| (0.0..=1.0).contains(label)),
+                "labels are between 0 and 1"
+            );
             let _ = (trajectory.correct(), trajectory.answer());
         }
     }

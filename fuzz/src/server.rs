@@ -1,4 +1,5 @@
-//! Bodies of what the server reads beside JSON: chat templates, requests as bytes, recorded runs.
+//! Bodies that parse the server's inputs other than JSON: chat templates, raw requests, recorded
+//! runs.
 
 use std::sync::{Arc, LazyLock};
 
@@ -63,7 +64,7 @@ pub(crate) const HEAD_WORDS: &[&str] = &[
     "%00",
 ];
 
-/// The text of a chat template: it is rendered, or refused, within its limits.
+/// A chat template, which is rendered or rejected within its limits.
 pub(crate) fn templates(input: &[u8]) {
     if let Ok(source) = std::str::from_utf8(input) {
         let _ = render_template(source);
@@ -72,33 +73,33 @@ pub(crate) fn templates(input: &[u8]) {
 
 /// A server without a socket.
 static SERVER: LazyLock<ConnectionReader> = LazyLock::new(|| {
-    // Its files are gone once the engine is loaded; the server reads none of them again.
+    // The files are deleted after the engine is loaded; the server does not read them again.
     let files = ModelFiles::Memory(Arc::default());
-    ConnectionReader::new(tiny_engine(), &files).expect("a server is made")
+    ConnectionReader::new(tiny_engine(), &files).expect("a server can be created")
 });
-/// Bytes of metrics that no sequence of requests exceeds.
+/// Maximum size of the metrics in bytes, for any sequence of requests.
 const MAX_METRICS: usize = 64 << 10;
 
-/// The bytes of a connection: the answer is HTTP, never a 500, and metrics stay small.
+/// The bytes of a connection: the response is valid HTTP, never a 500, and metrics stay small.
 pub(crate) fn heads(input: &[u8]) {
-    // A generation takes longer than thousands of heads; `http` has the bodies.
+    // Skips generation, which takes longer than thousands of heads; `http` covers request bodies.
     if input.windows(11).any(|window| window == b"completions") {
         return;
     }
     let answer = SERVER.answer(input);
     if !answer.is_empty() {
         let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-        let status = status.expect("an answer begins with a status line");
+        let status = status.expect("a response starts with a status line");
         assert_ne!(status, b"500", "{}", String::from_utf8_lossy(&answer));
     }
     assert!(SERVER.metrics_size() <= MAX_METRICS, "metrics grow with requests");
 }
 
-/// The log of a training, or the samples of a run, as the page of the server shows them.
+/// The log of a training, or the samples of a run, rendered as the server's page.
 pub(crate) fn pages(input: &[u8]) {
     let dir = scratch_dir();
     if input.starts_with(b"{\"step") {
-        std::fs::create_dir(dir.path().join("training")).expect("a directory is made");
+        std::fs::create_dir(dir.path().join("training")).expect("a directory can be created");
         write(&dir.path().join("training/log.jsonl"), input);
         if let Some(training) = TrainingDir::find(dir.path()) {
             let _ = report::page_of_trainings(&[training]);
@@ -106,13 +107,13 @@ pub(crate) fn pages(input: &[u8]) {
         return;
     }
     let manifest = Manifest { seeds: vec![7], questions: 1, ..Manifest::default() };
-    let mut run = RunDir::create(dir.path(), &manifest).expect("a run is made");
+    let mut run = RunDir::create(dir.path(), &manifest).expect("a run can be created");
     for line in input.split(|&byte| byte == b'\n') {
-        // A sample that breaks an invariant is not written.
+        // A sample that violates an invariant is not written.
         let sample = serde_json::from_slice::<Sample>(line);
         let _ = sample.map(|sample| run.append(&sample));
     }
-    let run = run.finish().expect("the run ends");
+    let run = run.finish().expect("the run can be finished");
     if let Ok(page) = report::page_of_runs(&[run]) {
         assert!(page.starts_with("<!doctype html>"), "a page is HTML");
     }

@@ -1,4 +1,4 @@
-//! Bodies of questions, settings, answers and requests.
+//! Bodies that parse questions, settings, answers and requests.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -103,18 +103,17 @@ pub(crate) const HTTP_WORDS: &[&str] = &[
     "[[[[[[[[",
 ];
 
-/// A file of questions in any format. With a limit the same questions are read, but fewer.
+/// A file of questions in any format. A limit must not change the questions that are read.
 #[expect(unexpected_cfgs, reason = "cargo-fuzz sets `fuzzing`")]
 pub(crate) fn questions(input: &[u8]) {
-    // libFuzzer ends the process at every panic, also at those of the parquet crate that are
-    // caught.
+    // libFuzzer aborts at every panic, including caught panics of the parquet crate.
     if cfg!(fuzzing) && input.trim_ascii_start().starts_with(b"PAR1") {
         return;
     }
     let read = |limit| data::parse(Path::new("questions"), input, limit);
     if let Ok(all) = read(None) {
         let first = read(Some(1)).expect("the first of valid questions is valid");
-        assert_eq!(first, all[..1], "a limit changes no question");
+        assert_eq!(first, all[..1], "a limit does not change the questions");
     }
     if input.windows(2).any(|window| window == b"||") {
         with_file("examples.txt", input, |path| {
@@ -123,17 +122,17 @@ pub(crate) fn questions(input: &[u8]) {
     }
 }
 
-/// A file of settings: a table of TOML. What is written of it is read as it was.
+/// A settings file in TOML, which must survive a round trip.
 pub(crate) fn settings(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(table) = text.parse::<Table>() else { return };
-    let written = toml::to_string(&table).expect("a table is TOML");
-    let again: Table = written.parse().expect("written TOML is read");
-    assert_eq!(toml::to_string(&again).ok(), Some(written), "a table comes back as it was");
+    let written = toml::to_string(&table).expect("a table serializes to TOML");
+    let again: Table = written.parse().expect("written TOML can be read");
+    assert_eq!(toml::to_string(&again).ok(), Some(written), "a table survives a round trip");
     table.values().for_each(use_setting);
 }
 
-/// A file of settings as `--config` gives it to a command, below the environment and what is typed.
+/// A settings file as read with `--config`, overridden by environment and command line.
 pub(crate) fn layers(input: &[u8]) {
     let _ = latent_tts_cli::testkit::check_settings(input);
 }
@@ -142,7 +141,11 @@ fn use_setting(value: &Value) {
     match value {
         Value::String(text) => {
             if let Ok(length) = text.parse::<LatentLength>() {
-                assert_eq!(length.to_string().parse(), Ok(length), "a length comes back");
+                assert_eq!(
+                    length.to_string().parse(),
+                    Ok(length),
+                    "a length survives a round trip"
+                );
             }
             let _ = text.parse::<Split>();
         }
@@ -151,8 +154,8 @@ fn use_setting(value: &Value) {
     }
 }
 
-/// A decoded text under every rule. An answer matches its own canonical form, and is the same vote
-/// when it is extracted again.
+/// A decoded text with every rule. An answer must match its canonical form, and its canonical form
+/// must be the same vote.
 pub(crate) fn answer(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let rules = [
@@ -167,47 +170,50 @@ pub(crate) fn answer(input: &[u8]) {
             let Some(answer) = rule.extract(kind, &text) else { continue };
             let canonical = answer.as_str();
             assert!(!canonical.is_empty(), "{rule:?} {kind:?}: an empty vote");
-            assert!(answer.matches(canonical), "{rule:?} {kind:?}: {canonical:?} is not itself");
+            assert!(
+                answer.matches(canonical),
+                "{rule:?} {kind:?}: {canonical:?} does not match itself"
+            );
         }
     }
     if let Some(number) = data::answer::parse_number(&text) {
-        assert!(number.is_finite(), "a number is finite");
+        assert!(number.is_finite(), "numbers are finite");
     }
 }
 
-/// A gold answer on the first line and a text below it, under every rule and kind: an answer is
-/// extracted the same way twice, and one that reads like the gold answer matches it.
+/// A gold answer on the first line and a text below it, with every rule and kind: extraction is
+/// deterministic, and an answer with the same text as the gold answer matches it.
 pub(crate) fn grading(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let (gold, text) = text.split_once('\n').unwrap_or((&text, &text));
     for rule in [AnswerRule::Hash, AnswerRule::LastNumber, AnswerRule::Boxed, AnswerRule::Cascade] {
         for kind in [AnswerKind::Number, AnswerKind::Math, AnswerKind::Choice] {
             let Some(answer) = rule.extract(kind, text) else { continue };
-            let again = rule.extract(kind, text).expect("what was found is found again");
+            let again = rule.extract(kind, text).expect("extraction is deterministic");
             assert_eq!(again.as_str(), answer.as_str(), "{rule:?} {kind:?}");
             let matches = answer.matches(gold);
             assert_eq!(matches, again.matches(gold), "{rule:?} {kind:?}: {gold:?}");
             assert!(
                 matches || answer.as_str() != gold,
-                "{rule:?} {kind:?}: {gold:?} is not itself"
+                "{rule:?} {kind:?}: {gold:?} does not match itself"
             );
         }
     }
 }
 
-/// Reads bodies for a tiny reasoner.
+/// Parses request bodies for a tiny reasoner.
 static BODIES: LazyLock<BodyReader> =
     LazyLock::new(|| BodyReader::new(tiny_engine()).expect("the templates are valid"));
 
 /// An engine of a tiny reasoner, with one thread.
 pub(crate) fn tiny_engine() -> Engine {
-    let device = Device::cpu(Some(NonZeroUsize::MIN)).expect("a processor is there");
+    let device = Device::cpu(Some(NonZeroUsize::MIN)).expect("a CPU is available");
     let dir = checkpoint_dir(CheckpointFamily::Coconut);
     let reasoner = Reasoner::load(&device, dir.path(), None);
-    Engine::new(reasoner.expect("a valid checkpoint is loaded"))
+    Engine::new(reasoner.expect("a valid checkpoint can be loaded"))
 }
 
-/// The body of a request, as every path reads it.
+/// The body of a request, parsed for every path.
 pub(crate) fn http(input: &[u8]) {
     BODIES.read(input);
 }

@@ -1,4 +1,4 @@
-"""Executes the notebook: writes its outputs, or with --check only sees that every cell runs."""
+"""Executes the notebook and writes its outputs; with --check, only verifies that every cell runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTEBOOK = Path(__file__).with_name("latent_tts.ipynb")
 
 def main() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    # Cells write runs into their working directory.
+    # Cells write run directories into their working directory.
     with tempfile.TemporaryDirectory() as scratch:
         client = NotebookClient(
             notebook, timeout=300, resources={"metadata": {"path": scratch}}

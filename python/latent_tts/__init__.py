@@ -1,8 +1,8 @@
 """Parallel test-time scaling for latent reasoning models.
 
-A latent reasoner thinks in hidden states. This package samples N trajectories of such thoughts,
+A latent reasoner reasons in hidden states. This package samples N trajectories of such thoughts,
 scores them with a latent reward model, and aggregates them into one answer. The engine is written
-in Rust; a small reasoner and its reward model are inside the package.
+in Rust; the package includes a small reasoner and its reward model.
 
 >>> import latent_tts
 >>> reasoner = latent_tts.Reasoner.from_pretrained("embedded", device="cpu")
@@ -19,7 +19,15 @@ from importlib.metadata import version
 from ._ablation import ablate
 from ._annotations import Annotations
 from ._convert import convert
-from ._core import DataError, DeviceError, EngineError, LatentTTSError, ModelError, RunError
+from ._core import (
+    DataError,
+    DeviceError,
+    EngineError,
+    HttpScorer,
+    LatentTTSError,
+    ModelError,
+    RunError,
+)
 from ._figures import Figure
 from ._options import Sampling
 from ._questions import Question, read_questions
@@ -49,6 +57,7 @@ __all__ = [
     "EngineError",
     "Figure",
     "HiddenStates",
+    "HttpScorer",
     "LatentTTSError",
     "ModelError",
     "Question",

@@ -1,4 +1,4 @@
-"""Ablations: whether a reasoner uses its thoughts."""
+"""Ablations: tests whether a reasoner uses its thoughts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def ablate(
     steps_field: str | None = None,
     **sampling: Unpack[Sampling],
 ) -> dict[str, Any]:
-    """The accuracy of greedy runs with their own thoughts and with each replacement.
+    """Measures the accuracy of greedy runs with their own thoughts and with replaced thoughts.
 
-    ``kinds`` are those of ``latent-tts eval --ablate``. The result is the object ``ablation`` of
-    ``results.json``: accuracies, and their differences with intervals.
+    ``kinds`` are the replacements of ``latent-tts eval --ablate``: ``zero``, ``mean``, ``swap``,
+    ``freeze``, ``shuffle`` and ``round``. Returns the content of ``ablation.json``: the accuracies
+    and their paired differences, with intervals.
     """
     given = {"samples": 1, **_options.current(sampling)}
     with _questions.source(data) as name:

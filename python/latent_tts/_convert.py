@@ -20,11 +20,11 @@ def convert(
     lora_alpha: float | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Converts files that ``torch.save`` wrote, or directories of them, to a directory that loads.
+    """Converts pickled checkpoints (``torch.save``), or directories of them, to safetensors.
 
-    Tensors are read without executing anything. ``base`` has the configuration and the tokenizer
-    where the checkpoint has none, or is the model that an adapter was trained on. The result is
-    what ``latent-tts convert --json`` prints.
+    Tensors are read without executing code. ``base`` supplies the configuration and the tokenizer
+    if the checkpoint has none, or is the model that an adapter was trained on. Returns the object
+    that ``latent-tts convert --json`` prints.
     """
     listed = [inputs] if isinstance(inputs, (str, PathLike)) else list(inputs)
     name = None if base is None else fspath(base)

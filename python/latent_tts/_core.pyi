@@ -1,4 +1,4 @@
-"""The extension module. Private: the package around it is the API."""
+"""The extension module. It is private; the public API is the package ``latent_tts``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 class LatentTTSError(Exception):
-    """Any error of latent_tts."""
+    """Base class of all errors of latent_tts."""
 
 class ModelError(LatentTTSError):
     """A model could not be found or loaded."""
 
 class DeviceError(LatentTTSError):
-    """A device is missing or has failed."""
+    """A device is missing or failed."""
 
 class DataError(LatentTTSError):
     """Questions could not be read."""
 
 class EngineError(LatentTTSError):
-    """A request cannot be run."""
+    """A request cannot be executed."""
 
 class RunError(LatentTTSError):
-    """A run directory or annotations could not be written or read."""
+    """A run directory or annotations could not be read or written."""
 
 _Opened = tuple[str, int, int]
 _Progress = Callable[[_Opened | None, int], None] | None
@@ -130,6 +130,26 @@ class Engine:
     ) -> list[bytes]: ...
 
 @final
+class HttpScorer:
+    """An HTTP endpoint that scores trajectories: ``scorer=HttpScorer(url)`` of ``evaluate``.
+
+    A reward endpoint gets ``{"question", "answers"}`` and returns ``{"rewards"}``, or ``{"data"}``
+    with an ``index`` and a ``score`` each. A URL that ends in ``/chat/completions`` is a language
+    model that grades each answer from 0 to 10; it needs ``model``. ``timeout`` is in seconds, and
+    ``concurrency`` is the number of requests to a chat endpoint that run at a time.
+    """
+
+    def __new__(
+        cls,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        concurrency: int = 8,
+    ) -> HttpScorer: ...
+
+@final
 class Evaluation:
     skipped: list[int]
     def __new__(
@@ -175,6 +195,7 @@ def register_rule(
 ) -> None: ...
 def fetch(
     models: Sequence[str],
+    base: str | None,
     data: str | None,
     progress: Callable[[str, int, int], object],
 ) -> None: ...

@@ -1,4 +1,4 @@
-"""Figures: the report's own SVG in a notebook, or matplotlib's where that is wanted."""
+"""Figures of a report, as SVG or as matplotlib figures."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 
 
 class Figure:
-    """A figure of a run. A notebook shows it as SVG."""
+    """A figure of a run, displayed as SVG in notebooks."""
 
     def __init__(self, svg: str, data: str) -> None:
         self.svg = svg
         """The figure as an SVG document."""
         self.data: dict[str, Any] = json.loads(data)
-        """Panels, axes, series and points."""
+        """The panels with their axes, series and points."""
 
     @property
     def name(self) -> str:
-        """The stem of its file name in a report."""
+        """The file name in a report, without extension."""
         return str(self.data["name"])
 
     @property
     def title(self) -> str:
-        """The title."""
+        """The title of the figure."""
         return str(self.data["title"])
 
     @property
     def caption(self) -> str:
-        """How to read it."""
+        """The caption, which explains how to read the figure."""
         return str(self.data["caption"])
 
     def __repr__(self) -> str:
         return f"Figure({self.name!r}: {self.title})"
 
     def _repr_html_(self) -> str:
-        # Without the XML declaration, which HTML does not take.
+        # HTML does not allow the XML declaration.
         svg = self.svg[self.svg.index("<svg") :]
         return f"<figure>{svg}<figcaption>{escape(self.caption)}</figcaption></figure>"
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the SVG."""
+        """Writes the SVG to a file."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg)
 
     def matplotlib(self) -> Any:
-        """The figure as a ``matplotlib.figure.Figure``."""
+        """Returns the figure as a ``matplotlib.figure.Figure``."""
         try:
             from matplotlib.figure import Figure as Canvas
             from matplotlib.ticker import PercentFormatter

@@ -1,4 +1,4 @@
-"""Columns as data frames and Parquet. Their libraries are imported when they are asked for."""
+"""Columns as data frames and Parquet files. Optional libraries are imported on first use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def _import(module: str, package: str) -> Any:
 
 
 def pandas_frame(columns: Mapping[str, Any]) -> Any:
-    """A ``pandas.DataFrame``; arrays of two dimensions become lists."""
+    """Returns a ``pandas.DataFrame``; two-dimensional arrays become lists."""
     return _import("pandas", "pandas").DataFrame(_flat(columns))
 
 
 def polars_frame(columns: Mapping[str, Any]) -> Any:
-    """A ``polars.DataFrame``; arrays of two dimensions stay arrays."""
+    """Returns a ``polars.DataFrame``; two-dimensional arrays stay arrays."""
     return _import("polars", "polars").DataFrame(dict(columns))
 
 
 def arrow_table(columns: Mapping[str, Any]) -> Any:
-    """A ``pyarrow.Table``; arrays of two dimensions become lists of fixed size, without a copy."""
+    """Returns a ``pyarrow.Table``; two-dimensional arrays become fixed-size lists, uncopied."""
     arrow = _import("pyarrow", "pyarrow")
 
     def convert(column: Any) -> Any:
@@ -42,7 +42,7 @@ def arrow_table(columns: Mapping[str, Any]) -> Any:
 
 
 def write_parquet(columns: Mapping[str, Any], path: str | PathLike[str]) -> None:
-    """Writes columns as one Parquet file."""
+    """Writes columns to one Parquet file."""
     parquet = _import("pyarrow.parquet", "pyarrow")
     parquet.write_table(arrow_table(columns), fspath(path), compression="zstd")
 

@@ -1,9 +1,9 @@
-"""Keyword arguments that several methods share, and what the extension module takes."""
+"""Keyword arguments shared by several methods, and their conversion for the extension module."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike, fspath
@@ -17,76 +17,77 @@ from ._voting import Rule, rule_name
 
 
 class SharedSampling(TypedDict, total=False):
-    """The sampling options of every method; those of a sweep, whose samplers are swept."""
+    """The sampling options of every method, without those of a sampler, which a sweep varies."""
 
     samples: int
-    """Trajectories of each question, N."""
+    """Number of trajectories per question, N."""
     latent_length: int | str
-    """Thoughts of each trajectory: 6, ``"<=64"``, ``"4-6"`` or 0."""
+    """Number of thoughts per trajectory: 6, ``"<=64"``, ``"4-6"`` or 0."""
     cold_stop_entropy: float
-    """Soft thinking: end the thoughts when entropy stays below this, in nats; 0 never does."""
+    """Soft thinking: end the thoughts when the entropy stays below this, in nats; 0 disables it."""
     cold_stop_steps: int
-    """Soft thinking: consecutive thoughts of low entropy that end thinking."""
+    """Soft thinking: number of consecutive low-entropy thoughts that end the thoughts."""
     max_new_tokens: int
     """Maximum number of answer tokens."""
     greedy: bool
-    """Also run the unperturbed trajectory."""
+    """Whether to run the unperturbed trajectory too."""
     seed: int
-    """The random seed; 0."""
+    """The random seed (default 0)."""
     rule: Rule
-    """The voting rule that chooses the answer: a name or a callable."""
+    """The voting rule that selects the answer: a name or a callable."""
     vote_temperature: float
-    """Softmax temperature of the rules normalized, likelihood and combined."""
+    """Softmax temperature of the rules ``normalized``, ``likelihood`` and ``combined``."""
     likelihood_weight: float
-    """The rule combined: the weight of the log-probability relative to the reward."""
+    """Rule ``combined``: weight of the log-probability relative to the reward."""
     lcb_coefficient: float
-    """The rule lcb: standard errors below the mean reward."""
+    """Rule ``lcb``: number of standard errors below the mean reward."""
     check_steps: bool
-    """Verify the equations of written steps, or of thoughts as the LM head reads them."""
+    """Verify the equations of written steps, or of thoughts read through the LM head."""
     calibration: Mapping[str, Any]
-    """The weights of the rule calibrated and of the confidence, as :func:`calibrate` gives them."""
+    """Weights of the rule ``calibrated`` and of the confidence, from :func:`calibrate`."""
     beam: bool
-    """Also run a beam search guided by rewards."""
+    """Whether to run a reward-guided beam search too."""
     beam_width: int
-    """Beam search: beams kept at each step."""
+    """Beam search: number of beams retained at each step."""
     beam_candidates: int
-    """Beam search: extensions tried for each beam."""
+    """Beam search: number of candidate extensions per beam."""
     adaptive: bool
-    """Stop sampling a question once its vote is decided."""
+    """Whether to stop sampling a question once its vote is decided."""
     target_confidence: float
-    """Adaptive sampling: the confidence at which to stop, above 0.5 and at most 1."""
+    """Adaptive sampling: confidence at which to stop, above 0.5 and at most 1."""
 
 
 class Sampling(SharedSampling, total=False):
-    """How trajectories are sampled. What is not given is the model's default.
+    """How trajectories are sampled. Omitted options have the model's default.
 
-    The fields are those of the command line, of TOML files and of the server's ``latent`` object.
+    The fields have the same names on the command line, in TOML files and in the server's ``latent``
+    object.
     """
 
     sampler: Sampler
     """``dropout``, ``noise``, ``gumbel``, ``multiplex``, ``tokens``, ``none``, or a callable."""
     dropout_p: float
-    """Dropout: the probability that an element is dropped."""
+    """Dropout: probability that an element is dropped."""
     sites: str
     """Dropout: ``both``, ``attn`` or ``mlp``."""
     scope: str
     """Dropout: ``thoughts``, ``prompt``, ``generated`` or ``all``."""
     mask: str
-    """Dropout: a fresh mask at each ``step``, or one for the ``trajectory``."""
+    """Dropout: a new mask at each ``step``, or one per ``trajectory``."""
     noise_std: float
-    """Noise: its standard deviation."""
+    """Noise: standard deviation of the Gaussian noise."""
     gumbel_tau: float
-    """Gumbel: the temperature of mixtures."""
+    """Gumbel: temperature of the mixture weights."""
     one_sided: bool
-    """Gumbel: one-sided noise on the nucleus, as Latent-GRPO samples."""
+    """Gumbel: one-sided noise on the nucleus, as in Latent-GRPO."""
     gumbel_scale: float
-    """Gumbel: the factor of one-sided noise."""
+    """Gumbel: factor of the one-sided noise."""
     multiplex_width: int
-    """Multiplex: the sampled tokens that each thought averages."""
+    """Multiplex: number of sampled tokens averaged into a thought."""
     temperature: float
-    """Tokens, multiplex: the softmax temperature."""
+    """Tokens, multiplex: softmax temperature."""
     top_p: float
-    """Tokens, multiplex, one-sided gumbel: the probability of the nucleus."""
+    """Tokens, multiplex, one-sided gumbel: total probability of the nucleus."""
 
 
 RENAMED = {
@@ -99,19 +100,19 @@ RENAMED = {
     "caution": "lcb_coefficient",
     "confidence": "target_confidence",
 }
-"""Names of earlier versions, accepted with a warning until the next one."""
+"""Deprecated names, accepted with a warning for one version."""
 
 SWEPT = ("dropout_p", "noise_std", "gumbel_tau", "sites", "scope", "mask")
-"""The options that a sweep takes several values of."""
+"""The options for which a sweep accepts several values."""
 
 
 def current(options: Mapping[str, Any], *, stacklevel: int = 3) -> dict[str, Any]:
-    """Options under their present names, without those that are ``None``."""
+    """Returns the options under their current names, without those that are ``None``."""
     renamed: dict[str, Any] = {}
     for name, value in options.items():
         for new, part in _renamed(name, value, stacklevel + 1):
             if renamed.get(new) is not None:
-                raise TypeError(f"{new} is given twice; {name} is its name in earlier versions")
+                raise TypeError(f"{new} is given twice; {name} is its deprecated name")
             renamed[new] = part
     check_names(renamed, _core.sampling_fields())
     given = {name: value for name, value in renamed.items() if value is not None}
@@ -128,7 +129,7 @@ def current(options: Mapping[str, Any], *, stacklevel: int = 3) -> dict[str, Any
 
 
 def _renamed(name: str, value: Any, stacklevel: int) -> list[tuple[str, Any]]:
-    """An option under its present name; a value of an earlier version may be two options."""
+    """Returns an option under its current name; a deprecated value may become two options."""
     options = [(RENAMED.get(name, name), value)]
     if name == "adaptive" and isinstance(value, float):
         options = [("target_confidence", value)]
@@ -149,17 +150,17 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
     int | str: ((Integral, str), "an int or a str"),
     Mapping[str, Any]: ((Mapping,), "a mapping"),
 }
-"""The types of the fields of :class:`Sampling`, and their names in messages."""
+"""The accepted types of the fields of :class:`Sampling`, and their names in messages."""
 
 
 def check_type(name: str, value: Any, types: tuple[type, ...], expected: str) -> None:
-    """Refuses a value of another type; a bool is no number."""
+    """Raises ``TypeError`` for a value of another type; a bool does not count as a number."""
     if (isinstance(value, bool) and bool not in types) or not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, not {type(value).__name__}: {value!r}")
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number of at least 1."""
+    """Checks an integer of at least 1 and returns it."""
     check_type(name, value, (Integral,), "an int")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
@@ -167,13 +168,13 @@ def count(name: str, value: Any) -> int:
 
 
 def text(name: str, value: Any) -> str:
-    """A str."""
+    """Checks a string and returns it."""
     check_type(name, value, (str,), "a str")
     return str(value)
 
 
 def check_names(names: Iterable[str], known: Sequence[str]) -> None:
-    """Refuses a name that is not known, with the closest one that is."""
+    """Raises ``TypeError`` for an unknown name and suggests the closest known one."""
     for name in names:
         if name not in known:
             closest = get_close_matches(name, known, 1)
@@ -182,29 +183,31 @@ def check_names(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def on_existing(resume: bool, overwrite: bool) -> str:
-    """What to do with results that are there already."""
+    """Returns how to treat existing results: ``resume``, ``overwrite`` or ``refuse``."""
     if resume and overwrite:
-        raise ValueError("resume goes on with a run and overwrite replaces it; give one of them")
+        raise ValueError("resume continues a run and overwrite replaces it; pass only one of them")
     return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
 def path_or_none(path: str | PathLike[str] | None) -> Path | None:
-    """A path as the extension module takes it."""
+    """Converts a path for the extension module."""
     return None if path is None else Path(path)
 
 
 def skips(too_long: str) -> bool:
-    """Whether questions that are too long are left out."""
+    """Returns whether questions that are too long are skipped."""
     if too_long not in ("stop", "skip"):
         raise ValueError(f"too_long={too_long!r} is not known; use stop or skip")
     return too_long == "skip"
 
 
 def with_search(
-    options: dict[str, Any], rules: Sequence[Rule] | None, scorer: Callable[..., Any] | None
+    options: dict[str, Any], rules: Sequence[Rule] | None, scorer: object | None
 ) -> dict[str, Any]:
-    """The options of an evaluation: like the command line's, it searches beside its samples where
-    there are rewards to guide a search, unless rules are named."""
+    """Returns the options of an evaluation.
+
+    As on the command line, a beam search runs beside the samples if there are rewards to guide it,
+    unless ``rules`` or a ``scorer`` are given."""
     asked = options.keys() & {"beam", "beam_width", "beam_candidates"}
     if asked or (rules is None and scorer is None):
         return options
@@ -212,7 +215,7 @@ def with_search(
 
 
 def grid(strengths: str | float | Sequence[float] | None) -> str | None:
-    """The strengths of a sweep as text: values, a range ``0.1:0.5:0.1``, an interval ``0:0.9``."""
+    """Formats the strengths of a sweep: values, a range ``0.1:0.5:0.1``, an interval ``0:0.9``."""
     if strengths is None or isinstance(strengths, str):
         return strengths
     values = [strengths] if isinstance(strengths, (int, float)) else list(strengths)
@@ -220,22 +223,22 @@ def grid(strengths: str | float | Sequence[float] | None) -> str | None:
 
 
 def names(values: str | Sequence[str] | None) -> list[str]:
-    """One name, several, or none."""
+    """Returns one name, several names, or ``None`` as a list."""
     return [] if values is None else [values] if isinstance(values, str) else list(values)
 
 
 FIELDS = ("question_field", "answer_field", "steps_field")
-"""The arguments that name the fields of questions, answers and steps in data."""
+"""The arguments that name the question, answer and steps fields of data."""
 
 
 def fields(given: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
-    """The names of the fields of question, answer and steps."""
+    """Returns the names of the question, answer and steps fields."""
     question, answer, steps = (given.get(name) for name in FIELDS)
     return question, answer, steps
 
 
 def data_name(data: str | PathLike[str]) -> str:
-    """The name of a data source, which is there: an id of the Hub is downloaded."""
+    """Returns the name of a data source, after downloading it if it is a Hub id."""
     name = fspath(data)
     fetch(data=name)
     return name

@@ -1,4 +1,4 @@
-"""Progress bars, where tqdm is installed, and log lines."""
+"""Progress bars (if tqdm is installed) and log messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("latent_tts")
 
 
 class Progress:
-    """Hands progress of the extension module on to a tqdm bar and to the log."""
+    """Reports progress of the extension module in a tqdm bar and in the log."""
 
     def __init__(self, shown: bool, total: int | None = None, what: str = "questions") -> None:
         self._what = what
@@ -31,24 +31,24 @@ class Progress:
             self.start(0, total)
 
     def start(self, done: int, total: int) -> None:
-        """Shows the bar, with what is done already."""
+        """Shows the bar, starting at ``done``."""
         if self._tqdm is not None:
             self._bar = self._tqdm(total=total, initial=done, unit=" " + self._what)
 
     def __call__(self, opened: tuple[str, int, int] | None, done: int) -> None:
         if opened is not None:
             path, before, total = opened
-            logger.info("writing %s: %d of %d %s are on file", path, before, total, self._what)
+            logger.info("writing %s: %d of %d %s already recorded", path, before, total, self._what)
             self.start(before, total)
         if self._bar is not None and done:
             self._bar.update(done)
 
     def download(self, file: str, done: int, size: int) -> None:
-        """So many bytes of a file are there."""
+        """Reports that ``done`` of ``size`` bytes of a file are downloaded."""
         if file != self._file:
             self._file = file
             self.close()
-            logger.info("downloading %s: %d of %d bytes are there", file, done, size)
+            logger.info("downloading %s: %d of %d bytes present", file, done, size)
             if self._tqdm is not None:
                 self._bar = self._tqdm(
                     desc=file, total=size, initial=done, unit="B", unit_scale=True
@@ -57,7 +57,7 @@ class Progress:
             self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Ends the bar."""
+        """Closes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -74,7 +74,12 @@ class Progress:
         self.close()
 
 
-def fetch(models: Sequence[str] = (), data: str | None = None) -> None:
-    """Downloads what ids of the Hugging Face Hub stand for, unless it is in the cache."""
+def fetch(
+    models: Sequence[str] = (), *, base: str | None = None, data: str | None = None
+) -> None:
+    """Downloads models and data named by a Hugging Face Hub id, unless they are in the cache.
+
+    Adapters are added to ``base``; without it, to the model that they record.
+    """
     with Progress(True) as bar:
-        _core.fetch(models, data, bar.download)
+        _core.fetch(models, base, data, bar.download)

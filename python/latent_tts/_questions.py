@@ -1,4 +1,4 @@
-"""Questions: read from files, or taken from lists, dicts, data frames and ``datasets``."""
+"""Questions, read from files or taken from lists, dicts, data frames and ``datasets``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from . import _core, _options
 
 
 class Question(NamedTuple):
-    """A problem and its gold answer."""
+    """A problem with its gold answer."""
 
     id: int
-    """The index in its data set, which keys the question's random numbers."""
+    """The index in the data set, part of the key of the question's random numbers."""
     text: str
     gold: str
     kind: str
     """``number``, ``math``, ``choice`` or ``yes_no``."""
     steps: list[str]
-    """Worked steps such as ``<<48/2=24>>``, or sentences, where the data set has them."""
+    """Worked steps such as ``<<48/2=24>>``, or sentences, if the data set has them."""
 
 
-# Data frames and data sets are known by their methods: neither library is imported.
+# Data frames and data sets are recognized by their methods; their libraries are not imported.
 Data = Union[str, PathLike[str], Question, Mapping[str, Any], Sequence[Any], Any]
-"""Questions: a name or path, or questions in memory: a :class:`Question`, a dict such as
-``{"question": ..., "answer": ...}`` with the fields of a data file, a list of these, a ``pandas``
-or ``polars`` data frame, or a split of ``datasets``."""
+"""Questions: a name or path, or questions in memory. The latter are a :class:`Question`, a dict
+with the fields of a data file such as ``{"question": ..., "answer": ...}``, a list of these, a
+``pandas`` or ``polars`` data frame, or a split of ``datasets``."""
 
 
 def read_questions(
@@ -43,13 +43,14 @@ def read_questions(
     answer_field: str | None = None,
     steps_field: str | None = None,
 ) -> list[Question]:
-    """The questions of a benchmark's own file, of the built-in corpus, or in memory.
+    """Reads questions from a file, from the built-in corpus, or from memory.
 
-    ``data`` is a path (JSON, JSON lines, CSV, Parquet), a dataset's id on the Hugging Face Hub
+    ``data`` is a path (JSON, JSON lines, CSV, Parquet), the id of a dataset on the Hugging Face Hub
     (``owner/name`` or ``owner/name/file.parquet``), ``embedded:SPLIT`` or
-    ``embedded:SPLIT:FIRST..END``; a split without a range and a limit gives its first 300 problems.
-    It may also be a list, a dict, a data frame or a data set with the columns of such a file.
-    ``question_field``, ``answer_field`` and ``steps_field`` name columns that are called otherwise.
+    ``embedded:SPLIT:FIRST..END``. A split without a range or ``limit`` returns its first 300
+    problems. ``data`` may also be a list, a dict, a data frame or a data set with the columns of
+    such a file. ``question_field``, ``answer_field`` and ``steps_field`` name columns with
+    non-standard names.
 
     >>> [question.gold for question in read_questions("embedded:test", limit=2)]
     ['181', '140']
@@ -66,7 +67,7 @@ def read_questions(
 
 
 def rows(data: Any) -> list[Any]:
-    """The questions of data in memory, each a text, a dict or a :class:`Question`."""
+    """Returns the questions of data in memory, each a text, a dict or a :class:`Question`."""
     if isinstance(data, (Question, Mapping)):
         return [data]
     if hasattr(data, "to_dicts"):  # polars
@@ -81,7 +82,7 @@ def rows(data: Any) -> list[Any]:
 
 
 def inputs(data: Data, answer_kind: str) -> list[tuple[str, str | None, str]]:
-    """Text, gold answer if there is one, and kind of each question to sample."""
+    """Returns text, gold answer (if known) and answer kind of each question to sample."""
     listed = [data] if isinstance(data, str) else rows(data)
     return [_input(row, index, answer_kind) for index, row in enumerate(listed)]
 
@@ -99,7 +100,7 @@ def _input(row: Any, index: int, answer_kind: str) -> tuple[str, str | None, str
 def _known(
     listed: list[Any], fields: tuple[str | None, str | None, str | None] = (None, None, None)
 ) -> list[Question]:
-    """Questions with answers; what has the fields of a data file is read as one."""
+    """Returns questions with answers; other rows are parsed like those of a data file."""
     questions = []
     for index, row in enumerate(listed):
         if isinstance(row, Question):
@@ -112,7 +113,7 @@ def _known(
 
 
 def _record(row: Any, index: int) -> dict[str, Any]:
-    """A row without missing values."""
+    """Returns a row without missing values."""
     if isinstance(row, str):
         raise ValueError(f'question {index} has no answer; pass {{"question": ..., "answer": ...}}')
     if not isinstance(row, Mapping):
@@ -127,14 +128,16 @@ def _is_missing(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """An array or a number of numpy as JSON takes it; anything else as text."""
+    """Converts numpy values for JSON, and anything else to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 @contextmanager
 def source(data: Data) -> Iterator[str]:
-    """The name of a data source with these questions. Those in memory are in a file while the
-    context lasts; the same questions have a file of the same name and content."""
+    """Yields the name of a data source with these questions.
+
+    Questions in memory are written to a temporary file for the duration of the context. Equal
+    questions give a file of equal name and content."""
     if isinstance(data, (str, PathLike)):
         yield _options.data_name(data)
         return

@@ -1,4 +1,4 @@
-"""A reasoner and its reward model: solving, sampling, evaluating, annotating, sweeping."""
+"""A reasoner and its reward model: solve, sample, evaluate, annotate and sweep."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ._voting import Rule, Vote, rule_name
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Scorer = Callable[[str, list[Trajectory]], Sequence[float]]
-"""Rewards of trajectories: called with a question's text and its trajectories, the greedy one last;
-returns one number each, larger for better ones."""
+Scorer = Callable[[str, list[Trajectory]], Sequence[float]] | _core.HttpScorer
+"""A scorer: an HTTP endpoint, or a callable on the text of a question and its trajectories, the
+greedy one last, that returns one reward per trajectory, larger for better ones."""
 
 
 class RewardModel:
-    """A latent reward model, found and checked; it is loaded with the reasoner it scores.
+    """A latent reward model, located and checked. It is loaded together with its reasoner.
 
     >>> RewardModel.from_pretrained("embedded")
     RewardModel('embedded')
@@ -42,7 +42,7 @@ class RewardModel:
 
     @classmethod
     def from_pretrained(cls, pretrained: str | PathLike[str] = "embedded") -> RewardModel:
-        """A checkpoint directory, an id of the Hugging Face Hub, or ``embedded``."""
+        """Locates a checkpoint directory, an id of the Hugging Face Hub, or ``embedded``."""
         name = fspath(pretrained)
         fetch([name])
         _core.check_reward_model(name)
@@ -53,7 +53,7 @@ class RewardModel:
 
 
 class Reasoner:
-    """A latent reasoner on a device, perhaps with its reward model. See :meth:`from_pretrained`."""
+    """A latent reasoner on a device, with an optional reward model. See :meth:`from_pretrained`."""
 
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
@@ -76,16 +76,17 @@ class Reasoner:
         """Loads a checkpoint directory, a GGUF file, an id of the Hugging Face Hub (``owner/name``,
         from its cache or downloaded into it), or ``embedded``, the small reasoner in this package.
 
-        ``reward_model`` names one likewise, or is ``None``; by default the embedded reasoner has
-        the embedded one and others have none. ``probe`` is a directory that :meth:`train_probe` or
-        ``latent-tts train probe`` wrote: trajectories have its score as the signal ``probe``.
-        ``base`` names the model that adapters among the two
-        are added to, by default the one that they record. ``device`` is ``auto``, ``cpu``, ``cuda`` or
-        ``cuda:NUMBER``, ``dtype`` the precision (a GPU's are ``bf16``, ``f32`` and, on Hopper,
-        ``fp8``, a processor's ``f32`` and ``int8``), ``threads`` the worker threads of a processor,
-        ``memory`` the bytes of keys and values, ``family`` the reasoner's family where its
-        checkpoint does not tell. ``deterministic`` gives a trajectory the same bits on a GPU
-        whatever its batch; a processor always does.
+        ``reward_model`` is named in the same way, or is ``None``; by default the embedded reasoner
+        has the embedded reward model and others have none. ``probe`` is a directory written by
+        :meth:`train_probe` or ``latent-tts train probe``; trajectories then have its score as the
+        signal ``probe``. ``base`` names the model that adapters are added to, by default the one
+        that they record.
+
+        ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:NUMBER``. ``dtype`` is the precision:
+        ``bf16``, ``f32`` or, on Hopper, ``fp8`` on a GPU, ``f32`` or ``int8`` on a CPU. ``threads``
+        is the number of CPU worker threads, ``memory`` the size of the key-value cache in bytes,
+        and ``family`` the reasoner's family if it cannot be detected. ``deterministic`` makes
+        trajectories on a GPU bit-identical whatever their batch; on a CPU they always are.
 
         >>> Reasoner.from_pretrained("embedded", reward_model=None, device="cpu").family
         'coconut'
@@ -94,7 +95,10 @@ class Reasoner:
         if isinstance(reward_model, RewardModel):
             reward_model = reward_model.name
         named = reward_model if reward_model not in (None, "default") else None
-        fetch([fspath(name) for name in (base, pretrained, named) if name is not None])
+        fetch(
+            [fspath(name) for name in (pretrained, named) if name is not None],
+            base=None if base is None else fspath(base),
+        )
         engine = _core.Engine.load(
             fspath(pretrained),
             "none" if reward_model is None else fspath(reward_model),
@@ -115,32 +119,32 @@ class Reasoner:
 
     @property
     def name(self) -> str:
-        """Where the model is."""
+        """The name or path of the model."""
         return self._engine.name
 
     @property
     def family(self) -> str:
-        """The family, such as ``coconut`` or ``codi``."""
+        """The family of the reasoner, such as ``coconut`` or ``codi``."""
         return self._engine.family
 
     @property
     def device(self) -> str:
-        """The device, in words."""
+        """A description of the device."""
         return self._engine.device
 
     @property
     def width(self) -> int:
-        """Numbers of a thought."""
+        """The dimension of a thought."""
         return self._engine.width
 
     @property
     def layers(self) -> int:
-        """Blocks of the model."""
+        """The number of transformer blocks."""
         return self._engine.layers
 
     @property
     def reward_model(self) -> str | None:
-        """Where the reward model is, if there is one."""
+        """The name or path of the reward model, if there is one."""
         return self._engine.reward_model
 
     def __repr__(self) -> str:
@@ -154,11 +158,11 @@ class Reasoner:
         answer_kind: str = "number",
         **sampling: Unpack[Sampling],
     ) -> Solution:
-        """Samples trajectories of a question and lets a rule choose the answer.
+        """Samples trajectories of a question and selects an answer by a voting rule.
 
-        ``samples`` is 16 unless given; ``rule`` is one of :data:`latent_tts.RULES` or a callable,
-        by default the best that the reward model allows; ``beam=True`` adds a beam search. See
-        :class:`latent_tts.Sampling` for all options.
+        ``samples`` defaults to 16. ``rule`` is one of :data:`latent_tts.RULES` or a callable; the
+        default depends on the rewards that the reward model gives. ``beam=True`` adds a beam
+        search. See :class:`latent_tts.Sampling` for all options.
 
         >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
         >>> reasoner.solve("Tom has 3 boxes with 4 pens in each. He gives away 5 pens. "
@@ -185,7 +189,7 @@ class Reasoner:
         )
 
     def _warn(self, questions: list[str]) -> list[str]:
-        """Warns the caller's caller of questions whose answers mean little."""
+        """Warns the caller's caller about questions whose answers are unreliable."""
         notes = self._engine.notes(questions)
         for note in notes:
             warnings.warn(note, UserWarning, stacklevel=3)
@@ -200,13 +204,13 @@ class Reasoner:
         progress: bool = False,
         **sampling: Unpack[Sampling],
     ) -> Trajectories:
-        """Samples trajectories of each question; ``samples`` is 16 unless given.
+        """Samples trajectories of each question; ``samples`` defaults to 16.
 
-        ``questions`` is a text, a list of texts, or questions in memory as
-        :func:`latent_tts.read_questions` takes them; trajectories of questions with a known answer
-        are graded. With ``lens``, trajectories have that many tokens for each thought, as the LM
-        head reads it. A question's random numbers are named by the seed and its index in the list:
-        more trajectories keep those that were there before.
+        ``questions`` is a text, a list of texts, or questions in memory as accepted by
+        :func:`latent_tts.read_questions`; trajectories of questions with a known answer are graded.
+        ``lens`` adds that many tokens per thought, read through the LM head. Random numbers are a
+        function of the seed, the question's index in the list and the trajectory's index, so a
+        larger ``samples`` only adds trajectories.
 
         >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
         >>> found = reasoner.sample("Tom has 3 pens and buys 4 more pens. "
@@ -229,10 +233,11 @@ class Reasoner:
         answer_kind: str = "number",
         **sampling: Unpack[Sampling],
     ) -> list[Trajectory]:
-        """Answers a question after given thoughts instead of its own: for patching and steering.
+        """Answers a question from given thoughts instead of its own, for patching and steering.
 
         ``latents`` is an array of shape (thoughts, width) or (trajectories, thoughts, width), or a
-        list of the former, which may differ in length. Without a sampler the answers are greedy.
+        list of arrays of the former shape, which may differ in length. Answers are greedy unless a
+        sampler is given.
 
         >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
         >>> question = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
@@ -257,22 +262,27 @@ class Reasoner:
         steps: int = 1000,
         batch: int = 8,
         lr: float = 3e-4,
+        question_field: str | None = None,
+        answer_field: str | None = None,
+        steps_field: str | None = None,
         progress: Callable[[dict[str, Any]], object] | None = None,
         **sampling: Unpack[Sampling],
     ) -> dict[str, Any]:
-        """Trains a probe on this reasoner's hidden states and writes it to a directory, which
-        ``from_pretrained(probe=...)`` takes.
+        """Trains a probe on this reasoner's hidden states and writes it to a directory for
+        ``from_pretrained(probe=...)``.
 
-        ``data`` are problems that the reasoner was not trained on, as :meth:`evaluate` takes them;
-        they are sampled as ``sampling`` says, 16 trajectories each unless given. ``kind`` is
-        ``linear`` or ``encoder``. The result has the step that is kept and its ranking accuracy on
-        problems that were held out, ``auc``. ``progress`` gets every evaluation as a dict.
+        ``data`` names problems that the reasoner was not trained on, as for :meth:`evaluate`;
+        ``question_field``, ``answer_field`` and ``steps_field`` name its fields. The problems are
+        sampled with the options ``sampling``; ``samples`` defaults to 16. ``kind`` is
+        ``linear`` or ``encoder``. The result has the selected step and its ranking accuracy on
+        held-out problems, ``auc``. ``progress`` is called with every evaluation, a dict.
         """
         options = {"samples": 16, **_options.current(sampling)}
         training = {"kind": kind, "objective": objective, "steps": steps, "batch": batch, "lr": lr}
         events = None if progress is None else lambda text: progress(json.loads(text))
         with _questions.source(data) as name:
-            questions = _core.read_questions(name, limit, 1000)
+            fields = (question_field, answer_field, steps_field)
+            questions = _core.read_questions(name, fields, limit, 1000)
             report = _core.train_probe(
                 self._engine, fspath(out), questions, options, json.dumps(training), overwrite,
                 events,
@@ -289,11 +299,12 @@ class Reasoner:
         layers: Sequence[int] | None = None,
         logits: bool = False,
     ) -> HiddenStates:
-        """Hidden states at every position of a given trajectory, for probing.
+        """Returns the hidden states at every position of a given trajectory.
 
         ``latents`` are its thoughts, of shape (thoughts, width), and ``answer`` its tokens; without
-        both only the prompt is read. ``layers`` are numbered as in transformers: 0 is the input of
-        the first block, ``layers`` the last one's output after the final norm; all unless given.
+        both, only the prompt is read. ``layers`` are numbered as in transformers: 0 is the input of
+        the first block, and :attr:`layers` the output of the last block after the final norm. All
+        layers are returned by default.
 
         >>> reasoner = Reasoner.from_pretrained("embedded", device="cpu")
         >>> question = "Tom has 3 pens and buys 4 more pens. How many pens does Tom have?"
@@ -340,17 +351,18 @@ class Reasoner:
     ) -> RunDirectory:
         """Evaluates a benchmark and records every trajectory in a run directory.
 
-        ``data`` is a name as :func:`latent_tts.read_questions` takes it, or questions in memory;
-        ``question_field``, ``answer_field`` and ``steps_field`` name its fields, as there.
-        ``samples`` is 64 unless given. ``rules`` are names or callables, see
-        :func:`latent_tts.register_rule`; ``scorer`` is a callable whose rewards replace the reward
-        model's. ``lens`` records that many tokens for each of the greedy run's thoughts, ``ablate``
-        measures it with replaced thoughts (``zero``, ``mean``, ``swap``, ``freeze``, ``shuffle``),
-        and ``too_long="skip"`` leaves out questions that do not fit the model.
+        ``data`` is a name as accepted by :func:`latent_tts.read_questions`, or questions in memory;
+        ``question_field``, ``answer_field`` and ``steps_field`` name its fields. ``samples``
+        defaults to 64. ``rules`` are names or callables (see :func:`latent_tts.register_rule`);
+        ``scorer`` is a callable or a :class:`latent_tts.HttpScorer` whose rewards replace those of
+        the reward model. ``lens`` records
+        that many tokens for each thought of the greedy run. ``ablate`` repeats the greedy run with
+        replaced thoughts (``zero``, ``mean``, ``swap``, ``freeze``, ``shuffle``, ``round``).
+        ``too_long="skip"`` skips questions that do not fit the model.
 
-        The directory is that of ``latent-tts eval`` with the same settings, byte for byte but for
-        times and host; without ``out`` it is named after inputs and settings, below ``runs/``.
-        Ctrl-C keeps what is recorded, and ``resume=True`` goes on after it.
+        Except for times and host, the directory is byte-identical to that of ``latent-tts eval``
+        with the same settings. Without ``out`` its name is derived from inputs and settings, below
+        ``runs/``. After Ctrl-C, ``resume=True`` continues the run.
         """
         given = {
             "limit": limit, "out": out, "seeds": seeds, "ks": ks, "rules": rules,
@@ -368,8 +380,8 @@ class Reasoner:
     def _evaluation(
         self, given: dict[str, Any], options: dict[str, Any], *, read: bool, default_count: int
     ) -> _core.Evaluation:
-        """The extension module's evaluation by the arguments of :meth:`evaluate`; ``data`` is a
-        name."""
+        """Creates the extension module's evaluation from the arguments of :meth:`evaluate`;
+        ``data`` is a name."""
         rules, scorer = given.get("rules"), given.get("scorer")
         named = None if scorer is None else getattr(scorer, "__name__", type(scorer).__name__)
         arguments = {
@@ -421,13 +433,13 @@ class Reasoner:
         progress: bool = True,
         **sampling: Unpack[SharedSampling],
     ) -> Sweep:
-        """Evaluates each strength of the perturbation and finds the best by a metric.
+        """Evaluates several strengths of the perturbation and finds the best by a metric.
 
-        ``dropout_p``, ``noise_std`` and ``gumbel_tau`` are values, or text: ``"0.05:0.5:0.05"`` is
-        a range, ``"0:0.9"`` an interval in which the best value is searched; without any,
+        ``dropout_p``, ``noise_std`` and ``gumbel_tau`` are values or text: ``"0.05:0.5:0.05"`` is a
+        range, ``"0:0.9"`` an interval in which the best value is searched. If none is given,
         ``dropout_p`` is searched. ``metric`` is ``coverage``, ``majority``, ``weighted`` or
-        ``best_of``; rewards are computed for the last two only. ``resume=True`` goes on with a
-        sweep of the same settings.
+        ``best_of``; rewards are computed only for the last two. ``resume=True`` continues a sweep
+        with the same settings.
         """
         given = {
             "limit": limit, "ks": ks, "out": out, "seeds": seeds, "too_long": too_long,
@@ -456,7 +468,7 @@ class Reasoner:
         options: dict[str, Any],
         run: Callable[[Path, dict[str, Any]], None],
     ) -> Sweep:
-        """A sweep by the arguments of :meth:`sweep`; ``run(out, sampler)`` evaluates a point."""
+        """Runs a sweep with the arguments of :meth:`sweep`; ``run`` evaluates a point."""
         arguments = {
             "ks": list(given["ks"]),
             "out": _options.path_or_none(given["out"]),
@@ -470,7 +482,7 @@ class Reasoner:
     def _point(
         self, given: dict[str, Any], options: dict[str, Any], out: Path | None
     ) -> _core.Evaluation:
-        """The evaluation of one point of a sweep."""
+        """Creates the evaluation of one point of a sweep."""
         names = ("data", *_options.FIELDS, "limit", "seeds", "too_long", "resume")
         shared = {name: given[name] for name in names if name in given}
         return self._evaluation({**shared, "out": out}, options, read=True, default_count=200)
@@ -493,11 +505,11 @@ class Reasoner:
         progress: bool = True,
         **sampling: Unpack[Sampling],
     ) -> Annotations:
-        """Labels thoughts with the share of their rollouts that answer right.
+        """Labels thoughts with the share of their rollouts that are correct.
 
-        ``samples`` trajectories of each question are labelled, 8 unless given. The paper uses 128
-        rollouts; with 0 a thought has its own trajectory's outcome. The directory is that of
-        ``latent-tts annotate`` with the same settings, byte for byte.
+        ``samples`` trajectories of each question (8 by default) are labelled. The paper uses 128
+        rollouts; with 0, the label is the outcome of the trajectory itself. The directory is
+        byte-identical to that of ``latent-tts annotate`` with the same settings.
         """
         given = {
             "rollouts": rollouts, "limit": limit, "out": out, "per_shard": per_shard,
@@ -514,8 +526,8 @@ class Reasoner:
     def _annotation(
         self, given: dict[str, Any], options: dict[str, Any], *, read: bool
     ) -> _core.Annotation:
-        """The extension module's annotation by the arguments of :meth:`annotate`; ``data`` is a
-        name."""
+        """Creates the extension module's annotation from the arguments of :meth:`annotate`;
+        ``data`` is a name."""
         arguments = {
             "data": given["data"],
             "fields": _options.fields(given),
@@ -538,14 +550,14 @@ class Reasoner:
     def loglikelihood(
         self, pairs: Sequence[tuple[str, str]], *, progress: bool = False
     ) -> list[tuple[float, bool]]:
-        """The log-likelihood of each continuation after its context, and whether it is greedy:
-        the reasoner as a plain language model, without thoughts."""
+        """Returns the log-likelihood of each continuation after its context, and whether it is the
+        greedy one. The reasoner is used as a plain language model, without thoughts."""
         with Progress(progress, len(pairs), "texts") as bar:
             return self._engine.loglikelihoods(list(pairs), bar)
 
 
 def _thought_arrays(latents: Any) -> list[Any]:
-    """Arrays of (thoughts, width), one a trajectory."""
+    """Returns arrays of shape (thoughts, width), one per trajectory."""
     whole = isinstance(latents, np.ndarray) and latents.ndim == 2
     listed = [latents] if whole else list(latents)
     arrays = [np.ascontiguousarray(array, dtype=np.float32) for array in listed]
@@ -559,8 +571,8 @@ def _thought_arrays(latents: Any) -> list[Any]:
 
 
 def _swept(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The options of all points; those that are swept, by names of earlier versions, move to
-    ``given``."""
+    """Returns the options of all points; swept options that were passed under deprecated names
+    are moved to ``given``."""
     for name in SWEPT:
         if name in options and given.get(name) is not None:
             raise TypeError(f"{name} is given twice")

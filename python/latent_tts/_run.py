@@ -1,4 +1,4 @@
-"""Run directories, as ``evaluate`` and ``latent-tts eval`` write them, and sweeps of them."""
+"""Run directories, written by ``evaluate`` and ``latent-tts eval``, and sweeps of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ._voting import register_rule, rule_name
 
 
 class RunDirectory:
-    """A run: its settings, its results, every trajectory. It may be unfinished."""
+    """A run with its settings, results and trajectories. It may be unfinished."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         manifest, _ = _core.run_json(self.path)
         self.manifest: dict[str, Any] = json.loads(manifest)
-        """Settings, seeds, host and versions."""
+        """The content of ``manifest.json``: settings, seeds, host and versions."""
 
     def __repr__(self) -> str:
         return f"RunDirectory({str(self.path)!r})"
@@ -41,9 +41,9 @@ class RunDirectory:
         return results
 
     def metric(self, name: str, k: int | None = None) -> float:
-        """A metric of the results, such as ``coverage`` or ``majority``, at k trajectories.
+        """Returns a metric such as ``coverage`` or ``majority`` at k trajectories.
 
-        Without ``k`` it is that of the largest k.
+        Without ``k``, the largest recorded k is used.
         """
         results = self.results or {"metrics": []}
         found = {m["k"]: m["value"] for m in results["metrics"] if m["name"] == name}
@@ -54,12 +54,12 @@ class RunDirectory:
     def rescore(
         self, *rules: Any, page: bool | None = None
     ) -> RunDirectory:
-        """Measures further voting rules on the recorded trajectories, beside those that the results
-        have, and rewrites ``results.json``. Nothing is sampled.
+        """Measures additional voting rules on the recorded trajectories and rewrites
+        ``results.json``. Nothing is sampled.
 
-        A rule is a name or a callable (see :data:`latent_tts.RuleFunction`), or
-        ``rescore("mine", function)`` names the callable. The page is written again where there is
-        one, or as ``page`` says.
+        A rule is a name or a callable (see :data:`latent_tts.RuleFunction`);
+        ``rescore("mine", function)`` gives the callable a name. An existing report is rewritten;
+        ``page`` overrides this.
         """
         if len(rules) == 2 and isinstance(rules[0], str) and callable(rules[1]):
             name, function = rules
@@ -71,41 +71,42 @@ class RunDirectory:
         return self
 
     def report(self, *others: RunDirectory, out: str | PathLike[str] | None = None) -> Path:
-        """Writes the page and its figures, of this run and others beside it, into ``out``, by
-        default this directory; the path of the page."""
+        """Writes a report with figures of this run and others into ``out`` and returns its path.
+
+        ``out`` defaults to the run directory."""
         paths = [run.path for run in (self, *others)]
         return _core.write_report(paths, self.path if out is None else Path(out))
 
     def table(self, *, width: int = 100, all_rules: bool = False) -> str:
-        """The results as the text table of ``latent-tts eval``."""
+        """Returns the results as the text table of ``latent-tts eval``."""
         return _core.run_table(self.path, width, all_rules)
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """The records of ``samples.jsonl``, one by one."""
+        """Yields the records of ``samples.jsonl``."""
         with open(self.path / "samples.jsonl", encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)
 
     def columns(self) -> dict[str, Any]:
-        """All trajectories, column by column; ``kind`` tells greedy ones from sampled ones."""
+        """Returns all trajectories by column; ``kind`` distinguishes greedy and sampled ones."""
         return _core.run_columns(self.path)
 
     def metrics(self) -> dict[str, list[Any]]:
-        """All metrics, column by column."""
+        """Returns all metrics by column."""
         metrics = (self.results or {"metrics": []})["metrics"]
         names = ("name", "k", "value", "low", "high")
         return {name: [metric[name] for metric in metrics] for name in names}
 
     def to_pandas(self, what: str = "trajectories") -> Any:
-        """``trajectories`` or ``metrics`` as a ``pandas.DataFrame``."""
+        """Returns ``trajectories`` or ``metrics`` as a ``pandas.DataFrame``."""
         return _frames.pandas_frame(self._part(what))
 
     def to_polars(self, what: str = "trajectories") -> Any:
-        """``trajectories`` or ``metrics`` as a ``polars.DataFrame``."""
+        """Returns ``trajectories`` or ``metrics`` as a ``polars.DataFrame``."""
         return _frames.polars_frame(self._part(what))
 
     def to_parquet(self, path: str | PathLike[str], what: str = "trajectories") -> None:
-        """Writes ``trajectories`` or ``metrics`` as a Parquet file."""
+        """Writes ``trajectories`` or ``metrics`` to a Parquet file."""
         _frames.write_parquet(self._part(what), path)
 
     def _part(self, what: str) -> Mapping[str, Any]:
@@ -115,14 +116,14 @@ class RunDirectory:
         return parts[what]()
 
     def thoughts(self, id: int, *, seed: int | None = None, greedy: bool = False) -> NDArray[Any]:
-        """The thoughts of a question, memory-mapped, of a run that kept them.
+        """Returns the thoughts of a question, memory-mapped, if the run recorded them.
 
-        (trajectories, thoughts, width), or (all thoughts, width) where lengths differ; with
-        ``greedy``, (thoughts, width) of the trajectory without perturbation.
+        The shape is (trajectories, thoughts, width), or (all thoughts, width) if lengths differ.
+        With ``greedy`` it is (thoughts, width), of the unperturbed trajectory.
         """
         path = self.path / "latents.safetensors"
         if not path.exists():
-            raise FileNotFoundError(f"{path}: the run did not keep thoughts; keep_thoughts=True")
+            raise FileNotFoundError(f"{path}: no thoughts recorded; pass keep_thoughts=True")
         seed = self.manifest["seeds"][0] if seed is None else seed
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -134,12 +135,12 @@ class RunDirectory:
         return np.memmap(path, dtype="<f4", mode="r", offset=start, shape=tuple(shape))
 
     def figures(self, *others: RunDirectory, partial: bool = False) -> list[Figure]:
-        """All figures that can be made of this run, and of others beside it."""
+        """Returns all available figures of this run, compared with ``others``."""
         paths = [run.path for run in (self, *others)]
         return [Figure(svg, data) for svg, data in _core.run_figures(paths, partial)]
 
     def figure(self, name: str, *others: RunDirectory) -> Figure:
-        """The figure of a name, such as ``coverage``."""
+        """Returns the figure with this name, such as ``coverage``."""
         figures = {figure.name: figure for figure in self.figures(*others)}
         if name not in figures:
             raise KeyError(f"no figure {name!r}; there are {', '.join(figures)}")
@@ -147,7 +148,7 @@ class RunDirectory:
 
 
 class Sweep:
-    """The directory of a sweep: one run per strength, and which of them is best."""
+    """The directory of a sweep: one run per strength, and the best of them."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -160,15 +161,15 @@ class Sweep:
 
     @property
     def runs(self) -> list[RunDirectory]:
-        """The runs, axis by axis, the weakest perturbation first."""
+        """The runs of each swept option in turn, weakest perturbation first."""
         return [RunDirectory(self.path / point["run"]) for point in self.summary["points"]]
 
     @property
     def best(self) -> RunDirectory:
-        """The run with the largest coverage."""
+        """The run with the best value of the sweep's metric."""
         return RunDirectory(self.path / self.summary["best"])
 
     def figures(self) -> list[Figure]:
-        """The figures of all runs together."""
+        """Returns the figures that compare all runs."""
         first, *others = self.runs
         return first.figures(*others)

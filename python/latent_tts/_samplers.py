@@ -1,4 +1,4 @@
-"""Samplers that are callables on the latents of a step."""
+"""Samplers given as callables on the thoughts of a step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from numpy.typing import NDArray
 from . import _core
 
 SamplerFunction = Callable[[NDArray[np.float32], NDArray[np.uint64]], NDArray[Any]]
-"""A sampler: from thoughts (rows, width) and their keys (rows, 4) to thoughts of the same shape.
+"""A sampler: maps thoughts (rows, width) and their keys (rows, 4) to thoughts of the same shape.
 
-A key is the seed, the question's index, the trajectory's index and the step, from 0. Rows of
-several questions and trajectories come together in any order, so the result must depend on a
-thought and its key alone."""
+A key consists of the seed, the question's index, the trajectory's index and the step, counted from
+0. A call gets rows of several questions and trajectories in any order, so each result must depend
+only on its thought and key."""
 
 Sampler = Union[str, SamplerFunction]
-"""A sampler by name, or a callable, which is called by its ``__name__`` in manifests."""
+"""A sampler: a name, or a callable, which manifests record by its ``__name__``."""
 
 _registered: dict[str, SamplerFunction] = {}
 
 
 def register_sampler(name: str, function: SamplerFunction) -> None:
-    """Adds a sampler, which ``sampler=name`` selects from then on, or replaces the registered one
-    of this name."""
+    """Registers a sampler, selected by ``sampler=name``, or replaces the one of this name."""
     if not callable(function):
         raise TypeError(f"the sampler {name} is not callable: {function!r}")
     _core.register_sampler(name, function)
@@ -33,7 +32,7 @@ def register_sampler(name: str, function: SamplerFunction) -> None:
 
 
 def sampler_name(sampler: Sampler) -> str:
-    """The name of a sampler; a callable is registered under its ``__name__``."""
+    """Returns the name of a sampler; a callable is registered under its ``__name__``."""
     if isinstance(sampler, str):
         return sampler
     if not callable(sampler):

@@ -1,4 +1,4 @@
-"""The combination of all signals of a run: which answer is right, and how likely."""
+"""Calibration: the combination of all signals of a run, and the confidence of its answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def calibrate(
     signals: Sequence[str] | None = None,
     out: str | PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Learns how to combine the signals of runs on problems that no model was trained on.
+    """Fits the weights of all signals to runs on problems that no model was trained on.
 
-    The result's ``calibration`` is what the sampling option of that name takes: the rule
-    ``calibrated``, and the probability that its answer is right. ``signals`` are those that may get
-    weight beside the votes, by default all that the runs have: ``likelihood``, ``reward``,
-    ``probe``, ``arithmetic``, ``grounding``, ``conclusion``. With ``measure`` the result has the
-    accuracy, the difference from the majority and the calibration error on other runs, and an
-    ablation of the signals. ``out`` is a file for ``latent-tts eval --calibration``.
+    Pass the result's ``calibration`` as the sampling option of that name. It enables the rule
+    ``calibrated`` and the confidence, the probability that the answer is correct. ``signals`` are
+    the signals used beside the votes, by default all that the runs have: ``likelihood``,
+    ``reward``, ``probe``, ``arithmetic``, ``grounding``, ``conclusion``. With ``measure``, the
+    result also has the accuracy, the difference to the majority and the calibration error on other
+    runs, and an ablation of the signals. ``out`` is written for ``latent-tts eval --calibration``.
     """
     text = _core.calibrate(_paths(runs), _paths(measure), None if signals is None else [*signals])
     report: dict[str, Any] = json.loads(text)
@@ -38,6 +38,6 @@ def calibrate(
 
 
 def _paths(runs: Run | Sequence[Run]) -> list[str]:
-    """The directories of one or several runs."""
+    """Returns the directories of one or several runs."""
     several = [runs] if isinstance(runs, (RunDirectory, str, PathLike)) else list(runs)
     return [str(run.path) if isinstance(run, RunDirectory) else fspath(run) for run in several]

@@ -1,4 +1,4 @@
-"""Training: reasoners by every method, and reward models on annotations."""
+"""Training of reasoners by every method, and of reward models on annotations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._progress import Progress, fetch, logger
 
 
 class TrainingExample(NamedTuple):
-    """A question with its worked steps, such as ``<<16-3-4=9>>``, and its answer."""
+    """A question with worked steps, such as ``<<16-3-4=9>>``, and an answer."""
 
     question: str
     steps: list[str]
@@ -21,33 +21,33 @@ class TrainingExample(NamedTuple):
 
 
 class Training:
-    """The result of a training: a model's directory with its learning curves."""
+    """The result of a training: the model's directory with its learning curves."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         self.path = Path(report["out"])
-        """The directory, which :meth:`Reasoner.from_pretrained` loads."""
+        """The model's directory, for :meth:`Reasoner.from_pretrained`."""
         self.finished: bool = report["finished"]
-        """Whether all steps are done, or early stopping ended them."""
+        """Whether the training completed all steps or stopped early."""
         self.seconds: float = report["seconds"]
         self.kept: dict[str, Any] | None = report["kept"]
-        """The evaluation of the model that is kept: step, score and metrics."""
+        """The evaluation of the retained model: step, score and metrics."""
 
     def __repr__(self) -> str:
         return f"Training({str(self.path)!r}, finished={self.finished})"
 
     def log(self) -> list[dict[str, Any]]:
-        """The losses, the learning rate and the gradient norm of every step."""
+        """Returns losses, learning rate and gradient norm of every step."""
         text = (self.path / "training" / "log.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every evaluation on held-out data."""
+        """Returns every evaluation on held-out data."""
         text = (self.path / "training" / "evals.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
 
 class _Events:
-    """Hands events of a training on to a bar, the log and a callback."""
+    """Reports events of a training to a progress bar, the log and a callback."""
 
     def __init__(self, bar: Progress, callback: Callable[[dict[str, Any]], object] | None) -> None:
         self._bar = bar
@@ -85,15 +85,16 @@ def train_reasoner(
     callback: Callable[[dict[str, Any]], object] | None = None,
     **options: Any,
 ) -> Training:
-    """Trains a latent reasoner, or a baseline with a chain of thought in text or without one.
+    """Trains a latent reasoner, or a baseline with or without a chain of thought in text.
 
-    The options are those of ``latent-tts train reasoner`` with underscores: ``method``, ``mode``,
-    ``init``, ``base``, ``data``, ``steps``, ``batch``, ``lr``, ``lora``, ...;
-    ``training_options("reasoner")`` has all of them with their defaults. ``preset`` names a set of
-    them. ``examples`` and ``held_out_examples`` are used in place of the files that ``data`` and
-    ``held_out`` name. ``callback`` gets every event as a dict whose ``event`` is ``step``,
-    ``evaluation``, ``resumed``, ``note`` or ``warning``. Ctrl-C saves the state after the step, and
-    ``resume=True`` goes on from it. The files are those of the command line, byte for byte.
+    The options are the flags of ``latent-tts train reasoner`` with underscores: ``method``,
+    ``mode``, ``init``, ``base``, ``data``, ``steps``, ``batch``, ``lr``, ``lora``, ...;
+    ``training_options("reasoner")`` returns all of them with their defaults. ``preset`` names a set
+    of options. ``examples`` and ``held_out_examples`` replace the files named by ``data`` and
+    ``held_out``. ``callback`` is called with every event, a dict whose ``event`` is ``step``,
+    ``evaluation``, ``resumed``, ``note`` or ``warning``. Ctrl-C saves the state after the current
+    step, and ``resume=True`` continues from it. The files are byte-identical to those of the
+    command line.
     """
     arguments = _arguments(out, preset, options, device, dtype, threads)
     with Progress(progress, what="steps") as bar:
@@ -114,12 +115,12 @@ def train_reward(
     callback: Callable[[dict[str, Any]], object] | None = None,
     **options: Any,
 ) -> Training:
-    """Trains a latent reward model on annotations, which :meth:`Reasoner.annotate` writes.
+    """Trains a latent reward model on annotations written by :meth:`Reasoner.annotate`.
 
-    The options are those of ``latent-tts train reward`` with underscores: ``model``,
+    The options are the flags of ``latent-tts train reward`` with underscores: ``model``,
     ``annotations``, ``held_out``, ``objective``, ``base``, ``steps``, ...;
-    ``training_options("reward")`` has all of them with their defaults. The others are those of
-    :func:`train_reasoner`.
+    ``training_options("reward")`` returns all of them with their defaults. The other arguments are
+    those of :func:`train_reasoner`.
     """
     arguments = _arguments(out, preset, options, device, dtype, threads)
     with Progress(progress, what="steps") as bar:
@@ -141,11 +142,11 @@ def train_rl(
 ) -> Training:
     """Trains a reasoner by reinforcement learning on its own sampled trajectories.
 
-    The options are those of ``latent-tts train rl`` with underscores: ``model``, ``data``,
+    The options are the flags of ``latent-tts train rl`` with underscores: ``model``, ``data``,
     ``samples``, ``sampler``, ``estimator``, ``reward``, ``steps``, ...; ``training_options("rl")``
-    has all of them with their defaults. ``questions`` and ``held_out_questions`` are used in place
-    of the files that ``data`` and ``held_out`` name; their steps are not read. The others are those
-    of :func:`train_reasoner`.
+    returns all of them with their defaults. ``questions`` and ``held_out_questions`` replace the
+    files named by ``data`` and ``held_out``; steps are not read. The other arguments are those of
+    :func:`train_reasoner`.
     """
     arguments = _arguments(out, None, options, device, dtype, threads)
     with Progress(progress, what="steps") as bar:
@@ -156,7 +157,7 @@ def train_rl(
 
 
 def training_options(kind: str) -> dict[str, Any]:
-    """The options of a training, ``reasoner``, ``reward`` or ``rl``, with their defaults.
+    """Returns the options of a training (``reasoner``, ``reward`` or ``rl``) with their defaults.
 
     >>> training_options("reasoner")["curriculum_end"]
     0.4
@@ -178,10 +179,13 @@ def _arguments(
     dtype: str | None,
     threads: int | None,
 ) -> dict[str, Any]:
-    """What the extension module takes; models by an id of the Hub are downloaded."""
+    """Returns the arguments of the extension module, after downloading models named by a Hub id."""
     given = {name: _plain(value) for name, value in options.items() if value is not None}
-    models = [given.get(name) for name in ("init", "base", "model", "reference")]
-    fetch([model for model in models if model not in (None, "reasoner", "none")])
+    models = [given.get(name) for name in ("init", "model", "reference")]
+    fetch(
+        [model for model in models if model not in (None, "reasoner", "none")],
+        base=given.get("base"),
+    )
     return {
         "out": Path(out),
         "options": json.dumps(given),
@@ -193,7 +197,7 @@ def _arguments(
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: paths are text."""
+    """Converts a value for JSON; paths become text."""
     if isinstance(value, PathLike):
         return fspath(value)
     if isinstance(value, (list, tuple)):

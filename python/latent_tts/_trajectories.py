@@ -1,4 +1,4 @@
-"""What sampling gives: trajectories, and the answer that a vote chose among them."""
+"""Results of sampling: trajectories, and the answer selected among them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _number(value: float | None) -> float:
 
 
 def _reward(trajectory: Trajectory) -> float:
-    """The outcome reward, else the mean process reward, else NaN."""
+    """Returns the outcome reward, else the mean process reward, else NaN."""
     if trajectory.outcome_reward is not None:
         return trajectory.outcome_reward
     rewards = trajectory.process_rewards
@@ -31,10 +31,10 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 class Trajectories(Sequence[list[Trajectory]]):
-    """The trajectories of some questions; item ``q`` is the list of question ``q``'s.
+    """The trajectories of several questions; item ``q`` is the list for question ``q``.
 
-    Columns have one row per question. Thoughts are the engine's memory itself, moved into numpy
-    arrays without a copy; :meth:`stacked_thoughts` copies them into one array.
+    Columns have one row per question. The engine's memory is moved into the numpy arrays of
+    thoughts without a copy; :meth:`stacked_thoughts` copies them into one array.
     """
 
     def __init__(self, questions: Sequence[str], replies: Sequence[_core.Reply]) -> None:
@@ -66,36 +66,36 @@ class Trajectories(Sequence[list[Trajectory]]):
 
     @property
     def answers(self) -> list[list[str | None]]:
-        """The answers found in the texts."""
+        """The answers extracted from the texts."""
         return [[t.answer for t in row] for row in self._rows]
 
     @property
     def correct(self) -> list[list[bool | None]]:
-        """Whether each answer is correct; ``None`` where the question's answer is not known."""
+        """Whether each answer is correct; ``None`` if the gold answer is unknown."""
         return [[t.correct for t in row] for row in self._rows]
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """(questions, N): outcome rewards, else mean process rewards; NaN where there are none."""
+        """Outcome rewards, else mean process rewards, else NaN, of shape (questions, N)."""
         return self._table([[_reward(t) for t in row] for row in self._rows])
 
     @property
     def process_rewards(self) -> list[list[NDArray[np.float32] | None]]:
-        """One reward per thought."""
+        """The process rewards of each trajectory, one per thought."""
         return [[t.process_rewards for t in row] for row in self._rows]
 
     @property
     def logprobs(self) -> NDArray[np.float64]:
-        """(questions, N): log-probabilities of the answer tokens; NaN where not finite."""
+        """Log-probabilities of the answer tokens, NaN if not finite, of shape (questions, N)."""
         return self._table([[_number(t.logprob) for t in row] for row in self._rows])
 
     @property
     def thoughts(self) -> list[list[NDArray[np.float32]]]:
-        """The thoughts of each trajectory, (thoughts, width), without a copy."""
+        """The thoughts of each trajectory, of shape (thoughts, width), without a copy."""
         return [[t.thoughts for t in row] for row in self._rows]
 
     def stacked_thoughts(self) -> NDArray[np.float32]:
-        """All thoughts in one array, (questions, N, thoughts, width); a copy."""
+        """Copies all thoughts into one array of shape (questions, N, thoughts, width)."""
         shapes = {t.thoughts.shape for row in self._rows for t in row}
         if len(shapes) > 1 or len({len(row) for row in self._rows}) > 1:
             raise ValueError("trajectories differ in number or length; use .thoughts")
@@ -109,7 +109,7 @@ class Trajectories(Sequence[list[Trajectory]]):
         likelihood_weight: float | None = None,
         lcb_coefficient: float | None = None,
     ) -> list[str | None]:
-        """Each question's answer under a voting rule."""
+        """Returns the answer of each question under a voting rule."""
         chosen: list[str | None] = []
         for row in self._rows:
             index = aggregate(
@@ -128,7 +128,7 @@ class Trajectories(Sequence[list[Trajectory]]):
         return chosen
 
     def _table(self, rows: list[list[float]]) -> NDArray[np.float64]:
-        """Rows of unlike lengths (early stopping) are filled with NaN."""
+        """Pads rows of different lengths (adaptive sampling) with NaN."""
         table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for row, values in zip(table, rows):
             row[: len(values)] = values
@@ -136,19 +136,19 @@ class Trajectories(Sequence[list[Trajectory]]):
 
 
 def _scored(column: list[T | None]) -> list[T | None] | None:
-    """A column, or None where nobody has a value."""
+    """Returns a column, or ``None`` if all its values are missing."""
     return None if all(value is None for value in column) else column
 
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """What a reasoner computes along a trajectory; see ``Reasoner.hidden_states``."""
+    """The hidden states of a reasoner along a trajectory; see ``Reasoner.hidden_states``."""
 
     layers: dict[int, NDArray[np.float32]]
-    """(positions, width) of each layer."""
+    """The hidden states of each layer, of shape (positions, width)."""
     logits: NDArray[np.float32] | None
-    """(positions, vocabulary), where they were requested: those at a position predict the next
-    token."""
+    """The logits of shape (positions, vocabulary), if requested. The logits at a position predict
+    the next token."""
     prompt: slice
     """Positions of the prompt."""
     thoughts: slice
@@ -161,27 +161,27 @@ class HiddenStates:
 
 @dataclass(frozen=True, repr=False)
 class Solution:
-    """One question's answer, with everything it was chosen from."""
+    """The answer to a question, with the votes and trajectories it was selected from."""
 
     question: str
     answer: str | None
     rule: str
-    """The rule that chose the answer."""
+    """The rule that selected the answer."""
     confidence: float | None
-    """The probability that the answer is right, where a calibration was given."""
+    """The probability that the answer is correct, if a calibration was given."""
     votes: list[Vote]
     trajectories: list[Trajectory]
     greedy: Trajectory | None
-    """The trajectory without perturbation."""
+    """The unperturbed trajectory."""
     beam: Trajectory | None
-    """The best path of a beam search, where one ran."""
+    """The best path of the beam search, if one ran."""
     diversity: list[float]
-    """d_t: the mean pairwise cosine dissimilarity of the thoughts at each step."""
+    """The mean pairwise cosine dissimilarity of the thoughts at each step (d_t in the paper)."""
     flops: float
     seconds: float
     notes: list[str] = field(default_factory=list)
-    """What to know about the answer: words that the model does not know, or a question unlike those
-    that it was trained on. Each is a ``UserWarning``, too."""
+    """Notes on the reliability of the answer, such as words outside the vocabulary or a question
+    unlike the training data. Each is also issued as a ``UserWarning``."""
 
     def __repr__(self) -> str:
         tally = ", ".join(f"{vote.answer} x {vote.votes}" for vote in self.votes)

@@ -1,4 +1,4 @@
-"""Aggregation: one answer from many, by rules that are built in or callables."""
+"""Aggregation of many answers into one, by built-in rules or callables."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ RULES: tuple[str, ...] = tuple(_core.rules())
 Candidate = _core.Candidate
 
 RuleFunction = Callable[[list[Candidate]], Optional[Union[str, int, Candidate]]]
-"""A voting rule: from the trajectories of a question to the chosen answer, the position of the
-chosen trajectory in the list, the trajectory itself, or ``None`` for no answer.
+"""A voting rule: maps the trajectories of a question to the selected answer, the position of the
+selected trajectory in the list, the trajectory itself, or ``None`` for no answer.
 
-It is called on subsets of the trajectories, too, for curves over k. The order of the list must not
-matter."""
+It is also called on subsets of the trajectories, for curves over k. The result must not depend on
+the order of the list."""
 
 Rule = Union[str, RuleFunction]
-"""A voting rule by name, or a callable, which is called by its ``__name__`` in results."""
+"""A voting rule: a name, or a callable, which results record by its ``__name__``."""
 
 _registered: dict[str, RuleFunction] = {}
 
 
 class Vote(NamedTuple):
-    """A distinct answer and the candidates that gave it."""
+    """A distinct answer and its votes."""
 
     answer: str
     votes: int
     weight: float
-    """Its share of the summed weights, exp(reward), of all answers."""
+    """The answer's share of the summed weights exp(reward)."""
     reward: float | None
-    """The mean of their rewards, where every candidate with an answer was scored."""
+    """The mean reward of its candidates, if every candidate with an answer was scored."""
 
 
 def register_rule(
@@ -44,10 +44,10 @@ def register_rule(
     describe: str | None = None,
     needs: Sequence[str] = (),
 ) -> None:
-    """Adds a voting rule, which has metrics, intervals, curves and a place on the page like the
-    built-in ones, or replaces the registered one of this name.
+    """Registers a voting rule, or replaces the registered one of this name.
 
-    ``label`` is its name in tables and figures, ``describe`` one line about it. It is left out for
+    Like built-in rules it gets metrics, intervals, curves and a place in the report. ``label`` is
+    its name in tables and figures, ``describe`` a one-line description. It is not measured on
     questions whose trajectories lack the signals it ``needs``: ``rewards``, ``logprobs``.
 
     >>> register_rule("longest", lambda candidates: max(
@@ -64,7 +64,7 @@ def register_rule(
 
 
 def rule_name(rule: Rule) -> str:
-    """The name of a rule; a callable is registered under its ``__name__``."""
+    """Returns the name of a rule; a callable is registered under its ``__name__``."""
     if isinstance(rule, str):
         return rule
     if not callable(rule):
@@ -86,7 +86,7 @@ def _candidates(
     logprobs: Sequence[float | None] | None,
 ) -> dict[str, Any]:
     if rewards is not None and process_rewards is None:
-        # A candidate is scored if it has process rewards; one reward is a list of one.
+        # A candidate counts as scored if it has process rewards.
         process_rewards = [None if reward is None else [reward] for reward in rewards]
     return {
         "answers": list(answers),
@@ -107,10 +107,10 @@ def aggregate(
     likelihood_weight: float | None = None,
     lcb_coefficient: float | None = None,
 ) -> int | None:
-    """The index of the candidate that a rule chooses; ``None`` if no candidate has an answer.
+    """Returns the index of the candidate that a rule selects; ``None`` if none has an answer.
 
-    ``rewards`` has one number a candidate, ``process_rewards`` one per thought. Candidates are
-    numbered by their position; of those that gave the chosen answer, the first is returned.
+    ``rewards`` has one number per candidate, ``process_rewards`` one list per candidate with a
+    number per thought. If several candidates gave the selected answer, the first is returned.
 
     >>> aggregate(["7", "12", "12", None])
     1
@@ -134,7 +134,7 @@ def votes(
     rewards: Sequence[float | None] | None = None,
     process_rewards: Sequence[Sequence[float] | None] | None = None,
 ) -> list[Vote]:
-    """The distinct answers, in the order of their first votes.
+    """Returns the distinct answers, in the order of their first votes.
 
     >>> [(vote.answer, vote.votes) for vote in votes(["7", "12", "12", None])]
     [('7', 1), ('12', 2)]

@@ -1,7 +1,8 @@
-"""lm-evaluation-harness: the model ``latent_tts``, and its command with that model registered.
+"""Integration of lm-evaluation-harness: the model ``latent_tts`` and a command that registers it.
 
-``python -m latent_tts.lm_eval`` is ``lm_eval`` with the same arguments: the harness has no other way
-to find a model outside of it. This package's tasks are found without ``--include_path``.
+``python -m latent_tts.lm_eval`` takes the arguments of ``lm_eval``. It is needed because the
+harness has no other way to find an external model. The tasks of this package need no
+``--include_path``.
 
 .. code-block:: sh
 
@@ -26,16 +27,18 @@ except ImportError as error:
     raise ImportError("lm_eval is not installed; `pip install latent-tts[lm-eval]`") from error
 
 TASKS = Path(__file__).parent / "tasks"
-"""The directory of this package's tasks."""
+"""The directory with the tasks of this package."""
 
 DEFAULT_DEVICE = "cuda:0"
-"""The device that the harness passes where its flag ``--device`` is not given."""
+"""The device that the harness passes if its flag ``--device`` is not given."""
 
 
 @register_model("latent_tts")
 class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
-    """A latent reasoner. ``generate_until`` thinks in parallel and gives the text of the trajectory
-    that the rule chose; log-likelihoods are those of a plain language model."""
+    """A latent reasoner as a model of the harness.
+
+    ``generate_until`` samples trajectories and returns the text of the one that the rule selects.
+    Log-likelihoods are those of a plain language model."""
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
         max_batch_size: int | None = None,
         **sampling: Any,
     ) -> None:
-        # The engine sizes its batches by memory; the harness passes these to every model.
+        # The harness passes these to every model; the engine sizes its batches by memory.
         del batch_size, max_batch_size
         super().__init__()
         self.reasoner = Reasoner.from_pretrained(
@@ -68,14 +71,15 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> LatentTTS:
-        """Arguments of ``--model_args`` go before flags such as ``--device``."""
+        """Creates the model; ``--model_args`` take precedence over flags such as ``--device``."""
         flags = {name: value for name, value in (additional_config or {}).items() if value}
         if flags.get("device") == DEFAULT_DEVICE and not _has_device_flag(sys.argv):
             flags["device"] = "auto"
         return cls(**{**flags, **arg_dict})
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The answers. A request's index names its random numbers, as in ``latent-tts eval``."""
+        """Returns the answers. Random numbers depend on the index of a request, as in
+        ``latent-tts eval``."""
         del disable_tqdm
         arguments = [request.args for request in requests]
         limits = {options.get("max_gen_toks") for _, options in arguments}
@@ -88,7 +92,7 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
         replies = self.reasoner._engine.sample(questions, options, None, None)
         texts = []
         for (_, kwargs), reply in zip(arguments, replies):
-            # Without any answer in any trajectory there is nothing to choose: the first one's text.
+            # If no trajectory has an answer, return the text of the first one.
             chosen = 0 if reply.chosen is None else reply.chosen
             texts.append(_cut(reply.trajectories[chosen].text, kwargs.get("until") or ()))
         return texts
@@ -96,19 +100,19 @@ class LatentTTS(LM):  # type: ignore[misc, unused-ignore]
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Log-likelihoods of continuations after contexts."""
+        """Returns the log-likelihoods of continuations after their contexts."""
         del disable_tqdm
         return self.reasoner.loglikelihood([request.args for request in requests])
 
     def loglikelihood_rolling(
         self, requests: list[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihoods of whole texts, which must fit the model's context."""
+        """Returns the log-likelihoods of whole texts, which must fit the model's context."""
         found = self.loglikelihood_of("", (request.args[0] for request in requests))
         return [sum_ for sum_, _ in found]
 
     def loglikelihood_of(self, context: str, texts: Iterable[str]) -> list[tuple[float, bool]]:
-        """Log-likelihoods of texts after one context."""
+        """Returns the log-likelihoods of texts after one context."""
         return self.reasoner.loglikelihood([(context, text) for text in texts])
 
 
@@ -117,14 +121,14 @@ def _has_device_flag(argv: list[str]) -> bool:
 
 
 def _cut(text: str, until: str | Iterable[str]) -> str:
-    """The text before the first of the stop strings."""
+    """Returns the text before the first stop string."""
     for stop in [until] if isinstance(until, str) else until:
         text = text.split(stop)[0] if stop else text
     return text
 
 
 def main() -> None:
-    """The harness' command, which also finds this package's tasks."""
+    """Runs the command of the harness with the tasks of this package."""
     from lm_eval.__main__ import cli_evaluate
 
     if "--include_path" not in sys.argv and len(sys.argv) > 1:

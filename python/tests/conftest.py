@@ -1,4 +1,4 @@
-"""What the tests share: the embedded reasoner, and the command line to compare with."""
+"""Shared fixtures: the embedded reasoner, and the command line for comparisons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def questions() -> list[latent_tts.Question]:
 
 @pytest.fixture(scope="session")
 def command() -> Callable[..., None]:
-    """Runs `latent-tts`: that of LATENT_TTS_BIN, else of a build of this checkout."""
+    """Runs `latent-tts` from LATENT_TTS_BIN, or from a build of this checkout."""
     builds = [ROOT / "target" / profile / "latent-tts" for profile in ("release", "debug")]
     named = os.environ.get("LATENT_TTS_BIN")
     found = [Path(named)] if named else [build for build in builds if build.exists()]
@@ -55,5 +55,5 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    """The files of a directory."""
+    """The contents of the files of a directory."""
     return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}

@@ -1,4 +1,4 @@
-"""The console script of the wheel is the Rust program."""
+"""The console script of the wheel runs the Rust program."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Extension points without Rust: rules, scorers, given thoughts, questions in memory."""
+"""Extension points in Python: rules, scorers, given thoughts, questions in memory."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ N = 8
 
 
 def plain_majority(candidates: list[Candidate]) -> str | None:
-    """The plain vote, written again."""
+    """Majority voting, reimplemented."""
     counts = Counter(candidate.answer for candidate in candidates if candidate.answer is not None)
     first = {}
     for candidate in sorted(candidates, key=lambda candidate: candidate.index):
@@ -47,7 +49,7 @@ def curve(run: RunDirectory, name: str) -> list[tuple[int, float, float, float]]
 def test_a_callable_rule_is_a_rule(reasoner: Reasoner, tmp_path: Path) -> None:
     run = evaluate(reasoner, tmp_path / "run", rules=["majority", plain_majority])
     assert [k for k, *_ in curve(run, "majority")] == [1, 2, 4, 8]
-    # Ties among some of the trajectories are broken alike, so that all subsets agree.
+    # Ties are broken in the same way, so that all subsets agree.
     assert curve(run, "plain_majority") == curve(run, "majority")
     assert "plain majority" in run.table()
     page = run.report(out=tmp_path / "page").read_text()
@@ -77,7 +79,7 @@ def test_rescore_measures_a_recorded_run(reasoner: Reasoner, tmp_path: Path) -> 
     assert kept == before["metrics"]
     correct = [sample["trajectories"][-1]["correct"] for sample in run.samples()]
     assert run.metric("last", N) == pytest.approx(sum(correct) / len(correct))
-    # A rule of another process keeps its numbers.
+    # The numbers of a rule registered by another process are kept.
     results = run.path / "results.json"
     results.write_text(results.read_text().replace('"last"', '"elsewhere"'))
     numbers = curve(run, "elsewhere")
@@ -95,8 +97,8 @@ def test_what_a_rule_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path) ->
     for name, rule, error, message in (
         ("broken", broken, LookupError, "no such thing"),
         ("far", lambda _: 99, IndexError, "index 99 of"),
-        ("other", lambda _: "eleven", ValueError, "no trajectory answered"),
-        ("list", lambda _: [1], TypeError, r"returned \[1\]; return an answer"),
+        ("other", lambda _: "eleven", ValueError, "not the answer of any trajectory"),
+        ("list", lambda _: [1], TypeError, r"returned \[1\]; expected an answer"),
         ("flag", lambda _: True, TypeError, "returned True"),
     ):
         with pytest.raises(error, match=message):
@@ -111,7 +113,7 @@ def test_what_a_rule_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path) ->
         reasoner.solve("?", rule=lambda candidates: 0)
     with pytest.raises(ValueError, match="a built-in rule is called"):
         latent_tts.register_rule("majority", plain_majority)
-    with pytest.raises(ValueError, match="lower-case letters"):
+    with pytest.raises(ValueError, match="lowercase letters"):
         latent_tts.register_rule("My rule", plain_majority)
 
 
@@ -146,7 +148,7 @@ def test_what_a_scorer_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path) 
 
 
 def test_given_thoughts_are_decoded(reasoner: Reasoner, questions: list[Question]) -> None:
-    # Noise is in the thoughts, where dropout is in the passes over them.
+    # Noise is added to the thoughts; dropout is applied in the forward passes over them.
     found = reasoner.sample(questions[:2], samples=4, noise_std=0.3)
     for row, question in zip(found, questions):
         again = reasoner.decode(question, [t.thoughts for t in row])
@@ -159,7 +161,7 @@ def test_given_thoughts_are_decoded(reasoner: Reasoner, questions: list[Question
     assert (steered.thoughts == 0).all() and steered.logprob != one.logprob
     (short,) = reasoner.decode(questions[0].text, first[:2])
     assert short.latent_steps == 2
-    # The thoughts of one question in the place of another's.
+    # Replaces the thoughts of one question by those of another.
     (patched,) = reasoner.decode(questions[1].text, first)
     assert patched.text != found[1][0].text or patched.logprob != found[1][0].logprob
     with pytest.raises(ValueError, match="have width 3, the model has"):
@@ -177,7 +179,7 @@ def test_hidden_states_along_a_trajectory(reasoner: Reasoner) -> None:
     positions = states.answer.stop
     assert all(array.shape == (positions, reasoner.width) for array in states.layers.values())
     assert states.logits is not None
-    # The position before each token predicts it.
+    # Each token is predicted at the position before it.
     before = slice(states.answer.start - 1, states.answer.stop - 1)
     assert states.logits[before].argmax(axis=1).tolist() == greedy.tokens
     # COCONUT's thoughts are the hidden states of the positions before them.
@@ -193,7 +195,7 @@ def test_hidden_states_along_a_trajectory(reasoner: Reasoner) -> None:
 
 
 def keyed_noise(thoughts: Any, keys: Any) -> Any:
-    """Gaussian noise, of which each thought's key is the seed."""
+    """Gaussian noise, seeded by the key of each thought."""
     noise = [np.random.default_rng(key).normal(0, 0.4, thoughts.shape[1]) for key in keys]
     return thoughts + np.array(noise)
 
@@ -216,7 +218,7 @@ def test_a_callable_sampler_is_a_sampler(
 
     found = reasoner.sample(questions, samples=3, seed=5, sampler=watched)
     assert sorted(seen) == [(5, q, k, t) for q in range(4) for k in range(3) for t in range(6)]
-    # Neither the number of trajectories nor the other questions change a trajectory.
+    # A trajectory depends neither on the number of trajectories nor on other questions.
     for index, question in enumerate(questions[:1]):
         alone = reasoner.sample(question, samples=2, seed=5, sampler=keyed_noise)
         for a, b in zip(alone[0], found[index]):
@@ -241,7 +243,7 @@ def test_what_a_sampler_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path)
     for sampler, error, message in (
         (broken, LookupError, "no such thing"),
         ("narrow", ValueError, r"returned thoughts of shape \(\d+, 1\)"),
-        ("nan", ValueError, "not finite"),
+        ("nan", ValueError, "non-finite"),
     ):
         with pytest.raises(error, match=message):
             reasoner.solve("Tom has 3 pens. How many?", samples=2, sampler=sampler)  # type: ignore[arg-type]
@@ -252,7 +254,7 @@ def test_what_a_sampler_does_wrong_is_raised(reasoner: Reasoner, tmp_path: Path)
         reasoner.solve("?", sampler="nothing")
     with pytest.raises(ValueError, match="dropout_p has no effect with sampler narrow"):
         reasoner.solve("?", sampler="narrow", dropout_p=0.1)
-    with pytest.raises(ValueError, match="a built-in sampler is called"):
+    with pytest.raises(ValueError, match="is the name of a built-in sampler"):
         latent_tts.register_sampler("dropout", keyed_noise)
 
 
@@ -269,7 +271,7 @@ def test_lens_and_correct(reasoner: Reasoner, questions: list[Question]) -> None
 
 
 class Split:
-    """What a split of ``datasets`` is to us: dicts, one by one."""
+    """Behaves like a split of ``datasets``: an iterable of dicts."""
 
     column_names = ["question", "answer"]
 
@@ -332,7 +334,7 @@ def test_lens_and_ablations_are_recorded(reasoner: Reasoner, tmp_path: Path) -> 
     assert all(len(sample["greedy"]["lens"]) == 6 for sample in run.samples())
     ablation = json.loads((run.path / "ablation.json").read_text())
     assert [found["kind"] for found in ablation["ablations"]] == ["zero", "mean"]
-    with pytest.raises(ValueError, match="ablate=\"nothing\" is not known; use zero, mean"):
+    with pytest.raises(ValueError, match="invalid ablate=\"nothing\"; use one of zero, mean"):
         evaluate(reasoner, tmp_path / "none", ablate=["nothing"])
 
 
@@ -340,3 +342,35 @@ def test_old_attributes_warn(reasoner: Reasoner) -> None:
     trajectory = reasoner.solve("3 pens?", samples=1).trajectories[0]
     with pytest.warns(DeprecationWarning, match="index"):
         assert trajectory.number == trajectory.index == 0
+
+
+def test_an_endpoint_scores_trajectories(reasoner: Reasoner, tmp_path: Path) -> None:
+    requests = []
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            requests.append(body)
+            reply = json.dumps({"rewards": [-len(text) for text in body["answers"]]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        scorer = latent_tts.HttpScorer(f"http://127.0.0.1:{server.server_port}/rewards")
+        run = evaluate(reasoner, tmp_path / "run", scorer=scorer)
+        server.shutdown()
+    assert len(requests) == 6 and all(request["question"] for request in requests)
+    for sample in map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines()):
+        for trajectory in sample["trajectories"]:
+            assert trajectory["outcome_reward"] == -len(trajectory["text"].strip())
+    assert curve(run, "weighted")
+    with pytest.raises(ValueError, match="http"):
+        latent_tts.HttpScorer("ftp://example.com")
+    with pytest.raises(ValueError, match="model"):
+        latent_tts.HttpScorer("http://127.0.0.1/v1/chat/completions")

@@ -50,9 +50,9 @@ def test_the_harness_reports_evals_accuracy(reasoner: Reasoner, tmp_path: Path) 
 
 
 def documented_command() -> list[str]:
-    """The command of docs/python.md, word by word."""
-    page = Path(__file__).parents[2] / "docs" / "python.md"
-    section = page.read_text().split("## lm-evaluation-harness")[1]
+    """The command of docs/how-to/lm-eval.md, word by word."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "lm-eval.md"
+    section = page.read_text().split("## In one process")[1]
     block = section.split("```bash\n")[1].split("```")[0]
     (line,) = [
         line for line in block.replace("\\\n", " ").splitlines() if line.startswith("python ")

@@ -15,7 +15,7 @@ from latent_tts._options import RENAMED, SharedSampling
 
 TEXT = "Tom has 3 boxes with 4 pens in each. He gives away 5 pens. How many pens does Tom have?"
 
-# A value that is not the default, for each field of the schema, and the fields that go with it.
+# A non-default value for each field of the schema, with the fields that it requires.
 VALUES: dict[str, dict[str, Any]] = {
     "samples": {"samples": 3},
     "sampler": {"sampler": "none"},
@@ -40,6 +40,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "vote_temperature": {"vote_temperature": 0.5},
     "likelihood_weight": {"likelihood_weight": 2.0},
     "lcb_coefficient": {"lcb_coefficient": 2.5},
+    "check_steps": {"check_steps": True},
+    "calibration": {"calibration": {"weights": {"votes": 0.5}, "slope": 0.75, "intercept": -0.5}},
     "beam": {"beam": True},
     "beam_width": {"beam_width": 3},
     "beam_candidates": {"beam_candidates": 2},
@@ -57,7 +59,7 @@ def test_options_are_the_schemas_fields() -> None:
 
 @pytest.mark.parametrize("field", VALUES)
 def test_every_field_reaches_the_parameters(reasoner: Reasoner, field: str) -> None:
-    """The parameters of a request differ from the default ones in the field that was given."""
+    """The parameters of a request differ from the defaults only in the given field."""
     defaults = reasoner._engine.resolve({})
     resolved = reasoner._engine.resolve(VALUES[field])
     if field in ("greedy", "adaptive"):

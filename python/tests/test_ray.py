@@ -1,4 +1,4 @@
-"""Ray on this machine: two actors make what one process makes, whatever happens to them."""
+"""Ray on the local machine: two actors produce the same files as one process, even if they fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUIET = {"PYTHONWARNINGS": "ignore", "RAY_AUTH_MODE": "disabled", "RAY_DISABLE_I
 
 @pytest.fixture(scope="module")
 def alone(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process writes."""
+    """The files written by a single process."""
     out = tmp_path_factory.mktemp("alone")
     reasoner.evaluate(
         "embedded:ood", limit=60, samples=8, dropout_p=0.2, out=out / "run", keep_thoughts=True, progress=False
@@ -44,7 +44,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def start_in_turn(jobs: list[tuple[str, ...]]) -> subprocess.Popen[str]:
-    """Commands one after the other on one cluster, which takes longer to start than they take."""
+    """Runs commands one after the other on one cluster, since starting a cluster is slow."""
     program = f"""
 import sys
 from latent_tts.ray.__main__ import main
@@ -69,7 +69,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The processes below one, with their command lines."""
+    """The child processes of a process, with their command lines."""
     found, parents = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -91,7 +91,7 @@ def actors(pid: int) -> list[int]:
 
 
 def wait_for_output(process: subprocess.Popen[str], written: Path) -> None:
-    """Until something is written, so that what follows happens in the middle."""
+    """Waits until something is written, so that the next action happens during the run."""
     while not (list(written.parent.glob(written.name)) and _size(written)):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)

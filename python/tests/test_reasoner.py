@@ -29,7 +29,7 @@ def test_notes_are_warnings(reasoner: Reasoner, questions: list[Question]) -> No
     with pytest.warns(UserWarning) as caught:
         solution = reasoner.solve("What is 12 plus 30?", samples=1)
     assert [str(warning.message) for warning in caught] == solution.notes
-    assert any('does not know "What", "plus"' in note for note in solution.notes)
+    assert any('vocabulary: "What", "plus"' in note for note in solution.notes)
     assert any("1 sentence instead of 2" in note for note in solution.notes)
     assert all(warning.filename == __file__ for warning in caught), "the caller's line is named"
     with pytest.warns(UserWarning, match="1 of 2 questions"):
@@ -130,7 +130,7 @@ def test_wrong_types_and_counts_are_refused_by_name(reasoner: Reasoner) -> None:
         reasoner.solve(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"questions\[1\] must be a str or a dict, not NoneType"):
         reasoner.sample([text, None])  # type: ignore[list-item]
-    # numpy's numbers are numbers.
+    # NumPy scalars are accepted.
     assert len(reasoner.solve(text, samples=np.int64(2), dropout_p=np.float32(0.1)).trajectories) == 2
 
 
@@ -151,7 +151,7 @@ def test_loglikelihoods_are_those_of_a_language_model(reasoner: Reasoner) -> Non
 
 
 def test_other_threads_run_meanwhile(reasoner: Reasoner, questions: list[Question]) -> None:
-    """While a long call is under way, another thread of Python goes on."""
+    """Other Python threads run during a long call."""
     counted, going = [0], [True]
 
     def count() -> None:
@@ -171,7 +171,7 @@ def test_other_threads_run_meanwhile(reasoner: Reasoner, questions: list[Questio
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_ends_a_long_call(tmp_path: Path) -> None:
-    """KeyboardInterrupt is raised, what is recorded stays, and the run goes on after it."""
+    """KeyboardInterrupt is raised, records are kept, and the run can be resumed."""
     script = (
         "import latent_tts, sys\n"
         "reasoner = latent_tts.Reasoner.from_pretrained('embedded', device='cpu', threads=1)\n"
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_a_long_call(tmp_path: Path) -> None:
 
 
 def test_parquet_is_read(tmp_path: Path) -> None:
-    """As datasets of the Hub are written: by a path, and by an id that is in the cache."""
+    """Reads a dataset in the format of the Hub, by path and by the id of a cached dataset."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 

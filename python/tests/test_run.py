@@ -1,4 +1,4 @@
-"""Evaluations, sweeps and annotations: the command line's files, as frames and figures."""
+"""Evaluations, sweeps and annotations: same files as the command line, frames and figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(reasoner: Reasoner, tmp_path_factory: pytest.TempPathFactory) -> RunDire
 
 
 def without_times(path: Path) -> dict[str, object]:
-    """What one process and another must agree in."""
+    """The files that must be equal in different processes."""
     content: dict[str, object] = dict(files(path))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("created"), manifest.pop("host")
@@ -151,12 +151,12 @@ def test_a_sweep_by_rewards_is_the_commands(
         again()
     with pytest.raises(RunError, match="settings.sampling.samples = 4, now it is 8"):
         again(samples=8, resume=True)
-    with pytest.raises(RunError, match='settings.p = "0.1,0.4", now it is "0.2"'):
+    with pytest.raises(RunError, match='settings.dropout_p = "0.1,0.4"'):
         again(dropout_p=0.2, resume=True)
     assert files(tmp_path / "a") == found
     again(resume=True)
     assert files(tmp_path / "a") == found
-    with pytest.raises(ValueError, match='metric="best" is not known'):
+    with pytest.raises(ValueError, match='invalid metric="best"'):
         again(metric="best")
     unscored = Reasoner.from_pretrained("embedded", reward_model=None, device="cpu")
     with pytest.raises(ValueError, match="needs rewards"):

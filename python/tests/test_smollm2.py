@@ -1,4 +1,4 @@
-"""The README's SmolLM2 models: adapters over a base that `base=` names."""
+"""The README's SmolLM2 models: adapters over a base given by `base=`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_reasoner_is_trained_over_it(base: Path, tmp_path: Path) -> None:
 def test_a_reward_model_is_trained_over_it(
     smollm2: Reasoner, base: Path, tmp_path: Path
 ) -> None:
-    # Only problems with right and wrong trajectories teach: under this seed there are both.
+    # Training needs problems with correct and wrong trajectories, which this seed has.
     labels = smollm2.annotate(
         [{"question": QUESTION, "answer": "72"}], samples=8, rollouts=0, dropout_p=0.3, seed=0,
         out=tmp_path / "labels", progress=False,

@@ -1,4 +1,4 @@
-"""Training from Python: the command line's files, in memory examples, callbacks, Ctrl-C."""
+"""Training from Python: same files as the command line, examples in memory, callbacks, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_examples_in_memory(tmp_path: Path) -> None:
     assert trained.evaluations()[-1]["metrics"]["problems"] == 2
     with pytest.raises(RunError, match="resume"):
         train_reasoner(tmp_path / "m", examples=examples, **given, **QUIET)
-    with pytest.raises(RunError, match="data are not"):
+    with pytest.raises(RunError, match="data changed"):
         train_reasoner(tmp_path / "m", examples=examples[1:], resume=True, **given, **QUIET)
 
 

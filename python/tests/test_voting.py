@@ -1,4 +1,4 @@
-"""Aggregation against a plain Python version, on arbitrary candidates."""
+"""Aggregation against a Python reference implementation, on arbitrary candidates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from latent_tts import RULES, aggregate, votes
 
-# Rewards that f32 holds exactly, far enough apart that sums of their exponentials do not tie by
-# rounding alone.
+# Rewards that are exact in f32, and far enough apart that sums of their exponentials do not tie by
+# rounding.
 REWARDS = st.integers(-8, 8).map(lambda x: x / 4)
 CANDIDATES = st.lists(
     st.tuples(st.sampled_from(["1", "2", "3", None]), REWARDS), min_size=1, max_size=12

@@ -1,4 +1,4 @@
-//! Aggregation flags become options of the library; contradictions are errors.
+//! Converts aggregation flags to library options; contradictions are errors.
 
 use anyhow::{Result, bail};
 use latent_tts::aggregate::signals;
@@ -7,8 +7,8 @@ use latent_tts::{Rule, SamplingOptions};
 use crate::args::AggregationArgs;
 use crate::args::values::AggregateRule;
 
-/// The voting rules that `--aggregate` names; `None` if the flag is absent. Beam search is not a
-/// voting rule and is left out.
+/// The voting rules in `--aggregate`; `None` if the flag is absent. Beam search is not a voting
+/// rule and is omitted.
 pub fn rules(args: &AggregationArgs) -> Option<Vec<Rule>> {
     let sampled = |rules: &Vec<AggregateRule>| {
         rules.iter().filter_map(|rule| sampled_aggregator(*rule)).collect()
@@ -16,15 +16,31 @@ pub fn rules(args: &AggregationArgs) -> Option<Vec<Rule>> {
     args.aggregate.as_ref().map(sampled)
 }
 
-/// `options` with the beam search that `--aggregate` asks for or leaves out.
+/// Where the rewards of trajectories come from.
+#[derive(Debug, Clone, Copy)]
+pub struct RewardOrigins {
+    /// A reward model, which can also guide a search.
+    pub reward_model: bool,
+    /// An external scorer.
+    pub scorer: bool,
+}
+
+/// `options` with beam search enabled or disabled according to `--aggregate`.
 pub fn apply(
     args: &AggregationArgs,
     options: SamplingOptions,
-    has_reward_model: bool,
+    sources: RewardOrigins,
 ) -> Result<SamplingOptions> {
     let requested = args.aggregate.as_deref().unwrap_or_default();
-    if let Some(rule) = requested.iter().find(|rule| !has_reward_model && needs_rewards(**rule)) {
-        bail!("--aggregate {} needs rewards; give --reward-model, or leave it out", rule.name());
+    let has_reward_model = sources.reward_model;
+    let is_missing = |rule: AggregateRule| match rule {
+        AggregateRule::Beam => !has_reward_model,
+        AggregateRule::Sampled(rule) => {
+            rule.needs().rewards && !has_reward_model && !sources.scorer
+        }
+    };
+    if let Some(rule) = requested.iter().find(|rule| is_missing(**rule)) {
+        bail!("--aggregate {} needs rewards; pass --reward-model or omit the rule", rule.name());
     }
     let sizes =
         [("--beam-width", options.beam_width), ("--beam-candidates", options.beam_candidates)];
@@ -33,10 +49,10 @@ pub fn apply(
     let left_out = args.aggregate.is_some() && !requested.contains(&AggregateRule::Beam);
     match flag {
         Some(flag) if !has_reward_model => {
-            bail!("{flag} is for a search guided by rewards; give --reward-model, or leave it out")
+            bail!("{flag} needs rewards to guide the search; pass --reward-model or omit {flag}")
         }
         Some(flag) if left_out => {
-            bail!("{flag} is for a search that --aggregate leaves out; add beam to it")
+            bail!("{flag} has no effect without a beam search; add beam to --aggregate")
         }
         _ => {}
     }
@@ -47,7 +63,7 @@ pub fn apply(
     Ok(SamplingOptions { beam, ..options })
 }
 
-/// Refuses rules that read what nothing gives: a probe's scores, checked steps, a calibration.
+/// Rejects rules whose signal is unavailable: probe scores, checked steps, or a calibration.
 pub fn check_signals(
     rules: Option<&[Rule]>,
     options: &SamplingOptions,
@@ -57,16 +73,16 @@ pub fn check_signals(
     for rule in named {
         let needs = rule.needs();
         let missing = match needs.signal {
-            Some(signals::PROBE) if !has_probe => "a probe; give --probe",
+            Some(signals::PROBE) if !has_probe => "a probe; pass --probe",
             Some(signals::ARITHMETIC) if options.check_steps != Some(true) => {
-                "checked steps; give --check-steps"
+                "checked steps; pass --check-steps"
             }
             _ if needs.calibration && options.calibration.is_none() => {
-                "learned weights; give --calibration"
+                "learned weights; pass --calibration"
             }
             _ => continue,
         };
-        bail!("the rule {rule} needs {missing}, or leave it out");
+        bail!("rule {rule} needs {missing} or omit the rule");
     }
     Ok(())
 }
@@ -78,10 +94,6 @@ fn sampled_aggregator(rule: AggregateRule) -> Option<Rule> {
     }
 }
 
-fn needs_rewards(rule: AggregateRule) -> bool {
-    sampled_aggregator(rule).is_none_or(|rule| rule.needs().rewards)
-}
-
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
@@ -91,10 +103,23 @@ mod tests {
     fn apply_to(
         aggregate: Option<Vec<AggregateRule>>,
         options: SamplingOptions,
-        has_reward_model: bool,
+        reward_model: bool,
     ) -> Result<SamplingOptions, String> {
+        let sources = RewardOrigins { reward_model, scorer: false };
         let args = AggregationArgs { aggregate };
-        apply(&args, options, has_reward_model).map_err(|error| error.to_string())
+        apply(&args, options, sources).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_scorer_gives_rewards_and_guides_no_search() {
+        let sources = RewardOrigins { reward_model: false, scorer: true };
+        let apply_to = |rule| {
+            let args = AggregationArgs { aggregate: Some(vec![rule]) };
+            apply(&args, SamplingOptions::default(), sources)
+        };
+        assert!(apply_to(AggregateRule::Sampled(Rule::WEIGHTED)).is_ok());
+        let error = apply_to(AggregateRule::Beam).unwrap_err().to_string();
+        assert!(error.contains("--reward-model"), "{error}");
     }
 
     #[test]
@@ -113,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_signals_need_what_gives_them() {
+    fn rules_require_the_source_of_their_signal() {
         let open = SamplingOptions::default();
         let error = |rule, options: &SamplingOptions| {
             check_signals(Some(&[rule]), options, false).map_err(|error| error.to_string())

@@ -1,10 +1,10 @@
 //! Command-line arguments of every command, as clap parses them.
 //!
 //! Defaults that depend on the model are not filled in here: an omitted flag is `None`, and
-//! [`crate::settings`] turns flags into options of the library. A value is taken from the command
-//! line, else from `LATENT_TTS_<FLAG>`, else from `--config FILE.toml`, else from `--preset`;
-//! [`layers`] merges them. `common` holds flags shared by several commands, `values` the value
-//! parsers.
+//! [`crate::settings`] turns flags into library options. A value comes from the command line,
+//! otherwise from `LATENT_TTS_<FLAG>`, otherwise from `--config FILE.toml`, otherwise from
+//! `--preset`; [`layers`] merges these sources. `common` holds flags shared by several commands,
+//! `values` the value parsers.
 
 mod aggregation;
 mod annotate;
@@ -32,8 +32,8 @@ pub use annotate::{AnnotateArgs, LabelsKind};
 pub use augment::AugmentArgs;
 pub use calibrate::CalibrateArgs;
 pub use common::{
-    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, StoredDtypeKind,
-    TooLongKind,
+    DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs, OutputArgs, RunArgs, ScorerArgs,
+    StoredDtypeKind, TooLongKind,
 };
 pub(crate) use layers::command_of;
 pub use layers::{parse, variable_of};
@@ -43,18 +43,18 @@ pub use serve::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 pub use sweep::{SweepArgs, SweepSamplerKind};
 pub use train::{ProbeArgs, ReasonerArgs, RewardArgs, RlArgs, TrainCommand};
 
-/// Precedence of flag sources, printed below every command's help.
+/// Precedence of flag sources, printed below the help of every command.
 const LAYERS: &str = "\
-Every flag can also be set by an environment variable (--max-new-tokens by \
-LATENT_TTS_MAX_NEW_TOKENS) or in a file (max-new-tokens = 64 in FILE.toml, given by --config \
-FILE.toml, for eval, solve, sweep and annotate). The command line wins over the environment, the \
-environment over the file, the file over the model's defaults.";
+Every flag can also be set by an environment variable (LATENT_TTS_MAX_NEW_TOKENS for \
+--max-new-tokens) or, for eval, solve, sweep and annotate, in a TOML file passed with --config \
+(max-new-tokens = 64). The command line takes precedence over the environment, the environment \
+over the file, and the file over the model's defaults.";
 
 /// Parallel test-time scaling for latent reasoning models.
 ///
 /// Loads a latent reasoner (COCONUT, CODI, CoLaR, Latent-SFT or Render-of-Thought) or its
-/// chain-of-thought baseline, samples N trajectories of latent thoughts for each question, scores
-/// them with a latent reward model if there is one, and aggregates their answers.
+/// chain-of-thought baseline, samples N trajectories of latent thoughts per question, scores them
+/// with a latent reward model if one is given, and aggregates their answers.
 #[derive(Debug, Parser)]
 #[command(
     name = "latent-tts",
@@ -64,8 +64,8 @@ environment over the file, the file over the model's defaults.";
     arg_required_else_help = true
 )]
 #[command(after_help = "\
-Start with `latent-tts eval`: it needs no files. For a checkpoint of yours, `latent-tts inspect \
-DIR`, then `latent-tts eval --model DIR`.")]
+To get started, run `latent-tts eval`, which needs no files. For your own checkpoint, run \
+`latent-tts inspect DIR`, then `latent-tts eval --model DIR`.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -74,14 +74,14 @@ pub struct Cli {
 /// Subcommands of `latent-tts`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a benchmark under parallel scaling
+    /// Evaluate a model on a benchmark with parallel sampling
     ///
-    /// Samples N trajectories for every question, records them in a run directory, and reports the
-    /// accuracy of each aggregation rule for every number of trajectories up to N. A run that was
-    /// stopped continues with --resume and ends with the same samples as one that was not.
+    /// Samples N trajectories per question, records them in a run directory, and reports the
+    /// accuracy of each aggregation rule for every number of trajectories up to N. An interrupted
+    /// run continues with --resume and produces the same samples as an uninterrupted one.
     #[command(after_help = format!("\
 Examples:
-  latent-tts eval    (the embedded models on 300 embedded problems, about a minute on two idle cores)
+  latent-tts eval    (embedded models, 300 embedded problems; about a minute on two idle cores)
   latent-tts eval --data embedded:hard --limit 1000 --seeds 3
   latent-tts eval --model ./coconut-gpt2 --data gsm8k_test.jsonl
   latent-tts eval --model ./codi --reward-model ./latent-rm --data test.json --samples 16 \
@@ -115,13 +115,14 @@ How many are left?\"
 
     /// Serve an OpenAI-compatible API
     ///
-    /// Chats and completions with a thinking budget: `reasoning_effort` or `latent.samples`
-    /// trajectories are sampled, scored and voted on. Requests share passes as they arrive, and
-    /// none changes another's answer. docs/serving.md has every field, limit, metric and error.
+    /// Chat and text completions with a thinking budget: `reasoning_effort` or `latent.samples`
+    /// sets the number of trajectories that are sampled, scored and voted on. Requests are batched
+    /// continuously, and batching never changes an answer. docs/reference/http.md lists all fields,
+    /// limits, metrics and errors.
     #[cfg(feature = "serve")]
     #[command(after_help = format!("\
 Examples:
-  latent-tts serve    (the embedded models at http://127.0.0.1:8000/v1)
+  latent-tts serve    (embedded models at http://127.0.0.1:8000/v1)
   latent-tts serve --model ./codi --reward-model ./latent-rm --model-name codi --port 8080
   LATENT_TTS_API_KEY=secret latent-tts serve --host 0.0.0.0 --log-format json
 
@@ -130,9 +131,9 @@ Examples:
 
     /// Find the best perturbation strength
     ///
-    /// Runs an eval for each strength of dropout or noise, or searches an interval for the largest
-    /// coverage as the paper does. Each value has a run directory; a table, sweep.json and the
-    /// page compare them and name the best.
+    /// Runs an eval for each perturbation strength, or searches an interval for the highest
+    /// coverage as in the paper. Each value gets its own run directory; a table, sweep.json and the
+    /// HTML report compare the values and name the best one.
     #[command(after_help = format!("\
 Examples:
   latent-tts sweep --model ./coconut-gpt2 --data test.json --dropout-p 0:0.9    (search)
@@ -144,11 +145,11 @@ Examples:
 {LAYERS}"))]
     Sweep(SweepArgs),
 
-    /// Figures and one page from runs
+    /// Write figures and an HTML report from runs
     ///
-    /// Reads run directories and writes figures (SVG and PNG) and one self-contained HTML page:
-    /// summary, figures with values to point at, and a browser for single questions. Several
-    /// runs are compared. Needs no model.
+    /// Reads run directories and writes figures (SVG and PNG) and one self-contained HTML page with
+    /// a summary, interactive figures and a browser for single questions. Several runs are
+    /// compared. Needs no model.
     #[command(after_help = format!("\
 Examples:
   latent-tts report runs/mine
@@ -160,18 +161,18 @@ Examples:
 
     /// Train a reasoner, a reward model or a probe
     ///
-    /// In this order: a chain-of-thought model (train reasoner --mode cot), a latent reasoner
-    /// initialised from it (--mode latent), labelled thoughts (annotate), a reward model on those
-    /// labels (train reward). A probe (train probe) needs the reasoner alone.
+    /// The usual order is a chain-of-thought model (train reasoner --mode cot), a latent reasoner
+    /// initialized from it (--mode latent), labeled thoughts (annotate), and a reward model trained
+    /// on these labels (train reward). A probe (train probe) needs only the reasoner.
     #[command(subcommand)]
     Train(TrainCommand),
 
     /// Label thoughts for training a reward model
     ///
-    /// Samples N trajectories for every question, and from every thought M rollouts to the end; a
-    /// thought's label is the share of its rollouts whose answer is correct. Questions whose
-    /// trajectories are all correct or all wrong are left out. Finished shards are kept, and
-    /// --resume continues after the last.
+    /// Samples N trajectories per question and, from every thought, M rollouts to the end. The
+    /// label of a thought is the fraction of its rollouts with a correct answer. Questions whose
+    /// trajectories are all correct or all wrong are skipped. Finished shards are kept; --resume
+    /// continues after the last one.
     #[command(after_help = format!("\
 Examples:
   latent-tts annotate --model ./coconut-gpt2 --data train.json --out labels
@@ -184,14 +185,14 @@ Examples:
 {LAYERS}"))]
     Annotate(AnnotateArgs),
 
-    /// Learn how to combine all signals of a run
+    /// Fit weights that combine the signals of a run
     ///
     /// Fits the weights of vote share, likelihood, reward, probe and checked steps to runs on
-    /// problems that the models were not trained on, and writes the file that --calibration takes:
-    /// the rule calibrated, and the probability that its answer is right (confidence). With
-    /// --measure it is also tried on other runs: accuracy, the difference from the majority, and
-    /// the expected calibration error, for each signal alone, all but each, and all. Needs no
-    /// model.
+    /// problems that the models were not trained on, and writes the file for --calibration: the
+    /// weights of the rule calibrated, and the parameters of the probability that its answer is
+    /// correct (confidence). With --measure, the calibration is also evaluated on other runs
+    /// (accuracy, difference from majority voting, expected calibration error) for each signal
+    /// alone, all but each, and all. Needs no model.
     #[command(after_help = format!("\
 Examples:
   latent-tts calibrate runs/valid --out calibration.json
@@ -203,26 +204,26 @@ Examples:
 
     /// Describe a checkpoint
     ///
-    /// Reads the headers of a checkpoint directory or a GGUF file: the family and the backbone that
-    /// were recognised, the defaults they bring, and the tensors that are unknown, missing or of
-    /// another shape (--tensors lists all). Works on reasoners and on reward models.
+    /// Reads a checkpoint directory or a GGUF file and prints the detected family and backbone,
+    /// their defaults, and the tensors that are unknown, missing or of unexpected shape (--tensors
+    /// lists all). Works on reasoners and on reward models.
     #[command(after_help = format!("\
 Examples:
   latent-tts inspect embedded
   latent-tts inspect ./coconut-gpt2
   latent-tts inspect ./latent-rm --json
   latent-tts inspect ./model.gguf --tensors
-  latent-tts inspect ./large-model --headers    (without reading the weights)
+  latent-tts inspect ./large-model --headers    (do not read the weights)
 
 {LAYERS}"))]
     Inspect(InspectArgs),
 
     /// Convert pickled checkpoints to safetensors
     ///
-    /// Reads the tensors of files that torch.save wrote (.bin, .pt, .pth, .ckpt) without executing
-    /// anything in them, and writes a directory that loads: the checkpoints of CODI, SIM-CoT and
-    /// COCONUT as their authors saved them, CoLaR's Lightning file (an adapter), and the heads of
-    /// Render-of-Thought. What only training uses is left out.
+    /// Reads the tensors of files written by torch.save (.bin, .pt, .pth, .ckpt) without executing
+    /// any of their code, and writes a directory that can be loaded. Supports the checkpoints of
+    /// CODI, SIM-CoT and COCONUT as published, CoLaR's Lightning file (an adapter), and the heads
+    /// of Render-of-Thought. Tensors used only in training are dropped.
     #[command(after_help = format!("\
 Examples:
   latent-tts convert ./CODI-gpt2 ./codi --base ./gpt2
@@ -236,7 +237,7 @@ Examples:
     /// Describe and measure this machine
     ///
     /// Prints the device, the instruction set, threads and memory, measures arithmetic throughput
-    /// and memory bandwidth for about a second, and advises on what would be faster.
+    /// and memory bandwidth for about a second, and suggests how to run faster.
     #[command(after_help = format!("\
 Examples:
   latent-tts doctor
@@ -247,8 +248,8 @@ Examples:
 
     /// Compare this engine with a reference dump
     ///
-    /// Runs the engine on what another implementation recorded and prints one line per check with
-    /// its largest error. Exits with 1 if any check exceeds its tolerance.
+    /// Runs the engine on the recorded inputs of another implementation and prints one line per
+    /// check with its largest error. Exits with status 1 if any check exceeds its tolerance.
     #[command(after_help = format!("\
 Examples:
   latent-tts verify ./goldens
@@ -256,15 +257,15 @@ Examples:
 {LAYERS}"))]
     Verify(VerifyArgs),
 
-    /// Write word problems of the built-in corpus
+    /// Write word problems from the built-in generator
     ///
-    /// Grade-school word problems in English with exact steps, from a deterministic generator:
-    /// problem I of a split under a seed is always the same. Splits: `train`, `valid` and `test` of
-    /// one distribution, `hard` with larger numbers, `ood` with combinations of sentences that are
-    /// not in training. Splits are disjoint, whatever the seed.
+    /// Writes grade-school word problems in English with exact steps. The generator is
+    /// deterministic: problem I of a split under a seed is always the same. Splits: `train`,
+    /// `valid` and `test` share one distribution, `hard` has larger numbers, `ood` has combinations
+    /// of sentences that do not occur in training. Splits are disjoint for every seed.
     ///
-    /// The output is the paper's JSON: a list of {question, steps, answer, idx}, which eval --data
-    /// and training read.
+    /// The output has the paper's JSON format, a list of {question, steps, answer, idx}, which eval
+    /// --data and training read.
     #[command(after_help = format!("\
 Examples:
   latent-tts corpus --split test --count 3
@@ -274,16 +275,16 @@ Examples:
 {LAYERS}"))]
     Corpus(CorpusArgs),
 
-    /// Make more training problems by renumbering annotated ones
+    /// Generate training problems by renumbering annotated ones
     ///
-    /// A problem's steps, such as <<48/2=24>>, are traced to the numbers of its question. Other
-    /// numbers are drawn, every step is recomputed exactly, and the question, the steps and the
-    /// answer are written anew, with other first names. What does not stay sensible is drawn again:
-    /// whole numbers stay whole, differences stay positive, sizes and orders stay alike. Problems
-    /// whose numbers cannot be traced safely are refused, and the table says why.
+    /// The steps of a problem, such as <<48/2=24>>, are traced to the numbers of its question. New
+    /// numbers are drawn, every step is recomputed exactly, and the question, steps and answer are
+    /// rewritten with other first names. Draws that are not plausible are rejected: integers stay
+    /// integers, differences stay positive, magnitudes and orderings stay similar. Problems whose
+    /// numbers cannot be traced reliably are rejected; the table lists the reasons.
     ///
     /// The output is JSON lines of {question, steps, answer, source, variant}, which train reasoner
-    /// --data and eval --data read. It is the same for every number of threads.
+    /// --data and eval --data read. It does not depend on the number of threads.
     #[command(after_help = format!("\
 Examples:
   latent-tts augment gsm8k_train.jsonl --out more.jsonl
@@ -297,9 +298,9 @@ Examples:
 {LAYERS}"))]
     Augment(AugmentArgs),
 
-    /// Measure speed at real shapes
+    /// Measure speed at realistic model shapes
     ///
-    /// Runs a model with random weights and reports trajectories per second and the share of the
+    /// Runs a model with random weights and reports trajectories per second and the fraction of the
     /// machine's peak FLOP/s.
     #[command(after_help = format!("\
 Examples:
@@ -312,7 +313,7 @@ Examples:
     Bench(BenchArgs),
 }
 
-/// The flags of `eval` without any argument.
+/// The flags of `eval` when run without arguments.
 pub fn default_eval_args() -> EvalArgs {
     match Cli::parse_from(["latent-tts", "eval"]).command {
         Command::Eval(args) => args,
@@ -326,14 +327,14 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The questions: a file (a JSON array or lines of {question, answer}, GSM8K, MATH-500, GPQA
-    /// and similar), a dataset of the Hugging Face Hub (owner/name, owner/name/file.jsonl), or
-    /// generated word problems, embedded:SPLIT or embedded:SPLIT:FIRST..END with
-    /// a split of test, hard, ood, valid, train [default: the first 300 of embedded:test]
+    /// The questions: a file (a JSON array or JSON lines of {question, answer}, GSM8K, MATH-500,
+    /// GPQA and similar), a dataset on the Hugging Face Hub (owner/name, owner/name/file.jsonl), or
+    /// generated word problems (embedded:SPLIT or embedded:SPLIT:FIRST..END, where SPLIT is test,
+    /// hard, ood, valid or train) [default: the first 300 of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
-    /// Take only the first questions
+    /// Use only the first COUNT questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
@@ -346,8 +347,11 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub aggregation: AggregationArgs,
 
-    /// Also measure the greedy run with its thoughts replaced, to see whether they are used:
-    /// another trajectory a question for each kind [default: none]
+    #[command(flatten)]
+    pub scorer: ScorerArgs,
+
+    /// Also run the greedy trajectory with its thoughts replaced, to measure whether they are used;
+    /// one more trajectory per question for each kind [default: none]
     #[arg(
         long,
         value_enum,
@@ -360,27 +364,28 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Record what the greedy run's thoughts look like in tokens: the COUNT most probable ones of
-    /// the LM head at the hidden state from which each is made, at most 20 [default: none]
+    /// Record the COUNT most probable tokens (at most 20) of each thought of the greedy trajectory,
+    /// as decoded by the LM head from the hidden state that the thought is made from [default:
+    /// none]
     #[arg(long, value_name = "COUNT", value_parser = values::lens, help_heading = "Output")]
     pub lens: Option<NonZeroUsize>,
 
-    /// The run directory [default: runs/MODEL-DATA-DIGEST, named by model, data and settings]
+    /// The run directory [default: runs/MODEL-DATA-DIGEST, where the digest covers the settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
-    /// Replace the run in the run directory
+    /// Replace an existing run in the run directory
     #[arg(long, help_heading = "Output")]
     pub overwrite: bool,
 
-    /// Report these numbers of trajectories [default: powers of two up to --samples]
+    /// Numbers of trajectories to report [default: powers of two up to --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
     pub k: Option<Vec<NonZeroUsize>>,
 
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// Read flags that are not given otherwise from a TOML file
+    /// Read flags from a TOML file; the command line and the environment take precedence
     #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
     pub config: Option<PathBuf>,
 }
@@ -388,7 +393,7 @@ pub struct EvalArgs {
 /// Flags of `solve`.
 #[derive(Debug, Args)]
 pub struct SolveArgs {
-    /// The question; `-` reads questions from standard input, one a line
+    /// The question; `-` reads questions from standard input, one per line
     #[arg(value_name = "TEXT")]
     pub text: String,
 
@@ -402,22 +407,25 @@ pub struct SolveArgs {
     pub aggregation: AggregationArgs,
 
     #[command(flatten)]
+    pub scorer: ScorerArgs,
+
+    #[command(flatten)]
     pub machine: MachineArgs,
 
-    /// Print every trajectory: its answer, its rewards and what it said
+    /// Print every trajectory: its answer, rewards and text
     #[arg(long, help_heading = "Output")]
     pub show: bool,
 
-    /// Print what the chosen and the greedy trajectory's thoughts look like in tokens: the COUNT
-    /// most probable ones of the LM head at the hidden state from which each is made, at most 20
-    /// [default: none]
+    /// Print the COUNT most probable tokens (at most 20) of each thought of the selected and the
+    /// greedy trajectory, as decoded by the LM head from the hidden state that the thought is made
+    /// from [default: none]
     #[arg(long, value_name = "COUNT", value_parser = values::lens, help_heading = "Output")]
     pub lens: Option<NonZeroUsize>,
 
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// Read flags that are not given otherwise from a TOML file
+    /// Read flags from a TOML file; the command line and the environment take precedence
     #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
     pub config: Option<PathBuf>,
 }
@@ -425,25 +433,25 @@ pub struct SolveArgs {
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The checkpoint: a directory, a GGUF file, an id of the Hugging Face Hub, `embedded`
-    /// or `embedded:reward`
+    /// The checkpoint: a directory, a GGUF file, a Hugging Face Hub id, `embedded` or
+    /// `embedded:reward`
     #[arg(value_name = "DIR")]
     pub dir: String,
 
-    /// The model that an adapter is added to: a directory, a GGUF file or an id; that at the bottom
-    /// of several adapters [default: the one that the adapter records]
+    /// The base model of an adapter: a directory, a GGUF file or a Hub id; for stacked adapters,
+    /// the model below all of them [default: the model that the adapter records]
     #[arg(long, value_name = "DIR")]
     pub base: Option<String>,
 
-    /// The reasoner's family, instead of the detected one
+    /// The family of the reasoner, overriding detection
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<engine::Family>,
 
-    /// List every tensor, not only those that are missing, unknown or of another shape
+    /// List all tensors, not only missing, unknown and mismatched ones
     #[arg(long)]
     pub tensors: bool,
 
-    /// Read headers only: weights that are not finite and adapters that do not fit are not found
+    /// Read only headers; does not detect non-finite weights and adapters that do not fit
     #[arg(long)]
     pub headers: bool,
 
@@ -454,7 +462,7 @@ pub struct InspectArgs {
 /// Flags of `convert`.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// Files, or directories of them
+    /// Files, or directories with such files
     #[arg(value_name = "IN", required = true)]
     pub inputs: Vec<PathBuf>,
 
@@ -462,16 +470,17 @@ pub struct ConvertArgs {
     #[arg(value_name = "OUT", required = true)]
     pub out: PathBuf,
 
-    /// The model that has the configuration and the tokenizer where the checkpoint has none, or
-    /// that an adapter was trained on: a directory, a GGUF file or an id
+    /// The model that provides the configuration and tokenizer if the checkpoint lacks them, and
+    /// the base of an adapter: a directory, a GGUF file or a Hub id
     #[arg(long, value_name = "DIR")]
     pub base: Option<String>,
 
-    /// An adapter's alpha: its products are scaled by ALPHA / rank [default: 32, as published]
+    /// The alpha of a LoRA adapter, which scales its products by ALPHA / rank [default: 32, as
+    /// published]
     #[arg(long, value_name = "ALPHA")]
     pub lora_alpha: Option<f64>,
 
-    /// Replace files in the directory
+    /// Replace existing files in the directory
     #[arg(long)]
     pub overwrite: bool,
 
@@ -492,11 +501,11 @@ pub struct DoctorArgs {
 /// Flags of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// The reference dump
+    /// The directory of the reference dump
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 
-    /// The model that the dump's checkpoint, an adapter, is added to [default: the one that the
+    /// The base model, if the checkpoint of the dump is an adapter [default: the model that the
     /// adapter records]
     #[arg(long, value_name = "DIR")]
     pub base: Option<String>,
@@ -515,7 +524,7 @@ pub struct CorpusArgs {
     #[arg(long, value_name = "SPLIT", default_value = "test")]
     pub split: ::corpus::Split,
 
-    /// How many problems
+    /// Number of problems
     #[arg(
         long,
         value_name = "COUNT",
@@ -524,16 +533,16 @@ pub struct CorpusArgs {
     )]
     pub count: u64,
 
-    /// The number of the first problem
+    /// Index of the first problem
     #[arg(long, value_name = "INDEX", default_value = "0")]
     pub offset: u64,
 
-    /// The seed; another one makes other problems
+    /// Random seed; different seeds give different problems
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// The file to write, replaced if it exists: an array, or one problem a line if its name ends
-    /// in .jsonl [default: an array on standard output]
+    /// The file to write, replaced if it exists: a JSON array, or JSON lines if its name ends in
+    /// .jsonl [default: a JSON array on standard output]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -541,40 +550,40 @@ pub struct CorpusArgs {
 /// The model whose training step `bench --train` measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TrainTarget {
-    /// A latent reasoner, by the cross-entropy of the tokens after its thoughts (COCONUT)
+    /// A latent reasoner, trained by cross-entropy on the tokens after its thoughts (COCONUT)
     Reasoner,
-    /// A reasoner that writes its steps
+    /// A chain-of-thought reasoner
     Cot,
-    /// A latent reasoner by self-distillation
+    /// A latent reasoner, trained by self-distillation (CODI)
     Codi,
-    /// The same with a step decoder
+    /// CODI with a step decoder (SIM-CoT)
     Simcot,
-    /// A latent reasoner on compressed steps
+    /// A latent reasoner, trained on compressed steps (CoLaR)
     Colar,
-    /// A reward model, by the contrastive loss over each problem's trajectories
+    /// A reward model, trained by the contrastive loss over the trajectories of each problem
     Reward,
 }
 
 /// Flags of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The model's shape
+    /// The shape of the model
     #[arg(long, value_enum, default_value = "gpt2")]
     pub shape: BenchShape,
 
-    /// Questions in a batch
+    /// Number of questions per batch
     #[arg(long, value_name = "Q", default_value = "4")]
     pub questions: NonZeroUsize,
 
-    /// Trajectories of each question [default: 64, or 8 with --annotate and --train reward]
+    /// Number of trajectories per question [default: 64, or 8 with --annotate and --train reward]
     #[arg(long, short = 'n', value_name = "N")]
     pub samples: Option<NonZeroUsize>,
 
-    /// Measure annotation: rollouts from every thought of every trajectory
+    /// Measure annotation, with rollouts from every thought of every trajectory
     #[arg(long, conflicts_with = "reward")]
     pub annotate: bool,
 
-    /// Measure a step of training: forward, backward, optimizer
+    /// Measure a training step: forward, backward, optimizer
     #[arg(
         long,
         value_enum,
@@ -583,35 +592,35 @@ pub struct BenchArgs {
     )]
     pub train: Option<TrainTarget>,
 
-    /// Train adapters of this rank instead of all weights, for --train; 0 for all weights
+    /// For --train: the rank of trained adapters; 0 trains all weights
     #[arg(long, value_name = "RANK", default_value = "0")]
     pub lora: usize,
 
-    /// The probability of dropout on the adapters' inputs, for --lora
+    /// For --lora: dropout probability on the adapters' inputs
     #[arg(long, value_name = "P", value_parser = values::share, default_value = "0")]
     pub lora_dropout: f32,
 
-    /// Recompute activations instead of keeping them, for --train
+    /// For --train: recompute activations instead of storing them
     #[arg(long, requires = "train")]
     pub recompute: bool,
 
-    /// Sequences of a batch, for --train
+    /// For --train: number of sequences per batch
     #[arg(long, value_name = "COUNT", default_value = "256")]
     pub batch: NonZeroUsize,
 
-    /// Target tokens of each sequence, for --train reasoner
+    /// For --train reasoner: number of target tokens per sequence
     #[arg(long, value_name = "COUNT", default_value = "16")]
     pub target: NonZeroUsize,
 
-    /// Rollouts from every thought, for --annotate
+    /// For --annotate: number of rollouts per thought
     #[arg(long, short = 'm', value_name = "M", default_value = "4")]
     pub rollouts: NonZeroUsize,
 
-    /// Tokens of each prompt
+    /// Number of tokens per prompt
     #[arg(long, value_name = "L", default_value = "72")]
     pub prompt: NonZeroUsize,
 
-    /// Use the prompts of all questions of a file instead, encoded by --tokenizer
+    /// Use the questions of a file as prompts, encoded by --tokenizer
     #[arg(
         long,
         value_name = "FILE",
@@ -623,7 +632,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub fields: FieldNames,
 
-    /// The tokenizer's directory, for --data
+    /// For --data: the directory of the tokenizer
     #[arg(long, value_name = "DIR", requires = "data")]
     pub tokenizer: Option<PathBuf>,
 
@@ -631,15 +640,15 @@ pub struct BenchArgs {
     #[arg(long)]
     pub reward: bool,
 
-    /// Thoughts of each trajectory
+    /// Number of thoughts per trajectory
     #[arg(long, value_name = "T", default_value = "6")]
     pub thoughts: NonZeroUsize,
 
-    /// Answer tokens of each trajectory
+    /// Number of answer tokens per trajectory
     #[arg(long, value_name = "A", default_value = "6")]
     pub answer: NonZeroUsize,
 
-    /// The dropout probability; 0 for none [default: 0.2, or 0 with --train]
+    /// Dropout probability; 0 disables dropout [default: 0.2, or 0 with --train]
     #[arg(
         long = "dropout-p",
         alias = "p",
@@ -649,15 +658,15 @@ pub struct BenchArgs {
     )]
     pub p: Option<f32>,
 
-    /// Repetitions; the fastest and the median are reported
+    /// Number of repetitions; reports the fastest and the median
     #[arg(long, value_name = "COUNT", default_value = "3")]
     pub repeat: NonZeroUsize,
 
-    /// The seed of weights and dropout masks
+    /// Random seed of weights and dropout masks
     #[arg(long, default_value = "0")]
     pub seed: u64,
 
-    /// The checkpoint's dtype. Processors with AMX multiply weights that are bf16 numbers faster
+    /// The dtype of the checkpoint. CPUs with AMX multiply bf16 weights faster
     #[arg(long, value_enum, value_name = "DTYPE", default_value = "f32", conflicts_with = "train")]
     pub weights: StoredDtypeKind,
 

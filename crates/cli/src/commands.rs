@@ -1,4 +1,4 @@
-//! One module per command: `run` takes the parsed arguments and a printer and returns the exit
+//! One module per command. Its `run` takes the parsed arguments and a printer and returns the exit
 //! code.
 
 pub mod annotate;

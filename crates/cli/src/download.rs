@@ -1,5 +1,5 @@
-//! What a command names by an id of the Hugging Face Hub is downloaded before it runs, with
-//! progress; the library then finds it in the cache.
+//! Downloads the Hugging Face Hub ids in a command's arguments before it runs, with progress; the
+//! library then finds them in the cache.
 
 use anyhow::Result;
 use latent_tts::training::WeightedData;
@@ -10,23 +10,23 @@ use crate::args::values::format_bytes;
 use crate::args::{Command, ModelArgs, OutputArgs, TrainCommand};
 use crate::printer::{Printer, Progress};
 
-/// The names of a command that may be ids, and how it prints.
+/// The arguments of a command that may be Hub ids, and its printer.
 struct Names<'a> {
     models: Vec<Option<&'a String>>,
-    /// The base of adapters, where one is given.
+    /// The base of adapters, if given.
     base: Option<&'a String>,
     data: Vec<String>,
     output: &'a OutputArgs,
 }
 
-/// Downloads what a command names and the cache lacks.
+/// Downloads the Hub files of a command that are not cached.
 pub fn fetch(command: &Command) -> Result<()> {
     let Some(Names { models, base, data, output }) = names(command) else { return Ok(()) };
     let printer = Printer::new(output);
     for model in models.iter().chain([&base]).copied().flatten() {
         fetch_model(model, &mut FileProgress::new(&printer).handler())?;
     }
-    // A base that is given stands for those that adapters record.
+    // A given base replaces those that adapters record.
     for model in models.into_iter().flatten().filter(|_| base.is_none()) {
         fetch_bases(model, &mut FileProgress::new(&printer).handler())?;
     }
@@ -117,7 +117,7 @@ fn path_name(path: &std::path::Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The progress of a download: one line a file, and a bar on a terminal.
+/// Prints the progress of a download: one line per file, and a bar on a terminal.
 struct FileProgress<'a> {
     printer: &'a Printer,
     bar: Option<Progress>,
@@ -143,7 +143,7 @@ impl<'a> FileProgress<'a> {
                 self.printer.note(&match resumed {
                     0 => format!("downloading {name}, {size}"),
                     there => {
-                        format!("downloading {name}, {} of {size} are there", format_bytes(there))
+                        format!("downloading {name}, resuming at {} of {size}", format_bytes(there))
                     }
                 });
                 self.bar = Some(self.printer.progress(resumed as usize, self.size as usize));
@@ -157,7 +157,7 @@ impl<'a> FileProgress<'a> {
             }
             HubEvent::Resumed(from) => {
                 let (name, from) = (&self.name, format_bytes(from));
-                self.printer.note(&format!("{name}: the connection ended, going on from {from}"));
+                self.printer.note(&format!("{name}: connection lost, resuming at {from}"));
             }
             _ => {}
         }

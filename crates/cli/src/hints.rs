@@ -1,7 +1,7 @@
-//! Flags that help with an error of the libraries.
+//! Hints that name the flags that help with an error of the libraries.
 //!
-//! Messages of the libraries name fields and files, never flags. The printer appends these hints in
-//! parentheses.
+//! Messages of the libraries name fields and files, but no flags. The printer appends these hints
+//! in parentheses.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -15,8 +15,8 @@ use latent_tts::train::annotate::AnnotationError;
 use latent_tts::{EngineError, Error};
 use model::ModelError;
 
-/// The hint for the first error in the chain that has one, with the flags that the command of this
-/// process has.
+/// The hint for the first error in the chain that has one, restricted to the flags of the current
+/// command.
 pub fn flags(error: &anyhow::Error) -> Option<String> {
     let hint = error.chain().find_map(of_error)?;
     let argv: Vec<String> =
@@ -24,8 +24,8 @@ pub fn flags(error: &anyhow::Error) -> Option<String> {
     fitting(hint, &crate::args::command_of(&argv))
 }
 
-/// The alternatives of a hint whose flags a command has; `None` if there are none. A hint with
-/// another command's line is left as it is.
+/// The alternatives of a hint whose flags a command has; `None` if there are none. A hint that
+/// contains another command in backticks is not changed.
 fn fitting(hint: &str, command: &clap::Command) -> Option<String> {
     let has = |word: &str| {
         let flag = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
@@ -76,7 +76,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
         Error::NotEmbedded => Some("--model, --reward-model"),
         Error::Model(error) => of_model(error),
         Error::Base { .. } => Some("--base"),
-        Error::NoAdapter { .. } => Some("leave --base out"),
+        Error::NoAdapter { .. } => Some("omit --base"),
         Error::SweepExists { .. } => Some("--resume or --out"),
         Error::SweepChanged { .. } => Some("--out"),
         Error::SweepUnfinished { .. } => Some("`sweep --resume`"),
@@ -87,7 +87,7 @@ fn of_library(error: &Error) -> Option<&'static str> {
 fn of_dataset(error: &DatasetError) -> Option<&'static str> {
     match &error.problem {
         DatasetProblem::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Some("--data takes a file, owner/name of the Hugging Face Hub, or embedded:test")
+            Some("--data takes a file, owner/name on the Hugging Face Hub, or embedded:test")
         }
         _ => None,
     }
@@ -101,7 +101,7 @@ fn of_model(error: &ModelError) -> Option<&'static str> {
         | ModelError::OtherBase { .. }
         | ModelError::UnknownModule { .. } => Some("--base"),
         ModelError::MissingWeights { dir } if dir.join(record::TRAINING_DIR).exists() => {
-            Some("its training has not ended; give `train` its flags again, with --resume")
+            Some("the training is not finished; run the same `train` command with --resume")
         }
         _ => None,
     }
@@ -111,8 +111,8 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
     match error {
         EngineError::Model(error) => of_model(error),
         EngineError::Device(error) => of_device(error),
-        EngineError::Unrecognised { .. } => Some("--method; cot is for a chain of thought in text"),
-        EngineError::UnknownFamily { .. } => Some("or --method"),
+        EngineError::Unrecognised { .. } => Some("--method, or --method cot for a text model"),
+        EngineError::UnknownFamily { .. } => Some("--method"),
         EngineError::TooLong { .. } => Some("--too-long skip, --thoughts"),
         EngineError::LongText { .. } => Some("--too-long skip"),
         EngineError::EndlessThoughts { .. } => Some("--thoughts"),
@@ -121,11 +121,9 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         }
         EngineError::ParallelThoughts { .. } => Some("--aggregate without beam, or --labels final"),
         EngineError::NothingToMix { .. } => Some("--sampler dropout, --sampler noise"),
-        EngineError::NothingToReplace { .. } => Some("--ablate; --thoughts, --model"),
-        EngineError::RewardModelAsReasoner { .. } => {
-            Some("--reward-model takes it, --model takes a reasoner")
-        }
-        EngineError::NotARewardModel { .. } => Some("--reward-model takes a LatentRM directory"),
+        EngineError::NothingToReplace { .. } => Some("--thoughts, --model, or omit --ablate"),
+        EngineError::RewardModelAsReasoner { .. } => Some("pass it as --reward-model"),
+        EngineError::NotARewardModel { .. } => Some("--reward-model requires a LatentRM directory"),
         EngineError::UnusedTensors { .. } => Some("--method; `latent-tts inspect` lists them"),
         EngineError::Memory { .. } => Some("--memory, --max-new-tokens"),
         EngineError::NothingToSearch => Some("--reward-model, or --aggregate without beam"),
@@ -147,7 +145,7 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
         RecordError::Mismatch { .. } | RecordError::Latents { .. } => Some("--overwrite or --out"),
         RecordError::LatentsKept { .. } => Some("--latents"),
         RecordError::NotARun { path } if holds_runs(path) => {
-            Some("there are runs in it; name them, as with DIR/*")
+            Some("it contains runs; pass them as DIR/*")
         }
         RecordError::OutputIsInput { .. }
         | RecordError::WeightsInDirectory { .. }
@@ -162,7 +160,7 @@ fn of_record(error: &RecordError) -> Option<&'static str> {
     }
 }
 
-/// Whether a folder has run directories directly below it.
+/// Whether a directory directly contains run directories.
 fn holds_runs(folder: &Path) -> bool {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).any(|path| RunDir::open(path).is_ok())
@@ -217,7 +215,7 @@ fn of_device(error: &DeviceError) -> Option<&'static str> {
         DeviceError::Threads { .. } | DeviceError::TooManyThreads { .. } => Some("--threads"),
         DeviceError::UnsupportedIsa(_) => None,
         DeviceError::UnsupportedPrecision { precision: Precision::Fp8, .. }
-        | DeviceError::Cuda(CudaError::NoFp8 { .. }) => Some("leave --dtype out"),
+        | DeviceError::Cuda(CudaError::NoFp8 { .. }) => Some("omit --dtype"),
         _ => Some("--device cpu"),
     }
 }

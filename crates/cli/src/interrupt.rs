@@ -1,12 +1,12 @@
 //! Signal handling: SIGINT, SIGTERM and SIGHUP end a run between two records, never within one.
 //!
 //! Records on disk are kept and everything else can be recomputed, so the current batch is not
-//! awaited: the first signal ends the process with exit code 3 as soon as no record is being
-//! written. If that write hangs (a dead network disk), a second signal, a second later or more,
-//! ends the process at once. Commands that can be resumed [`listen`] from their first moment on; a
-//! training is then cancelled instead, and saves its state. SIGHUP stays ignored under `nohup`.
-//! SIGXFSZ (a limit of file sizes) is an error of the write that exceeds it, and ends the process
-//! as a signal does.
+//! finished: the first signal ends the process with exit code 3 as soon as no record is being
+//! written. If that write hangs (for example on an unavailable network disk), a second signal, at
+//! least a second later, ends the process immediately. Commands that can be resumed call [`listen`]
+//! first; a training is then cancelled instead, and saves its state. SIGHUP stays ignored under
+//! `nohup`. SIGXFSZ (file size limit) causes an error in the write that exceeds the limit, and ends
+//! the process as a signal does.
 
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,12 +20,12 @@ use latent_tts::CancelToken;
 /// Exit code of an interrupted run, which `--resume` continues.
 pub const INTERRUPTED: u8 = 3;
 
-/// Signals within this time of the first are the same request: `timeout`, shells and schedulers
+/// Signals within this time of the first are treated as one: `timeout`, shells and schedulers
 /// signal a process and then its group, and a training must still save its state.
 #[cfg(unix)]
 const ONE_REQUEST: Duration = Duration::from_secs(1);
 
-/// What the first signal does.
+/// The effect of the first signal.
 #[derive(Debug)]
 enum OnSignal {
     /// Prints the message and ends the process.
@@ -34,23 +34,24 @@ enum OnSignal {
     Cancel(CancelToken),
 }
 
-/// The one listener of the process.
+/// The signal listener of the process.
 #[derive(Debug)]
 struct SignalListener {
     on_signal: Mutex<OnSignal>,
 }
 
-/// Set when a file has reached the limit of file sizes.
+/// Set when a file reached the file size limit.
 static FILE_LIMIT: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 static LISTENER: OnceLock<SignalListener> = OnceLock::new();
 
-/// Begins to listen for signals; the first one ends the process with the command that resumes it.
+/// Starts listening for signals; the first one prints the command that resumes the run and ends the
+/// process.
 pub fn listen() -> Result<()> {
     listener().map(drop)
 }
 
-/// Whether the command can be resumed, and therefore listens for signals.
+/// Whether the process listens for signals, which it does if the command can be resumed.
 pub fn is_listening() -> bool {
     LISTENER.get().is_some()
 }
@@ -66,24 +67,24 @@ fn listener() -> Result<&'static SignalListener> {
     Ok(listener)
 }
 
-/// A message with the command that resumes this one.
+/// A message with the command that resumes this run.
 pub fn message(what: &str) -> String {
     format!("\n{what}; continue with:\n  {}", resume_command(std::env::args_os()))
 }
 
-/// Whether a write has failed because of a limit of file sizes.
+/// Whether a write failed because of the file size limit.
 pub fn file_limit_reached() -> bool {
     FILE_LIMIT.get().is_some_and(|reached| reached.load(Ordering::Relaxed))
 }
 
-/// Makes a write beyond the limit of file sizes an error, which is reported and leaves no temporary
-/// file, in place of a signal that ends the process.
+/// Turns a write beyond the file size limit into an error, which is reported and leaves no
+/// temporary file, instead of a fatal signal.
 #[cfg(unix)]
 pub fn report_file_limit() -> Result<()> {
     use anyhow::Context;
     use signal_hook::consts::SIGXFSZ;
 
-    // Where it is ignored, the write that exceeds the limit is an error like any other.
+    // If the signal is ignored, the write that exceeds the limit returns an ordinary error.
     if !is_ignored(SIGXFSZ) {
         let reached = FILE_LIMIT.get_or_init(Arc::default);
         signal_hook::flag::register(SIGXFSZ, Arc::clone(reached))
@@ -140,15 +141,15 @@ impl SignalListener {
             OnSignal::Cancel(token) => {
                 token.cancel();
                 crate::printer::stderr_line(
-                    "interrupted; the state is saved after this step; a second signal ends at once",
+                    "interrupted; saving the state after this step (signal again to exit now)",
                 );
             }
             OnSignal::Exit(message) => {
                 let message = message.clone();
                 let exit = move || exit_interrupted(&message);
                 if std::thread::Builder::new().spawn(exit).is_err() {
-                    // Without a thread that waits for the end of a record, a record may be cut;
-                    // a resumed run drops it.
+                    // Without a thread that waits for the end of a record, a record may be cut off;
+                    // a resumed run discards it.
                     std::process::exit(i32::from(INTERRUPTED));
                 }
             }
@@ -160,7 +161,7 @@ impl SignalListener {
     }
 }
 
-/// Makes the first signal print `message` and end the process, once no record is being written.
+/// Makes the first signal print `message` and end the process once no record is being written.
 pub fn exit_on_signal(message: String) -> Result<()> {
     listener()?.set(OnSignal::Exit(message));
     Ok(())
@@ -173,8 +174,8 @@ fn exit_interrupted(message: &str) {
     std::process::exit(i32::from(INTERRUPTED))
 }
 
-/// Whether a signal was ignored when the process began, as `nohup` does with SIGHUP. Where the
-/// system does not tell, it is taken to be.
+/// Whether a signal was ignored when the process started, as `nohup` does with SIGHUP. Assumed if
+/// the system cannot report it.
 #[cfg(unix)]
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -190,7 +191,7 @@ pub fn cancel_on_signal(token: &CancelToken) -> Result<()> {
     Ok(())
 }
 
-/// The command line that resumes the run started by `argv`.
+/// The command line that resumes the run started with `argv`.
 pub fn resume_command(argv: impl Iterator<Item = OsString>) -> String {
     let argv = argv.map(|arg| arg.to_string_lossy().into_owned());
     let kept = argv.filter(|arg| arg != "--overwrite" && arg != "--resume");
@@ -198,7 +199,7 @@ pub fn resume_command(argv: impl Iterator<Item = OsString>) -> String {
     format!("{} --resume", words.join(" "))
 }
 
-/// A word quoted for a POSIX shell, where it needs quotes.
+/// A word quoted for a POSIX shell if necessary.
 pub fn shell_quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,5 +1,5 @@
-//! `latent-tts`: the command line of the library of the same name. A library of its own, so that
-//! fuzzing reads settings as the program does.
+//! `latent-tts`: the command line of the library with the same name. It is a library so that
+//! fuzzing parses settings exactly as the program does.
 //!
 //! ```text
 //! args (flags) -> settings, aggregation, load (options, models) -> commands -> printer
@@ -16,6 +16,7 @@ mod load;
 mod memory;
 mod printer;
 pub mod reference;
+mod scorer;
 mod settings;
 #[cfg(feature = "testkit")]
 pub mod testkit;
@@ -29,10 +30,10 @@ use printer::Printer;
 
 pub use memory::CheckedAllocator;
 
-/// Exit code of bad usage or bad input.
+/// Exit code of invalid usage or input.
 const BAD_INPUT: u8 = 2;
 
-/// Runs a command line, its program's name included.
+/// Runs a command line, including the program name.
 pub fn run_command_line(argv: &[OsString]) -> ExitCode {
     let result = args::parse(argv).and_then(|cli| run(&cli));
     result.unwrap_or_else(|error| fail(&error))
@@ -73,14 +74,14 @@ fn dispatch(Cli { command }: &Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// How the standard library refuses 0 where a flag counts something.
+/// The standard library's message for 0 as the value of a nonzero count.
 const ZERO_COUNT: &str = "number would be zero for non-zero type";
 
 /// Prints the error and returns the exit code.
 fn fail(error: &anyhow::Error) -> ExitCode {
     if let Some(usage) = error.downcast_ref::<clap::Error>() {
-        // clap reports --help and --version as errors too, with exit code 0. A failure to print
-        // cannot be reported anywhere.
+        // clap reports --help and --version as errors with exit code 0. A failure to print cannot
+        // be reported anywhere.
         let text = usage.render().to_string();
         if text.contains(ZERO_COUNT) {
             printer::stderr_line(text.replace(ZERO_COUNT, "must be at least 1").trim_end());
@@ -88,13 +89,15 @@ fn fail(error: &anyhow::Error) -> ExitCode {
             let _ = usage.print();
         }
         if let Some(variable) = args::variable_of(usage) {
-            printer::stderr_line(&format!("the value is that of the variable {variable}"));
+            printer::stderr_line(&format!(
+                "the value comes from the environment variable {variable}"
+            ));
         }
         return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(BAD_INPUT));
     }
     printer::print_error(error);
     if interrupt::file_limit_reached() && interrupt::is_listening() {
-        printer::stderr_line(&interrupt::message("a file has reached the limit of file sizes"));
+        printer::stderr_line(&interrupt::message("a file reached the file size limit"));
         return ExitCode::from(interrupt::INTERRUPTED);
     }
     ExitCode::from(BAD_INPUT)

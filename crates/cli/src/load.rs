@@ -1,4 +1,4 @@
-//! Model and machine flags become a device, loaded models and an engine.
+//! Opens the device, the models and the engine selected by the flags.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use latent_tts::{
 use crate::args::{DeviceArgs, DtypeKind, IsaKind, MachineArgs, ModelArgs};
 use crate::printer::{Printer, format_duration};
 
-/// The value of `--reward-model` for no reward model.
+/// The value of `--reward-model` that disables the reward model.
 pub const NO_REWARD_MODEL: &str = "none";
 
-/// The models that the flags name. The embedded reasoner defaults to the embedded reward model.
+/// The models selected by the flags. The embedded reasoner defaults to the embedded reward model.
 pub fn select_models(args: &ModelArgs) -> Result<ModelSelection> {
     let reward_model = match args.reward_model.as_deref() {
         None => RewardModelChoice::Default,
@@ -30,7 +30,7 @@ pub fn select_models(args: &ModelArgs) -> Result<ModelSelection> {
     Ok(ModelSelection { family: args.method, probe: args.probe.clone(), ..selection })
 }
 
-/// Loads the weights onto `device` and prints how long it took.
+/// Loads the weights onto `device` and prints the time it took.
 pub fn load_models(
     selection: &ModelSelection,
     device: &Device,
@@ -52,21 +52,22 @@ pub fn load_models(
     Ok(model)
 }
 
-/// Latent-SFT has neither tensors nor tokens of its own, so that every Llama passes for one.
+/// Latent-SFT has no distinguishing tensors or tokens, so every plain Llama model is detected as
+/// one.
 pub fn assumed_family_note(family: Family) -> String {
     format!(
-        "note: nothing in the checkpoint names its family; {family} is assumed, as for every plain \
-         Llama. A language model that writes its thoughts takes --method cot"
+        "note: the checkpoint does not name its family; assuming {family}, as for every plain \
+         Llama. For a language model that writes its reasoning as text, pass --method cot"
     )
 }
 
 impl DeviceArgs {
-    /// Opens the device that the flags name, and says which one where the choice was free.
+    /// Opens the device selected by the flags, and prints why the CPU is used if a GPU is not.
     pub fn open(&self, printer: &Printer) -> Result<Device> {
         let kind = self.device.unwrap_or_default();
         let for_cpu = self.threads.is_some() || self.isa.is_some();
         if matches!(kind, DeviceKind::Cuda(_)) && for_cpu {
-            bail!("--threads is for the processor; leave it out, or pass --device cpu");
+            bail!("--threads and --isa apply to the CPU; omit them or pass --device cpu");
         }
         let options = DeviceOptions {
             kind,
@@ -88,15 +89,15 @@ impl DeviceArgs {
             deterministic: self.deterministic,
         };
         let tell = |why: &str| {
-            printer.note(&format!("note: no GPU is used ({why}); the processor computes"));
+            printer.note(&format!("note: no GPU available ({why}); using the CPU"));
         };
         Ok(options.open_telling(tell)?)
     }
 }
 
 impl MachineArgs {
-    /// Bytes of the key-value cache: `--memory`, else the device's default, which depends on its
-    /// free memory. Call it after the weights are loaded.
+    /// Size of the key-value cache in bytes: `--memory`, otherwise the device's default, which
+    /// depends on its free memory. Call this after the weights are loaded.
     pub fn kv_cache_bytes(&self, device: &Device) -> Result<usize> {
         Ok(self.memory.map_or_else(|| default_memory(device), Ok)?)
     }

@@ -1,4 +1,4 @@
-//! The program: its allocator, and the command line of its process.
+//! The program: its allocator and the call of its command line.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

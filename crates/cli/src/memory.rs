@@ -1,7 +1,7 @@
-//! The memory of this process: the most that it held, and what becomes of too much.
+//! Memory of this process: its peak, and the handling of allocation failures.
 //!
-//! Out of memory is an error like any other: a message with the flags that ask for less, and exit
-//! code 2 instead of an abort.
+//! Out of memory is an ordinary error: a message with the flags that reduce memory, and exit code 2
+//! instead of an abort.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -12,22 +12,22 @@ use serve::metering::{charge, refund};
 
 use crate::BAD_INPUT;
 
-/// Without a server no thread has a budget.
+/// Only server threads have a memory budget.
 #[cfg(not(feature = "serve"))]
 fn charge(_: usize) {}
 
 #[cfg(not(feature = "serve"))]
 fn refund(_: usize) {}
 
-/// The system's allocator, which ends the process where there is no memory.
+/// The system allocator, which ends the process with a message if an allocation fails.
 pub struct CheckedAllocator;
 
-// SAFETY: every call goes to the system's allocator with its arguments unchanged, and only pointers
-// that are not null are returned.
+// SAFETY: every call is forwarded to the system allocator with unchanged arguments, and only
+// non-null pointers are returned.
 unsafe impl GlobalAlloc for CheckedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         charge(layout.size());
-        // SAFETY: the caller's promises are those of `System::alloc`.
+        // SAFETY: the requirements on the caller are those of `System::alloc`.
         checked(unsafe { System.alloc(layout) }, layout.size())
     }
 
@@ -51,7 +51,7 @@ unsafe impl GlobalAlloc for CheckedAllocator {
     }
 }
 
-/// The most bytes of memory that this process held at a time, where the system tells.
+/// Peak resident memory of this process in bytes, if the system reports it.
 pub fn peak_resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -66,16 +66,16 @@ fn checked(pointer: *mut u8, size: usize) -> *mut u8 {
     pointer
 }
 
-/// Records on disk are whole lines and replaced files, so that a run can be resumed after this.
+/// Records on disk are complete lines and atomically replaced files, so the run can be resumed.
 #[cold]
 fn out_of_memory(size: usize) -> ! {
     static FAILED: AtomicBool = AtomicBool::new(false);
-    // Whoever fails while the message is printed has nothing to add.
+    // A failure to print the message is ignored.
     if !FAILED.swap(true, Ordering::SeqCst) {
         let _ = writeln!(
             std::io::stderr(),
-            "error: out of memory: {size} bytes could not be had; ask for less (--memory, \
-             --samples, --batch, --threads), or take a machine with more"
+            "error: out of memory: cannot allocate {size} bytes; reduce --memory, --samples, \
+             --batch or --threads, or use a machine with more memory"
         );
     }
     std::process::exit(i32::from(BAD_INPUT))

@@ -1,7 +1,7 @@
 //! Output: data on standard output, progress and errors on standard error.
 //!
-//! A closed pipe (`| head`) is not an error. Progress is a bar on a terminal and a plain line every
-//! few seconds elsewhere, so that logs stay short. There are no colours, so `NO_COLOR` has no
+//! A closed pipe (`| head`) is not an error. Progress is a bar on a terminal and otherwise a plain
+//! line every few seconds, which keeps logs short. Output has no colors, so `NO_COLOR` has no
 //! effect.
 
 use std::fmt::Display;
@@ -17,9 +17,9 @@ use crate::hints;
 
 /// Interval between plain lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-/// The most characters of a message.
+/// Maximum length of a message in characters.
 const MAX_MESSAGE: usize = 1000;
-/// Width of a table in columns where `COLUMNS` is not set.
+/// Width of a table in columns if `COLUMNS` is not set.
 const DEFAULT_COLUMNS: usize = 100;
 
 /// Prints results as text or as JSON.
@@ -35,7 +35,7 @@ impl Printer {
         Self { json: args.json, quiet: args.quiet }
     }
 
-    /// A printer without notes, for what a command's own output says.
+    /// A printer without notes, for commands that print their own output.
     pub fn silent() -> Self {
         Self { json: false, quiet: true }
     }
@@ -84,7 +84,7 @@ impl Printer {
         columns.filter(|&columns| columns >= 20).unwrap_or(DEFAULT_COLUMNS)
     }
 
-    /// Progress over `total` steps, of which `done` are done already.
+    /// Progress over `total` steps, of which `done` are already done.
     pub fn progress(&self, done: usize, total: usize) -> Progress {
         let terminal = !self.quiet && io::stderr().is_terminal();
         let bar = terminal.then(|| {
@@ -100,7 +100,7 @@ impl Printer {
     }
 }
 
-/// Progress of a command: a bar on a terminal, else plain lines.
+/// Progress of a command: a bar on a terminal, otherwise plain lines.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -150,13 +150,13 @@ impl Drop for Progress {
     }
 }
 
-/// Prints an error with its causes and the flags that help.
+/// Prints an error with its causes and a hint.
 pub fn print_error(error: &anyhow::Error) {
     let flags = hints::flags(error).map(|flags| format!(" ({flags})")).unwrap_or_default();
     stderr_line(&format!("error: {}{flags}", error_text(error)));
 }
 
-/// The error and its causes, each once: some messages end in their cause already.
+/// The error and its causes, without repeating causes that a message already ends with.
 fn error_text(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(|cause| cut(&cause.to_string())) {
@@ -169,7 +169,7 @@ fn error_text(error: &anyhow::Error) -> String {
     text
 }
 
-/// A text of at most [`MAX_MESSAGE`] characters: a message may quote a line of a file.
+/// Truncates a text to [`MAX_MESSAGE`] characters; a message may quote a line of a file.
 fn cut(text: &str) -> String {
     match text.char_indices().nth(MAX_MESSAGE) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -177,12 +177,12 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// Prints a line on standard error. Unlike `eprintln!` it does not panic when that is closed.
+/// Prints a line on standard error. Unlike `eprintln!`, it does not panic if that is closed.
 pub fn stderr_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// A duration in the largest suitable unit, for people.
+/// Formats a duration with a suitable unit.
 pub fn format_duration(seconds: f64) -> String {
     match seconds {
         s if !s.is_finite() => "?".to_owned(),
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_are_told_once_and_long_texts_are_cut() {
+    fn causes_are_printed_once_and_long_texts_truncated() {
         let cause = io::Error::from_raw_os_error(17);
         let message = format!("m: {cause}");
         assert_eq!(error_text(&anyhow!(cause).context(message.clone())), message);

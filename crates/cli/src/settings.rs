@@ -1,4 +1,4 @@
-//! Arguments become options of the library. Contradictions are found here, before anything is
+//! Converts arguments to library options. Contradictions are detected here, before anything is
 //! loaded.
 
 use std::collections::BTreeSet;
@@ -10,13 +10,13 @@ use latent_tts::{
     AblationKind, DataSource, FieldNames, OnExisting, SamplingError, SamplingOptions,
 };
 
-/// Sampling options over a command's defaults, once it is known that no fields contradict.
+/// Sampling options over a command's defaults. Fails if fields contradict one another.
 pub fn sampling(given: &SamplingOptions, defaults: SamplingOptions) -> Result<SamplingOptions> {
     given.sampler_kind().map_err(flag_error)?;
     Ok(given.clone().or(defaults))
 }
 
-/// The message of contradicting options in the words of the command line.
+/// The message for contradicting options, with flags instead of field names.
 pub fn flag_error(error: SamplingError) -> anyhow::Error {
     let fields = error.fields();
     let words = error.to_string();
@@ -27,7 +27,7 @@ pub fn flag_error(error: SamplingError) -> anyhow::Error {
     anyhow::anyhow!("{}", words.collect::<Vec<String>>().join(" "))
 }
 
-/// The sampling options that annotations and probes, which vote on nothing, have no use for.
+/// The sampling options that are rejected for annotations and probes, which do not vote.
 pub(crate) const AGGREGATION_FIELDS: [&str; 12] = [
     "greedy",
     "rule",
@@ -43,12 +43,12 @@ pub(crate) const AGGREGATION_FIELDS: [&str; 12] = [
     "target_confidence",
 ];
 
-/// Refuses options that only a vote reads.
+/// Rejects options that only affect voting.
 pub fn refuse_aggregation(options: &SamplingOptions) -> Result<()> {
     let given = serde_json::to_value(options)?;
     match AGGREGATION_FIELDS.iter().find(|field| given.get(field).is_some()) {
         Some(field) => {
-            bail!("--{} has no effect here; leave it out", field.replace('_', "-"))
+            bail!("--{} has no effect here; omit it", field.replace('_', "-"))
         }
         None => Ok(()),
     }
@@ -58,11 +58,11 @@ pub(crate) fn to_usize(n: NonZeroU32) -> NonZeroUsize {
     NonZeroUsize::try_from(n).unwrap_or(NonZeroUsize::MAX)
 }
 
-/// How to treat existing results, by `--resume` and `--overwrite`.
+/// The handling of existing results selected by `--resume` and `--overwrite`.
 pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
     match (resume, overwrite) {
         (true, true) => {
-            bail!("--resume continues a run and --overwrite replaces it; give one of them")
+            bail!("--resume continues a run and --overwrite replaces it; pass only one of them")
         }
         (true, false) => Ok(OnExisting::Resume),
         (false, true) => Ok(OnExisting::Overwrite),
@@ -70,24 +70,24 @@ pub fn on_existing(resume: bool, overwrite: bool) -> Result<OnExisting> {
     }
 }
 
-/// The replacements of thoughts that `--ablate` names, each once, in the order of their tables.
+/// The replacements of thoughts in `--ablate`, without duplicates, in table order.
 pub fn ablations(requested: Option<&[AblationKind]>) -> Vec<AblationKind> {
     let kinds: BTreeSet<AblationKind> = requested.unwrap_or_default().iter().copied().collect();
     kinds.into_iter().collect()
 }
 
-/// The most seeds of a run, each of which repeats all questions.
+/// Maximum number of seeds of a run, each of which repeats all questions.
 const MAX_SEEDS: u64 = 100_000;
 
 /// The seeds of a run: `count` consecutive ones from `seed`.
 pub fn seeds(seed: u64, count: Option<NonZeroU32>) -> Result<Vec<u64>> {
     let count = u64::from(count.map_or(1, NonZeroU32::get));
     if count > MAX_SEEDS {
-        bail!("--seeds {count} are more than the {MAX_SEEDS} that one run takes");
+        bail!("--seeds {count} exceeds the maximum of {MAX_SEEDS}");
     }
     match seed.checked_add(count - 1) {
         Some(last) => Ok((seed..=last).collect()),
-        None => bail!("--seed {seed} and --seeds {count} go beyond the largest seed, {}", u64::MAX),
+        None => bail!("--seed {seed} plus --seeds {count} exceeds the largest seed, {}", u64::MAX),
     }
 }
 
@@ -96,13 +96,13 @@ pub fn ks(requested: Option<&[NonZeroUsize]>, samples: NonZeroU32) -> Result<Vec
     let samples = to_usize(samples);
     let requested = requested.unwrap_or_default();
     match requested.iter().find(|k| **k > samples) {
-        Some(k) => bail!("--k {k} asks for more trajectories than --samples {samples} gives"),
+        Some(k) => bail!("--k {k} exceeds --samples {samples}"),
         None => Ok(requested.iter().map(|k| k.get()).collect()),
     }
 }
 
-/// The data source that `--data` names, with the names of its fields; else the split `default` of
-/// the corpus.
+/// The data source given by `--data`, with its field names, or else the split `default` of the
+/// embedded corpus.
 pub fn data_source(name: Option<&str>, fields: &FieldNames, default: Split) -> Result<DataSource> {
     let source = match name {
         Some(name) => DataSource::parse(name)?,

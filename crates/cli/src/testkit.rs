@@ -1,20 +1,21 @@
-//! Layers of settings without files and processes, for fuzzing.
+//! Setting layers without files and processes, for fuzzing.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::args::layers::{self, ConfigLayer};
 
-/// The commands that read a file of settings, with what they cannot do without.
+/// The commands that read a settings file, with their required arguments.
 const COMMANDS: [&[&str]; 4] =
     [&["eval"], &["solve", "1 + 1?"], &["sweep"], &["annotate", "--out", "labels"]];
 
-/// Reads bytes as a file of settings. A command that takes the file, and the same values typed,
-/// must read the same from both; a flag's variable must be known. Returns whether it took both.
+/// Parses bytes as a settings file. A command given the file and one given the same values as
+/// arguments must produce the same settings, and every key must have an environment variable.
+/// Returns whether both were accepted.
 ///
 /// # Panics
 ///
-/// Where that does not hold.
+/// If the two differ or a variable is unknown.
 pub fn check_settings(bytes: &[u8]) -> bool {
     let Ok(settings) = layers::parse_settings(bytes) else { return false };
     let variables = settings.keys().map(|key| layers::env_var(key));
@@ -25,7 +26,7 @@ pub fn check_settings(bytes: &[u8]) -> bool {
     let Ok(layered) = layers::parse_layers(&argv, Some(&config)) else { return false };
     assert_eq!(unknown, 0, "every key of a file that is read is a flag, and has a variable");
     let typed = config.typed().expect("values that were read are texts of flags");
-    // Flags that exclude one another may stand in a file: there, they are defaults.
+    // Mutually exclusive flags are allowed in a file, where they are defaults.
     let typed = layers::parse_layers(&[argv, typed].concat(), None);
     if let Ok(typed) = &typed {
         assert_eq!(format!("{layered:?}"), format!("{typed:?}"), "a file is read as it is typed");

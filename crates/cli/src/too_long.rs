@@ -1,4 +1,4 @@
-//! `--too-long`: what becomes of questions that do not fit the model's positions.
+//! `--too-long`: the handling of questions that exceed the model's context.
 
 use anyhow::{Result, bail};
 use latent_tts::report::table::count;
@@ -7,11 +7,11 @@ use latent_tts::{Error, Question, fitting_questions};
 use crate::args::TooLongKind;
 use crate::printer::Printer;
 
-/// Question numbers that a note lists.
+/// Maximum number of question ids that a note lists.
 const LISTED: usize = 20;
 
-/// The questions that `check` accepts, and the ids of those that are too long. Only with
-/// `--too-long skip` there may be any of the latter.
+/// The questions that `check` accepts, and the ids of those that are too long. The latter is
+/// nonempty only with `--too-long skip`.
 pub fn fitting(
     kind: Option<TooLongKind>,
     questions: Vec<Question>,
@@ -24,7 +24,7 @@ pub fn fitting(
     let total = questions.len();
     let (fitting, skipped) = fitting_questions(questions, check)?;
     if fitting.is_empty() {
-        bail!("all {} are too long for the model; pass fewer thoughts", count(total, "question"));
+        bail!("all {} exceed the model's context; pass fewer thoughts", count(total, "question"));
     }
     if !skipped.is_empty() {
         let ids: Vec<String> = skipped.iter().take(LISTED).map(ToString::to_string).collect();

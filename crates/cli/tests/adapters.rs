@@ -1,5 +1,5 @@
-//! Adapters on the command line: where their base is found, adapters over adapters, and a reward
-//! model that is an adapter over the reasoner whose thoughts it also reads.
+//! Adapters on the command line: how their base is found, stacked adapters, and a reward model that
+//! is an adapter on the reasoner whose thoughts it scores.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -31,7 +31,7 @@ fn train(sandbox: &CliSandbox, out: &str, more: &[&str]) -> CommandOutput {
     sandbox.run(&[&command[..], &few, more].concat())
 }
 
-/// The samples of a small eval, without the paths and times in them.
+/// The samples of a small eval, without paths and times.
 #[track_caller]
 fn samples(sandbox: &CliSandbox, out: &str, models: &[&str]) -> Vec<Value> {
     let eval = ["eval", "--data", "train.json", "--limit", "2", "--samples", "4", "--out", out];
@@ -40,7 +40,7 @@ fn samples(sandbox: &CliSandbox, out: &str, models: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn a_base_is_found_or_the_way_to_it_is_told() {
+fn a_missing_base_is_reported_with_a_way_to_get_it() {
     let sandbox = sandbox();
     let published =
         ["--base-id", "someone/tiny/base.gguf", "--base-source", "unzip the wheel of the tests"];
@@ -54,12 +54,12 @@ fn a_base_is_found_or_the_way_to_it_is_told() {
     assert_eq!(config["base_model_name_or_path"], "someone/tiny/base.gguf");
     let expected = samples(&sandbox, "runs/beside", &["--model", "one"]);
 
-    // Nowhere: one line that says how to get it.
+    // Missing: a one-line error that says how to get the base.
     fs::rename(sandbox.path("base.gguf"), sandbox.path("hidden.gguf")).unwrap();
     let way = ["someone/tiny/base.gguf", "unzip the wheel of the tests", "--base"];
     sandbox.run(&["inspect", "one"]).refused(&way);
     sandbox.run(&["solve", "--model", "one", "1 + 1?"]).refused(&way);
-    // Given.
+    // Passed as `--base`.
     let flags = ["--model", "one", "--base", "hidden.gguf"];
     assert_eq!(samples(&sandbox, "runs/given", &flags), expected);
     let inspected = sandbox.run(&["inspect", "one", "--base", "hidden.gguf", "--json"]).ok().json();
@@ -73,7 +73,7 @@ fn a_base_is_found_or_the_way_to_it_is_told() {
     fs::write(repo.join("refs/main"), "123").unwrap();
     fs::rename(sandbox.path("hidden.gguf"), repo.join("snapshots/123/base.gguf")).unwrap();
     assert_eq!(samples(&sandbox, "runs/cached", &["--model", "one"]), expected);
-    // Another one of the same shapes is told.
+    // Another base of the same shape causes a warning.
     let spec = CheckpointSpec {
         family: CheckpointFamily::Llama,
         context: 512,
@@ -88,7 +88,7 @@ fn a_base_is_found_or_the_way_to_it_is_told() {
 }
 
 #[test]
-fn an_adapter_goes_on_or_lies_over_another() {
+fn an_adapter_is_continued_or_stacked_on_another() {
     let sandbox = sandbox();
     train(&sandbox, "one", &[&["--init", "base.gguf"], &LORA[..]].concat()).ok();
     let next = |out: &str, more: &[&str]| {
@@ -98,7 +98,7 @@ fn an_adapter_goes_on_or_lies_over_another() {
     };
     assert_eq!(next("continued", &[]), ("../base.gguf".to_owned(), false));
     assert_eq!(next("over", &["--adapter", "over"]), ("../one".to_owned(), true));
-    // Of any rank.
+    // With any rank.
     let other = ["--init", "one", "--method", "codi", "--lora", "2", "--adapter", "over"];
     train(&sandbox, "narrow", &other).ok();
     assert_eq!(sandbox.json("narrow/adapter_config.json")["r"], 2);
@@ -109,8 +109,8 @@ fn an_adapter_goes_on_or_lies_over_another() {
     }
 }
 
-/// The reasoner is an adapter of a GGUF file, the reward model one of the reasoner, and its
-/// reference reasoner the reasoner itself.
+/// The reasoner is an adapter on a GGUF file, the reward model is an adapter on the reasoner, and
+/// its reference reasoner is the reasoner itself.
 #[test]
 fn a_reward_model_is_an_adapter_over_its_reasoner() {
     let sandbox = sandbox();
@@ -139,15 +139,15 @@ fn a_reward_model_is_an_adapter_over_its_reasoner() {
     };
     let expected = models("kit", "judge");
     assert!(expected[0].to_string().contains("reward"), "{}", expected[0]);
-    assert_eq!(models("kit", "copied"), expected, "a copy thinks the same");
-    assert_ne!(models("kit", "plain"), expected, "the reference reasoner counts");
+    assert_eq!(models("kit", "copied"), expected, "a copy of the reference gives the same rewards");
+    assert_ne!(models("kit", "plain"), expected, "the reference reasoner affects the rewards");
     let inspected = sandbox.run(&["inspect", "kit/judge"]).ok().out;
-    assert!(inspected.contains("thinks") && inspected.contains("reasoner"), "{inspected}");
-    // Elsewhere as a whole: equal to the bit.
+    assert!(inspected.contains("reference") && inspected.contains("reasoner"), "{inspected}");
+    // Moving the whole directory gives bit-identical results.
     fs::rename(sandbox.path("kit"), sandbox.path("shipped")).unwrap();
     assert_eq!(models("shipped", "judge"), expected);
     assert_eq!(models("shipped", "copied"), expected);
-    // With another reasoner the reference is loaded from where it was, and missed where it is not.
+    // With another reasoner, the reference is loaded from its recorded path, and missing if moved.
     let codi = ["--init", "shipped/base.gguf", "--seed", "3"];
     train(&sandbox, "other", &[&codi, &LORA[..]].concat()).ok();
     samples(&sandbox, "runs/other", &["--model", "other", "--reward-model", "shipped/judge"]);

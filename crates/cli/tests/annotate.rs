@@ -15,7 +15,7 @@ use train::annotate::Annotations;
 
 const QUESTIONS: usize = 12;
 
-/// A sandbox whose gold answers are given by some of a random model's trajectories but not by all.
+/// A sandbox whose gold answers are produced by some of a random model's trajectories, but not all.
 fn sandbox_with_mixed_outcomes(spec: &CheckpointSpec) -> CliSandbox {
     let sandbox = CliSandbox::new();
     sandbox.model("model", spec);
@@ -27,7 +27,7 @@ fn sandbox_with_mixed_outcomes(spec: &CheckpointSpec) -> CliSandbox {
         let answers: Vec<&Value> =
             sample["trajectories"].as_array().unwrap().iter().map(|t| &t["answer"]).collect();
         let mixed = answers.iter().find(|a| !a.is_null() && answers.iter().any(|b| b != *a));
-        // One question in three keeps an answer that no trajectory gives.
+        // One question in three has an answer that no trajectory produces.
         let gold = mixed.filter(|_| i % 3 != 0).map_or(json!("12345"), |a| (*a).clone());
         let steps = [format!("<<{i}+1={}>>", i + 1)];
         format!("{}\n", json!({ "question": sample["question"], "answer": gold, "steps": steps }))
@@ -41,7 +41,7 @@ fn codi() -> CheckpointSpec {
     CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() }
 }
 
-/// Arguments of a small annotation; flags in `more` replace its own.
+/// Arguments of a small annotation; flags in `more` override the defaults.
 fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let base = [
         ["--model", "model"],
@@ -145,7 +145,7 @@ fn batch_memory_and_shard_parts_do_not_change_a_byte() {
     assert_eq!((&again["questions"], &again["shards"]), (&json!(0), &json!(0)));
 }
 
-/// Waits until the directory holds `count` shards or the process has ended.
+/// Waits until the directory contains `count` shards or the process has exited.
 fn wait_for(sandbox: &CliSandbox, out: &str, count: usize, child: &mut Child) {
     let start = Instant::now();
     let shards = || {
@@ -220,14 +220,14 @@ fn invalid_requests_are_rejected() {
     refused(&["--memory", "1KiB"], &["8 trajectories", "--memory"]);
     assert!(!sandbox.path("labels").exists(), "something was written before all checks");
     assert_eq!(sandbox.run(&args("labels", &["--shard", "3/2"])).code, Some(2));
-    // A random model solves nothing; the annotations are complete all the same.
-    sandbox.run(&args("labels", &[])).refused(&["nothing is labelled"]);
+    // A random model solves nothing; the annotations are complete nevertheless.
+    sandbox.run(&args("labels", &[])).refused(&["no labels in"]);
     refused(&[], &["already holds annotations", "--resume"]);
     refused(&["--resume", "--sites", "mlp"], &["index.settings.sampling.sites", "mlp"]);
     refused(&["--resume", "--thoughts-dtype", "bf16"], &["index.dtype"]);
     sandbox.model("model", &CheckpointSpec { seed: 2, ..CheckpointSpec::default() });
     refused(&["--resume"], &["model", "index.fingerprint"]);
-    sandbox.run(&args("labels", &["--overwrite"])).refused(&["nothing is labelled"]);
+    sandbox.run(&args("labels", &["--overwrite"])).refused(&["no labels in"]);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn the_paper_preset_reaches_the_index() {
     let sandbox = CliSandbox::new();
     let index = |out: &'static str, more: &[&'static str]| {
         let base = ["--preset", "paper", "--limit", "1", "--max-new-tokens", "4"];
-        sandbox.run(&args(out, &[&base[..], more].concat())).refused(&["nothing is labelled"]);
+        sandbox.run(&args(out, &[&base[..], more].concat())).refused(&["no labels in"]);
         sandbox.json(&format!("{out}/index.json"))
     };
     let paper = index("paper", &[]);
@@ -249,7 +249,7 @@ fn the_paper_preset_reaches_the_index() {
     sandbox.write("paper.toml", "preset = \"paper\"\nrollouts = 3\n");
     sandbox
         .run(&args("file", &["--config", "paper.toml", "--limit", "1"]))
-        .refused(&["nothing is labelled"]);
+        .refused(&["no labels in"]);
     let file = sandbox.json("file/index.json");
     assert_eq!(
         (&file["settings"]["labels"]["rollouts"], &file["trajectories"]),
@@ -277,7 +277,7 @@ fn shards_that_are_damaged_or_of_others_are_not_on_file() {
     ] {
         sandbox.write(&shard(0), damaged);
         let refused = sandbox.run(&args("labels", &["--resume"]));
-        refused.refused(&["00000-of-00003.safetensors", "remove the file", "--resume"]);
+        refused.refused(&["00000-of-00003.safetensors", "delete the file", "--resume"]);
         assert!(Annotations::open(&sandbox.path("labels")).is_err());
     }
     std::fs::remove_file(sandbox.path(&shard(0))).unwrap();

@@ -1,4 +1,5 @@
-//! `latent-tts augment`: its output is deterministic and trains; invalid requests are rejected.
+//! `latent-tts augment`: its output is deterministic and can be trained on; invalid requests are
+//! rejected.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -38,10 +39,13 @@ fn the_table_names_reasons_and_files_are_left_out() {
     let sandbox = CliSandbox::new();
     sandbox.write("in.jsonl", PROBLEMS.as_bytes());
     let table = sandbox.run(&["augment", "in.jsonl", "--total", "4", "--out", "a.jsonl"]).ok().out;
-    assert!(table.contains("a number from nowhere") && table.contains("4  variants"), "{table}");
+    assert!(
+        table.contains("a number of unknown origin") && table.contains("4  variants"),
+        "{table}"
+    );
     let nothing =
         sandbox.run(&["augment", "in.jsonl", "--without", "in.jsonl", "--out", "b.jsonl"]);
-    nothing.refused(&["b.jsonl", "no variant to write", "2 problems 2 were refused"]);
+    nothing.refused(&["b.jsonl", "no variants", "2 of 2 problems were rejected"]);
     assert!(!sandbox.path("b.jsonl").exists());
 }
 

@@ -10,7 +10,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec};
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
-/// A finished run that an eval with `--overwrite` and bad input must leave unchanged.
+/// A finished run that must not be changed by an eval with `--overwrite` and bad input.
 struct GuardedRun {
     sandbox: CliSandbox,
     before: Vec<(std::path::PathBuf, Vec<u8>)>,
@@ -76,12 +76,12 @@ fn flipped_header_bits_do_not_crash() {
     let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     for i in 0..24 {
         let mut damaged = bytes.clone();
-        // The eight bytes of the header's length first, then positions spread over the header.
+        // The eight bytes of the header length, then positions spread over the header.
         let at = if i < 8 { i } else { 8 + (i - 8) * size / 16 };
         damaged[at] ^= 1 << (i % 8);
         guarded.sandbox.write("model/model.safetensors", &damaged);
         let done = guarded.sandbox.eval(&["--out", "other", "--overwrite", "--limit", "1"]);
-        // A flip in a space or in the metadata may be harmless; a crash is not allowed.
+        // A flipped bit in a space or in the metadata may be harmless; a crash is not allowed.
         assert!(matches!(done.code, Some(0 | 2)), "flip {i}: {:?} {}", done.code, done.err);
         if done.code == Some(2) {
             done.refused(&["model"]);
@@ -116,7 +116,7 @@ fn shape_mismatches_are_rejected() {
     let done = guarded.sandbox.run(&["inspect", "model"]);
     assert_eq!(done.code, Some(2), "{}", done.out);
     assert!(
-        done.err.contains(&name) && done.out.contains("1 of another shape"),
+        done.err.contains(&name) && done.out.contains("1 mismatched"),
         "{}{}",
         done.err,
         done.out
@@ -315,7 +315,7 @@ fn prompts_beyond_context_or_memory_are_rejected() {
     assert!(!guarded.sandbox.path("runs").exists());
 }
 
-/// Root ignores permissions, so the path runs through a file instead of an unwritable directory.
+/// Root ignores permissions, so the path uses a file as a directory instead of an unwritable one.
 #[test]
 fn unwritable_output_directories_are_rejected() {
     let guarded = GuardedRun::new();
@@ -330,7 +330,7 @@ fn unwritable_output_directories_are_rejected() {
     }
 }
 
-/// A limit on the file size stops a write in the middle of a line, as a full disk does.
+/// A file size limit stops a write in the middle of a line, as a full disk does.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_write_cut_short_keeps_whole_lines() {

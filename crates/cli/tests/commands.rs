@@ -31,8 +31,8 @@ fn eval_runs_every_family() {
             "4",
         ];
         if name == "latent-sft" {
-            // The testkit has one tokenizer for all Llama families, with markers that a published
-            // Latent-SFT lacks, so the family has to be named.
+            // The testkit has one tokenizer for all Llama families, with marker tokens that a
+            // published Latent-SFT checkpoint lacks, so the family must be given.
             args.extend(["--method", name]);
         }
         let result = sandbox.run(&[&args[..], &["--json"]].concat()).ok().json();
@@ -140,7 +140,7 @@ fn aggregators_can_be_selected() {
     assert_eq!(size, (&Value::from(3), &Value::from(2)));
     let table =
         sandbox.eval(&[&with_rewards[..], &["--limit", "2", "--out", "table"]].concat()).ok().out;
-    for word in ["lcb", "beam's cost", "scoring", "% of the time of samples"] {
+    for word in ["lcb", "beam cost", "scoring", "% of the sampling time"] {
         assert!(table.contains(word), "{word} in {table}");
     }
 
@@ -168,6 +168,12 @@ fn aggregators_can_be_selected() {
 
     sandbox.eval(&["--aggregate", "weighted"]).refused(&["--aggregate weighted", "--reward-model"]);
     sandbox.eval(&["--beam-width", "2"]).refused(&["--beam-width", "--reward-model"]);
+    sandbox.eval(&["--scorer", "ftp://a"]).refused(&["--scorer", "ftp://a", "http://"]);
+    let chat = "http://127.0.0.1:9/v1/chat/completions";
+    sandbox.eval(&["--scorer", chat]).refused(&["--scorer-model", chat]);
+    sandbox.eval(&["--scorer-model", "judge"]).refused(&["--scorer"]);
+    let search = ["--scorer", "http://127.0.0.1:9/", "--aggregate", "beam"];
+    sandbox.eval(&search).refused(&["--aggregate beam", "--reward-model"]);
     sandbox.eval(&["--aggregate", "best"]).refused(&["--aggregate", "best_of"]);
     sandbox.eval(&["--target-confidence", "0.9"]).ok();
     sandbox.eval(&["--adaptive", "--target-confidence", "0.3"]).refused(&["above 0.5"]);
@@ -193,8 +199,8 @@ fn best_of_mean_is_reported_with_a_reward_model() {
         .refused(&["--aggregate best_of_mean", "--reward-model"]);
 }
 
-/// The answer with the most votes; a tie goes to the answer of the lowest trajectory number.
-/// Returns whether there was a tie as well.
+/// The answer with the most votes, and whether there was a tie; ties go to the answer of the lowest
+/// trajectory number.
 fn majority_answer(sample: &Value) -> (Option<String>, bool) {
     let trajectories = sample["trajectories"].as_array().unwrap();
     let answers: Vec<&str> = trajectories.iter().filter_map(|t| t["answer"].as_str()).collect();
@@ -224,7 +230,8 @@ fn majority_ties_go_to_the_lowest_trajectory() {
         "majority",
     ];
     sandbox.eval(&[&flags[..], &["--out", "first"]].concat()).ok();
-    // With the expected winners as gold answers, majority voting is right wherever there is one.
+    // With the expected winners as gold answers, majority voting is always correct if there is a
+    // winner.
     let (mut data, mut winners, mut ties) = (String::new(), 0, 0);
     for sample in sandbox.samples("first") {
         let (winner, tie) = majority_answer(&sample);
@@ -292,8 +299,7 @@ fn eval_prints_a_table_and_keeps_progress_off_standard_output() {
     let sandbox = CliSandbox::new();
     let done = sandbox.eval(&[]).ok();
     assert!(
-        done.out.contains("coverage")
-            && done.out.contains("samples and results are in runs/model-data-"),
+        done.out.contains("coverage") && done.out.contains("samples and results: runs/model-data-"),
         "{}",
         done.out
     );
@@ -460,8 +466,8 @@ fn inspect_detects_every_family() {
     }
     let text = sandbox.run(&["inspect", "model", "--tensors"]).ok().out;
     for word in [
-        "coconut (recognised)",
-        "gpt2, 2 layers, 32 wide",
+        "coconut (detected)",
+        "gpt2, 2 layers, width 32",
         "--thoughts 6",
         "F32",
         "0 missing",
@@ -520,8 +526,7 @@ fn latents_are_written_on_request() {
     assert_eq!(tensors.tensor("0.1.greedy").unwrap().shape()[0], 6);
 }
 
-/// Every reference dump of transformers beside the checkout, on the CPU and on a GPU if there is
-/// one.
+/// All transformers reference dumps beside the checkout, on the CPU and on a GPU if present.
 #[test]
 fn verify_passes_on_every_reference_dump() {
     let dumps = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/goldens");
@@ -561,9 +566,9 @@ fn a_missing_gpu_is_a_clear_error() {
 }
 
 #[test]
-fn fp8_is_refused_by_a_processor() {
+fn fp8_is_rejected_on_a_cpu() {
     let failed = CliSandbox::new().run(&["bench", "--device", "cpu", "--dtype", "fp8"]);
-    for part in ["does not support fp8", "--device cuda", "leave --dtype out"] {
+    for part in ["does not support fp8", "--device cuda", "omit --dtype"] {
         assert!(failed.err.contains(part), "{part}: {}", failed.err);
     }
 }
@@ -582,7 +587,7 @@ fn help_has_examples() {
     assert!(sandbox.run(&["--version"]).ok().out.contains("latent-tts"));
 }
 
-/// `latent-tts ... | head` exits with 0.
+/// `latent-tts ... | head` exits with status 0.
 #[cfg(unix)]
 #[test]
 fn a_closed_pipe_is_not_an_error() {

@@ -1,4 +1,5 @@
-//! `latent-tts corpus`: its output is deterministic and loads; invalid requests are rejected.
+//! `latent-tts corpus`: its output is deterministic and can be loaded; invalid requests are
+//! rejected.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -1,8 +1,8 @@
-//! Every file operation of the commands that can be resumed is made to fail, or to be the last:
-//! `--resume` then ends with the bytes of an undisturbed run, and nothing is left behind.
+//! Fault injection: every file operation of the resumable commands is made to fail or to be the
+//! last one. `--resume` must then produce the bytes of an undisturbed run without leftover files.
 //!
-//! `fault_points/shim.c`, loaded into the process, counts the operations and disturbs one. Each
-//! operation meets one fault, in turn; with `FAULT_WALK=all` it meets all of them.
+//! `fault_points/shim.c`, loaded into the process, counts the operations and disturbs one of them.
+//! Each operation is tested with one fault, in turn; with `FAULT_WALK=all` with all faults.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -37,7 +37,7 @@ fn shim(sandbox: &CliSandbox) -> Option<PathBuf> {
 /// The faults of the shim.
 const KINDS: [&str; 4] = ["crash", "enospc", "eio", "short"];
 
-/// A command that is walked: its arguments but for `--out` and `--resume`.
+/// A command under test: its arguments except `--out` and `--resume`.
 struct FaultWalk<'a> {
     sandbox: &'a CliSandbox,
     shim: PathBuf,
@@ -55,7 +55,8 @@ impl FaultWalk<'_> {
         command_output(command.output().unwrap())
     }
 
-    /// What must be the same in every run: records, models, states, labels and metrics, not times.
+    /// The files that must be equal in every run: records, models, states, labels and metrics, but
+    /// not times.
     fn content(&self, out: &str) -> Vec<(String, Vec<u8>)> {
         let root = self.sandbox.path(out);
         let name = |path: &Path| path.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
@@ -77,7 +78,7 @@ impl FaultWalk<'_> {
         content
     }
 
-    /// Disturbs every operation in turn; returns the numbers of operations and of faults.
+    /// Disturbs every operation in turn; returns the number of operations and of faults.
     fn walk(&self) -> (usize, usize) {
         self.run("whole", &[], None).ok();
         let expected = self.content("whole");
@@ -96,8 +97,8 @@ impl FaultWalk<'_> {
         unreachable!("a run ends")
     }
 
-    /// Disturbs operation `at`, resumes, and compares. The operation's name; `None` if there are
-    /// not so many.
+    /// Disturbs operation `at`, resumes, and compares. Returns the name of the operation; `None` if
+    /// there are fewer operations.
     fn disturb(&self, at: usize, kind: &str, expected: &[(String, Vec<u8>)]) -> Option<String> {
         let _ = std::fs::remove_dir_all(self.sandbox.path("walked"));
         let _ = std::fs::remove_file(self.sandbox.path("fault.log"));
@@ -107,7 +108,7 @@ impl FaultWalk<'_> {
         match (kind, &operation) {
             (_, None) => assert_eq!(ended.code, Some(0), "{what}"),
             ("crash", _) => assert_eq!(ended.code, Some(137), "{what}"),
-            // A sync of a directory, or the removal of a file that is not needed, may fail.
+            // Syncing a directory, or removing an unneeded file, may fail.
             _ => assert!(matches!(ended.code, Some(0 | 2)), "{what}"),
         }
         assert!(!ended.err.contains("panicked"), "{what}");
@@ -125,7 +126,7 @@ impl FaultWalk<'_> {
     }
 }
 
-/// Walks a command, and says how far.
+/// Tests all operations of a command, and prints their number.
 fn walk(sandbox: &CliSandbox, args: &[&str]) {
     let Some(shim) = shim(sandbox) else { return };
     let started = std::time::Instant::now();
@@ -158,7 +159,7 @@ fn sweep() {
     walk(&sandbox, &[&["sweep"][..], &SMALL, &more].concat());
 }
 
-/// Labels need questions that some trajectories answer: gold answers are those of a run.
+/// Labels require questions that some trajectories answer, so gold answers are taken from a run.
 fn with_mixed_answers() -> CliSandbox {
     let sandbox = CliSandbox::new();
     let family = CheckpointFamily::CodiGpt2;

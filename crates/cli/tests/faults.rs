@@ -1,4 +1,4 @@
-//! Faults of disks, files and processes: nothing is lost and nothing passes silently.
+//! Faults of disks, files and processes: no data is lost and no error is silent.
 
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -17,7 +17,7 @@ fn values_of(file: &[u8]) -> &[u8] {
     &file[8 + header as usize..]
 }
 
-/// The part file of a finished one: the values, and a CRC-32 after those of each sample.
+/// The partial file for a finished one: the values, with a CRC-32 after those of each sample.
 fn part_of(file: &[u8]) -> Vec<u8> {
     let values = values_of(file);
     let header: Value = serde_json::from_slice(&file[8..file.len() - values.len()]).unwrap();
@@ -44,7 +44,7 @@ fn part_of(file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn latents_are_finished_from_what_is_there_or_refused() {
+fn partial_latents_are_completed_or_rejected() {
     let sandbox = CliSandbox::new();
     let (base, p) =
         (["--model", "model", "--data", "data.jsonl", "--threads", "1"], ["--dropout-p", "0.2"]);
@@ -56,14 +56,14 @@ fn latents_are_finished_from_what_is_there_or_refused() {
         with(&["--latents"]).ok();
         let (done, part) = (format!("{run}/latents.safetensors"), format!("{run}/latents.part"));
         let whole = sandbox.read(&done);
-        // The process ended after the last sample and before the file had its name.
+        // The process ended after the last sample, before the file was renamed.
         sandbox.write(&part, part_of(&whole));
         fs::remove_file(sandbox.path(&done)).unwrap();
         with(&["--resume"]).refused(&["latents.part", "records its thoughts", "--latents"]);
         with(&["--latents", "--resume"]).ok();
         assert_eq!(sandbox.read(&done), whole);
         assert!(!sandbox.path(&part).exists());
-        // Cut, or nowhere.
+        // Truncated, or missing.
         sandbox.write(&done, &whole[..whole.len() - 1]);
         with(&["--latents", "--resume"]).refused(&["latents.safetensors", "cut", "--out"]);
         fs::remove_file(sandbox.path(&done)).unwrap();
@@ -95,7 +95,7 @@ fn sizes_beyond_any_memory_are_refused_by_name() {
             sandbox.model("model", spec);
             set_field(&sandbox, "model", field, json!(1_u64 << power));
             let eval = sandbox.eval(&["--out", "run"]);
-            // A size that is read is not that of the tensors.
+            // A size in the configuration does not match the tensors.
             let words = if power <= 24 { &["model"][..] } else { &["config.json", field] };
             eval.refused(words);
         }
@@ -112,14 +112,14 @@ fn sizes_beyond_any_memory_are_refused_by_name() {
     ] {
         sandbox.run(&[&shape[..], &[flag, value]].concat()).refused(&[flag, value]);
     }
-    // Each is allowed, all of them are too much.
+    // Each value is allowed, but not all of them together.
     let large = ["--width", "262144", "--heads", "1", "--layers", "1024"];
     sandbox.run(&[&shape[..], &large].concat()).refused(&["free", "--width", "--layers"]);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_machine_without_memory_is_told() {
+fn out_of_memory_is_reported() {
     let sandbox = CliSandbox::new();
     let binary = env!("CARGO_BIN_EXE_latent-tts");
     let mut refused = 0;
@@ -179,7 +179,7 @@ fn threads_and_texts_have_limits() {
     sandbox.eval(&["--out", "run"]).refused(&["question 1", "bytes exceeds", "--too-long skip"]);
     let skipped = sandbox.eval(&["--out", "run", "--too-long", "skip"]).ok();
     assert!(skipped.err.contains("skipped 1 question of 2"), "{}", skipped.err);
-    // Nor are the words of a refused text looked up in the embedded model's vocabulary.
+    // Words of a rejected text are not looked up in the embedded model's vocabulary either.
     sandbox.write("data.jsonl", long.replace("a ", "xyzzy "));
     let refused = sandbox.run(&["eval", "--data", "data.jsonl", "--threads", "1", "--out", "run2"]);
     let refused = refused.refused(&["question 0", "bytes exceeds"]);
@@ -200,7 +200,7 @@ fn set_first_element(sandbox: &CliSandbox, file: &str, tensor: &str, value: f32)
 }
 
 #[test]
-fn inspect_refuses_what_eval_refuses() {
+fn inspect_rejects_the_checkpoints_that_eval_rejects() {
     let sandbox = CliSandbox::new();
     let file = "model/model.safetensors";
     let bytes = sandbox.read(file);
@@ -285,7 +285,7 @@ fn errors_of_the_environment_name_the_variable() {
     with("LATENT_TTS_SEED", "x", &[]).refused(&["--seed", "LATENT_TTS_SEED"]);
     let typed = with("LATENT_TTS_SEED", "1", &["--seed", "x"]).refused(&["--seed"]);
     assert!(!typed.err.contains("LATENT_TTS_SEED"), "{}", typed.err);
-    // The largest seed is one, and a seed after it is not.
+    // The largest seed is valid, a seed after it is not.
     let largest = u64::MAX.to_string();
     sandbox.eval(&["--seed", &largest, "--limit", "1", "--out", "run"]).ok();
     sandbox.eval(&["--seed", &largest, "--seeds", "2"]).refused(&["largest seed"]);
@@ -317,7 +317,7 @@ fn eval_says_which_device_it_uses() {
     assert!(done.err.contains("on 1 threads of"), "{}", done.err);
 }
 
-/// Waits until a process handles a signal of this number.
+/// Waits until a process handles this signal.
 #[cfg(target_os = "linux")]
 fn wait_for_handler(id: u32, signal: u32) {
     let start = std::time::Instant::now();
@@ -334,7 +334,7 @@ fn wait_for_handler(id: u32, signal: u32) {
     }
 }
 
-/// A run that has not read its questions yet ends like one that has, whatever the signal.
+/// A run that has not yet read its questions ends like one that has, for every signal.
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_before_the_first_record_end_as_an_interruption_does() {
@@ -355,8 +355,8 @@ fn signals_before_the_first_record_end_as_an_interruption_does() {
     }
 }
 
-/// `timeout` signals its child and then the group: two signals at once are one request, so that the
-/// state is saved.
+/// `timeout` signals its child and then the group. Two simultaneous signals count as one, so that
+/// the state is saved.
 #[cfg(target_os = "linux")]
 #[test]
 fn two_signals_at_once_are_one_interruption() {
@@ -372,14 +372,14 @@ fn two_signals_at_once_are_one_interruption() {
         assert!(start.elapsed().as_secs() < 60, "no step within a minute");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
-    // While it is stopped both signals become pending, and then come together.
+    // While the process is stopped, both signals become pending and are then delivered together.
     for name in ["-STOP", "-TERM", "-INT", "-CONT"] {
         let mut kill = std::process::Command::new("kill");
         assert!(kill.args([name, &child.id().to_string()]).status().unwrap().success());
     }
     let ended = support::command_output(child.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(3), "{}", ended.err);
-    assert!(ended.err.contains("the state is saved; continue with"), "{}", ended.err);
+    assert!(ended.err.contains("the state was saved; continue with"), "{}", ended.err);
     assert!(sandbox.path("m/training/state.safetensors").exists());
     sandbox.run(&["solve", "--model", "m", "2 + 2?"]).refused(&["no weights", "with --resume"]);
 }
@@ -403,7 +403,7 @@ fn a_limit_of_file_sizes_ends_as_an_interruption_does() {
     assert_eq!(sandbox.read("run/samples.jsonl"), sandbox.read("whole/samples.jsonl"));
 }
 
-/// A tokenizer may have more tokens than the embedding has rows; those beyond are new rows.
+/// A tokenizer may have more tokens than the embedding has rows; the additional ones get new rows.
 #[test]
 fn a_tokenizer_larger_than_the_table_is_trained() {
     let sandbox = CliSandbox::new();

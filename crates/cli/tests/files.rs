@@ -1,5 +1,5 @@
-//! docs/files.md against the files that the commands write: every field is documented, of the
-//! documented type, and every field that is not optional is there.
+//! docs/reference/files.md against the files that the commands write: every field is documented and
+//! of the documented type, and every field that is not optional is there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use support::CliSandbox;
 
-const DOCUMENT: &str = include_str!("../../../docs/files.md");
+const DOCUMENT: &str = include_str!("../../../docs/reference/files.md");
 
-/// The documented fields of each file: path and type.
+/// The documented fields of each file, with path and type.
 fn documented() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> {
     let sections = DOCUMENT.split("\n## ").skip(1);
     let fields = |section: &'static str| {
@@ -37,11 +37,11 @@ fn is_of_type(value: &Value, name: &str) -> bool {
         "array" => value.is_array(),
         "object" | "map" => value.is_object(),
         "any" => true,
-        other => panic!("docs/files.md has the type {other}"),
+        other => panic!("docs/reference/files.md has the type {other}"),
     }
 }
 
-/// Checks a value at a path and what is below it; adds the paths to `seen`.
+/// Checks the value at a path and its children; adds the paths to `seen`.
 fn check(
     path: &str,
     value: &Value,
@@ -49,7 +49,7 @@ fn check(
     seen: &mut BTreeSet<String>,
 ) {
     let inside = |key: &str| if path.is_empty() { key.into() } else { format!("{path}.{key}") };
-    // Elements that are objects have their fields documented, not themselves.
+    // For elements that are objects, the fields are documented instead of the element.
     let element = path.ends_with("[]") && value.is_object();
     if !path.is_empty() && !element {
         let name = fields.get(path).unwrap_or_else(|| panic!("{path} is not documented: {value}"));
@@ -70,7 +70,7 @@ fn check(
     }
 }
 
-/// A sandbox with every documented file, and where each is.
+/// A sandbox with every documented file, and their paths.
 fn written() -> (CliSandbox, Vec<(&'static str, &'static str)>) {
     let sandbox = CliSandbox::new();
     sandbox.reward_model("reward");
@@ -86,7 +86,7 @@ fn written() -> (CliSandbox, Vec<(&'static str, &'static str)>) {
     let flags = ["train", "reasoner", "--out", "model-2", "--steps", "2", "--batch", "2"];
     let more = ["--width", "16", "--layers", "1", "--heads", "2", "--held-out-count", "2"];
     sandbox.run(&[&flags[..], &more].concat()).ok();
-    // Nothing is labelled by a random model, but the index is written.
+    // A random model produces no labels, but the index is written.
     let flags = ["annotate", "--model", "model", "--data", "data.jsonl", "--out", "labels"];
     sandbox.run(&[&flags[..], &["-n", "2", "--rollouts", "1"]].concat());
     let files = vec![
@@ -128,7 +128,7 @@ fn every_field_is_documented() {
             continue;
         };
         for (path, kind) in fields {
-            // What is below an optional field is optional too.
+            // Children of an optional field are optional as well.
             let optional = fields.iter().any(|(above, kind)| {
                 kind.ends_with('?')
                     && (path == above
@@ -139,7 +139,7 @@ fn every_field_is_documented() {
             let may_be_empty = path.ends_with("[]") && !kind.ends_with('?');
             assert!(
                 optional || may_be_empty || seen.contains(*path),
-                "{name} has no {path}, which docs/files.md says it has"
+                "{name} has no {path}, which docs/reference/files.md says it has"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Commands and the Hugging Face Hub, which is a server in this process.
+//! Commands that use the Hugging Face Hub, simulated by a server in this process.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -14,7 +14,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec, GgmlType, GgufContent};
 use server::{Behaviour, TestHub};
 use support::{CliSandbox, CommandOutput, command_output};
 
-/// A command with a Hub, and without what the environment knows of the real one.
+/// A command that uses the simulated Hub, without the environment's settings for the real one.
 fn run_with(sandbox: &CliSandbox, hub: &TestHub, args: &[&str]) -> CommandOutput {
     let mut command = sandbox.command(args);
     command.env_remove("HF_HUB_OFFLINE").env_remove("HF_TOKEN");
@@ -51,7 +51,7 @@ fn an_adapter_s_recorded_base_is_downloaded() {
     hub.requests();
     run_with(&sandbox, &hub, &solve("one")).ok();
     assert_eq!(hub.requests(), [""; 0], "it is in the cache now");
-    // What the Hub does not have is told, with the other way to it.
+    // A missing file is reported, with an alternative way to get it.
     let way = ["two/adapter_config.json", "no such repository", "hf download a/other", "--base"];
     run_with(&sandbox, &hub, &solve("two")).refused(&way);
 }

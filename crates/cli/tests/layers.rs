@@ -102,7 +102,7 @@ fn config_errors_name_file_and_key() {
     };
     refused(b"sampels = 4\n", &["`sampels`", "`samples`"]);
     refused(b"max_new_tokns = 4\n", &["`max_new_tokns`", "`max-new-tokens`"]);
-    refused(b"zzz = 4\n", &["`zzz`", "names of flags"]);
+    refused(b"zzz = 4\n", &["`zzz`", "flag names"]);
     refused(b"config = \"other.toml\"\n", &["`config`"]);
     refused(b"p = 1.5\n", &["`p`", "below 1"]);
     refused(b"p = nan\n", &["`p`", "below 1"]);
@@ -113,7 +113,7 @@ fn config_errors_name_file_and_key() {
     refused(b"p = 0.1\np = 0.2\n", &["line 2", "p = 0.2"]);
     refused(b"p = \n", &["line 1"]);
     refused(b"p = 0.1 \xff\n", &["UTF-8", "byte 8"]);
-    refused(&vec![b'#'; 2 << 20], &["too many"]);
+    refused(&vec![b'#'; 2 << 20], &["too large"]);
     run(&sandbox, &["--config", "absent.toml"], &[]).refused(&["absent.toml", "o such file"]);
     run(&sandbox, &["--config", "model"], &[]).refused(&["model"]);
 }

@@ -1,6 +1,6 @@
-//! Every training method through the command line at a size that takes seconds: it trains, its log
-//! has the parts of its loss, the saved model answers, and a LoRA adapter goes on as `--init` of
-//! another training and under a reward model.
+//! Every training method through the command line, at a size that takes seconds: it trains, its log
+//! contains the parts of its loss, the saved model answers, and a LoRA adapter can be used as
+//! `--init` of another training and for a reward model.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -92,7 +92,7 @@ fn every_method_trains_and_answers() {
 }
 
 #[test]
-fn adapters_train_answer_and_go_on() {
+fn adapters_train_answer_and_can_be_continued() {
     let sandbox = sandbox();
     let lora = ["--method", "codi", "--lora", "4", "--lora-alpha", "8"];
     let dropout = ["--lora-dropout", "0.1", "--lora-targets", "q_proj,v_proj"];
@@ -104,7 +104,7 @@ fn adapters_train_answer_and_go_on() {
     }
     assert!(!sandbox.path("models/first/model.safetensors").exists());
     assert_eq!(answers(&sandbox, "models/first"), "codi");
-    // An adapter goes on from where it was, and belongs to the same base.
+    // An adapter can be trained further, and keeps its base.
     train(&sandbox, "models/second", &[&["--init", "models/first"], &lora[..]].concat()).ok();
     let base = |dir: &str| {
         let text = sandbox.read(&format!("{dir}/adapter_config.json"));
@@ -115,7 +115,7 @@ fn adapters_train_answer_and_go_on() {
     let flags = [&["--init", "llama"], &lora[..], &dropout].concat();
     train(&sandbox, "models/dropout", &flags).ok();
     assert_eq!(answers(&sandbox, "models/dropout"), "codi");
-    // Without its base an adapter is an error that names it.
+    // An adapter without its base is an error that names it.
     std::fs::rename(sandbox.path("llama"), sandbox.path("moved")).unwrap();
     sandbox.run(&["inspect", "models/first"]).refused(&["base model", "llama"]);
 }

@@ -1,5 +1,5 @@
-//! What a user must be told: questions outside a model's range, missing answers, assumed families,
-//! data without steps or with unknown words, mistyped variables. Nothing of this is silent.
+//! Notices to the user: questions outside a model's range, missing answers, assumed families, data
+//! without steps or with unknown words, mistyped variables.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -12,20 +12,24 @@ const GSM8K: &str = r#"{"question": "Janet's ducks lay 16 eggs per day. She eats
 "#;
 
 #[test]
-fn solve_tells_questions_outside_the_range_of_the_embedded_model() {
+fn solve_reports_questions_outside_the_training_distribution() {
     let sandbox = CliSandbox::new();
     let done = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2"]).ok();
-    assert!(done.err.contains("outside what the embedded model was trained on"), "{}", done.err);
+    assert!(
+        done.err.contains("outside the training distribution of the embedded model"),
+        "{}",
+        done.err
+    );
     assert!(done.err.contains("1 sentence instead of 2 to 9"), "{}", done.err);
     assert!(done.out.contains("outside the model's range"), "{}", done.out);
     assert!(!done.out.contains("100% of"), "{}", done.out);
-    assert!(done.out.contains("not the chance that the answer is right"), "{}", done.out);
+    assert!(done.out.contains("not the probability of being correct"), "{}", done.out);
     let json = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2", "--json"]).ok();
     assert_eq!(json.json()["out_of_range"][0], "1 sentence instead of 2 to 9");
 }
 
 #[test]
-fn eval_tells_words_that_the_model_does_not_know() {
+fn eval_reports_unknown_words() {
     let sandbox = CliSandbox::new();
     sandbox.write("gsm8k.jsonl", GSM8K);
     let eval = |data: &str| {
@@ -34,7 +38,7 @@ fn eval_tells_words_that_the_model_does_not_know() {
     };
     let told = eval("gsm8k.jsonl").err;
     assert!(told.contains("1 of 1 question is outside the model's range"), "{told}");
-    assert!(told.contains("\"Janet\"") && told.contains("does not know"), "{told}");
+    assert!(told.contains("\"Janet\"") && told.contains("unknown words"), "{told}");
     let silent = eval("embedded:test").err;
     assert!(!silent.contains("outside"), "{silent}");
 }
@@ -64,7 +68,7 @@ fn an_assumed_family_is_called_so() {
     let sandbox = CliSandbox::new();
     let spec = CheckpointSpec { family: CheckpointFamily::LatentSft, ..CheckpointSpec::default() };
     sandbox.model("llama", &spec);
-    // A plain Llama has no marker tokens of COCONUT's.
+    // A plain Llama model has none of COCONUT's marker tokens.
     for file in ["llama/config.json", "llama/tokenizer.json", "llama/tokenizer_config.json"] {
         let text = String::from_utf8(sandbox.read(file)).unwrap();
         let plain =
@@ -73,9 +77,9 @@ fn an_assumed_family_is_called_so() {
     }
     let flags = ["--model", "llama", "--samples", "1", "--thoughts", "2", "--out", "a"];
     let told = sandbox.eval(&flags).ok().err;
-    assert!(told.contains("latent-sft is assumed") && told.contains("--method cot"), "{told}");
+    assert!(told.contains("assuming latent-sft") && told.contains("--method cot"), "{told}");
     let named = [&flags[..7], &["b", "--method", "latent-sft"]].concat();
-    assert!(!sandbox.eval(&named).ok().err.contains("assumed"));
+    assert!(!sandbox.eval(&named).ok().err.contains("assuming"));
     let described = sandbox.run(&["inspect", "llama"]).ok().out;
     assert!(described.contains("latent-sft (assumed"), "{described}");
 }
@@ -108,20 +112,20 @@ fn annotations_without_a_label_are_refused() {
     let flags = ["annotate", "--model", "model", "--data", "data.jsonl", "--out", "labels"];
     let more = ["--samples", "2", "--rollouts", "1", "--max-new-tokens", "3"];
     sandbox.run(&[&flags[..], &more].concat()).refused(&[
-        "nothing is labelled in labels",
+        "no labels in labels",
         "of 8 questions",
-        "8 only wrong ones",
+        "8 only incorrect ones",
         "--samples",
     ]);
 }
 
 #[test]
-fn mistyped_variables_are_told() {
+fn mistyped_variables_are_reported() {
     let sandbox = CliSandbox::new();
     let mut command = sandbox.command(&["corpus", "--count", "1"]);
     command.env("LATENT_TTS_SAMPLS", "3").env("LATENT_TTS_SAMPLES", "3");
     let told = command_output(command.output().unwrap()).ok().err;
-    let expected = "LATENT_TTS_SAMPLS is set and is no flag's variable; did you mean \
+    let expected = "unknown environment variable LATENT_TTS_SAMPLS; did you mean \
                     LATENT_TTS_SAMPLES?";
     assert!(told.contains(expected), "{told}");
     assert_eq!(told.lines().count(), 1, "{told}");
@@ -168,11 +172,11 @@ fn solve_shows_every_trajectory_on_request() {
         };
         assert!(shown.lines().any(is_shown), "{trajectory} in {shown}");
     }
-    assert!(shown.contains("(its answer), by thought"), "{shown}");
-    assert!(!solve(&[]).out.contains("rewards of thoughts; text"));
+    assert!(shown.contains("(outcome), per thought"), "{shown}");
+    assert!(!solve(&[]).out.contains("rewards per thought, text"));
     let cut = solve(&["--max-new-tokens", "1"]).out;
     assert!(
-        cut.contains("none: no answer is found in, e.g., \"###\"") && cut.contains("--show"),
+        cut.contains("none: no answer found, e.g. in \"###\"") && cut.contains("--show"),
         "{cut}"
     );
 }

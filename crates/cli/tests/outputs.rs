@@ -1,5 +1,5 @@
-//! Every command that writes, against every kind of thing that its output may be: an existing
-//! model, an input, a link, a device, a pipe, a read-only directory, a full disk.
+//! Every command that writes files, with every kind of existing output: a model, an input, a link,
+//! a device, a pipe, a read-only directory, a full disk.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -30,7 +30,7 @@ const DIRECTORIES: [&[&str]; 6] = [
     &["report", "finished"],
 ];
 
-/// What a command writes in its directory.
+/// The files that a command writes in its directory.
 const WRITTEN: [&str; 6] = [
     "samples.jsonl",
     "sweep.json",
@@ -49,7 +49,7 @@ fn sandbox() -> CliSandbox {
     sandbox
 }
 
-/// A command with an output; a training that takes a moment, without held-out problems.
+/// A command with an output path; trainings are short and without held-out problems.
 fn with_out<'a>(command: &[&'a str], out: &'a str) -> Vec<&'a str> {
     let more: &[&str] = match command[1] {
         "reasoner" => &["--batch", "2", "--held-out-count", "0", "--threads", "1"],
@@ -58,7 +58,8 @@ fn with_out<'a>(command: &[&'a str], out: &'a str) -> Vec<&'a str> {
     [command, more, &["--out", out]].concat()
 }
 
-/// Asserts that a directory holds no temporary file. Its files, pipes among them, are not read.
+/// Asserts that a directory contains no temporary file. Its files, which may be pipes, are not
+/// read.
 fn assert_no_strays(dir: &Path) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -81,7 +82,7 @@ fn a_model_is_not_replaced() {
         sandbox.run(&with_out(command, "other/model.safetensors")).refused(&["weights"]);
         sandbox.run(&with_out(command, "other")).refused(&["other", "directory"]);
     }
-    // A report lies beside other files, and replaces only an older report.
+    // A report is written beside other files, and only replaces an older report.
     for command in &DIRECTORIES[..5] {
         sandbox.run(&with_out(command, "other")).refused(&["other", "holds a model", "--out"]);
         assert_eq!(sandbox.snapshot("other"), before, "{command:?}");
@@ -95,7 +96,7 @@ fn a_model_is_not_replaced() {
         assert_eq!(sandbox.snapshot(model), before, "{command:?}");
         sandbox.run(&[&with_out(command, model)[..], &["--overwrite"]].concat()).ok();
         assert_ne!(sandbox.snapshot(model), before, "{command:?}");
-        // What was trained is a training, or a model, in its turn.
+        // After a training, the directory is in turn a training or a model that is not replaced.
         sandbox.run(&with_out(command, model)).refused(&[model, "holds a", "--overwrite"]);
     }
 }
@@ -106,7 +107,7 @@ fn another_training_is_not_resumed() {
     sandbox.run(&with_out(DIRECTORIES[3], "trained")).ok();
     let before = sandbox.snapshot("trained");
     let wider = [&with_out(DIRECTORIES[3], "trained")[..], &["--resume", "--seed", "9"]].concat();
-    sandbox.run(&wider).refused(&["state.safetensors", "other settings"]);
+    sandbox.run(&wider).refused(&["state.safetensors", "different settings"]);
     assert_eq!(sandbox.snapshot("trained"), before);
 }
 
@@ -142,7 +143,7 @@ fn an_input_is_not_written_over() {
         sandbox.run(&[&command[..], &["--out", out]].concat()).refused(&["is an input", "--out"]);
         assert_eq!(sandbox.snapshot(""), before, "{command:?} --out {out}");
     }
-    // These are refused because they are no annotations, which is found out first.
+    // These are rejected earlier, because they are not annotations.
     for out in ["labels", "held"] {
         sandbox.run(&[&with_model[..], &labels, &["--out", out]].concat()).refused(&[]);
         assert_eq!(sandbox.snapshot(""), before, "--out {out}");
@@ -174,7 +175,7 @@ fn an_empty_result_replaces_nothing() {
     sandbox.write("old.jsonl", "old");
     let augment = ["augment", "problems.jsonl", "--without", "problems.jsonl", "--keep-original"];
     for out in [&["--out", "old.jsonl"][..], &["--out", "new.jsonl"], &[]] {
-        sandbox.run(&[&augment[..], out].concat()).refused(&["no variant to write", "1 problems"]);
+        sandbox.run(&[&augment[..], out].concat()).refused(&["no variants", "1 problems"]);
     }
     assert_eq!(sandbox.read("old.jsonl"), b"old");
     assert!(!sandbox.path("new.jsonl").exists());
@@ -248,7 +249,7 @@ fn pipes_are_written_into_or_refused() {
         sandbox.run(&with_out(command, "pipe")).refused(&["pipe"]);
     }
     assert!(fs::symlink_metadata(sandbox.path("pipe")).unwrap().file_type().is_fifo());
-    // In the place of a file that a command writes.
+    // At the path of a file that a command writes.
     for (i, (command, written)) in DIRECTORIES.iter().zip(WRITTEN).enumerate() {
         let dir = format!("with-pipe-{i}");
         fs::create_dir(sandbox.path(&dir)).unwrap();
@@ -261,7 +262,7 @@ fn pipes_are_written_into_or_refused() {
 #[test]
 fn a_directory_that_cannot_be_written_is_named() {
     let sandbox = sandbox();
-    // Root may write to every directory of a disk, and to none of this file system.
+    // Root can write to every directory of a disk, but to none of this file system.
     for command in FILES.iter().chain(&DIRECTORIES) {
         sandbox.run(&with_out(command, "/proc/latent-tts")).refused(&["/proc/latent-tts"]);
     }
@@ -275,7 +276,7 @@ fn a_directory_that_cannot_be_written_is_named() {
     }
 }
 
-/// A command whose files may have 512 bytes: the next byte fails as on a full disk.
+/// A command with a file size limit of 512 bytes: the next byte fails as on a full disk.
 fn limited(sandbox: &CliSandbox, args: &[&str]) -> CommandOutput {
     let whole = sandbox.command(args);
     let mut limited = Command::new("sh");

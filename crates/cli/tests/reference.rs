@@ -1,21 +1,36 @@
-//! The generated page of the command line is the one in docs/.
+//! The generated pages of the reference are those in docs/reference.
 
 use std::path::Path;
 
 #[test]
-fn the_page_of_the_command_line_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
-    let page = latent_tts_cli::reference::markdown();
-    if std::env::var_os("UPDATE_REFERENCE").is_some() {
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, &page).unwrap();
+fn generated_pages_are_up_to_date() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference");
+    let pages = latent_tts_cli::reference::pages();
+    for (name, page) in &pages {
+        let path = dir.join(name);
+        if std::env::var_os("UPDATE_REFERENCE").is_some() {
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(&path, page).unwrap();
+        }
+        let stored = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            stored == *page,
+            "{} differs from the program; run `UPDATE_REFERENCE=1 cargo test -p latent-tts-cli \
+             --test reference`",
+            path.display()
+        );
     }
-    let stored = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        stored == page,
-        "{} differs from the commands; run `UPDATE_REFERENCE=1 cargo test -p latent-tts-cli --test \
-         reference`",
-        path.display()
-    );
-    assert!(page.contains("`--dropout-p P`") && page.contains("## latent-tts train reward"));
+    let has = |name: &str, text: &str| {
+        assert!(
+            pages.iter().any(|(page, content)| *page == name && content.contains(text)),
+            "{text}"
+        );
+    };
+    has("cli.md", "`--dropout-p P`");
+    has("cli.md", "## latent-tts train reward");
+    has("configuration.md", "`LATENT_TTS_DROPOUT_P`");
+    has("rules.md", "| `weighted` |");
+    has("samplers.md", "`--noise-std STD`");
+    has("metrics.md", "| `coverage` |");
+    has("http.md", "`POST /v1/chat/completions`");
 }

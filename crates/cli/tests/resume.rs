@@ -22,8 +22,8 @@ fn slow_sandbox() -> CliSandbox {
     sandbox
 }
 
-/// Arguments of an eval with 60 records. The key-value cache holds only a part of a question's
-/// rows.
+/// Arguments of an eval with 60 records. The key-value cache only fits some of a question's
+/// sequences.
 fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let base = [
         "eval",
@@ -51,7 +51,7 @@ fn lines(sandbox: &CliSandbox, out: &str) -> usize {
     bytes.iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// Waits until the run has `records` records or the process has ended.
+/// Waits until the run contains `records` records or the process has exited.
 fn wait_for(sandbox: &CliSandbox, out: &str, records: usize, child: &mut Child) {
     let start = Instant::now();
     while lines(sandbox, out) < records && child.try_wait().unwrap().is_none() {
@@ -74,7 +74,7 @@ fn end(child: Child) -> CommandOutput {
 fn a_killed_run_resumes_to_the_same_bytes() {
     let sandbox = slow_sandbox();
     sandbox.run(&args("whole", &[])).ok();
-    // Varied delays kill the process at varied moments; every attempt must add a record.
+    // Varied delays kill the process at different times; every attempt must add a record.
     for attempt in 0..8u64 {
         let mut child = spawn(&sandbox, &args("killed", &["--resume"]));
         wait_for(&sandbox, "killed", lines(&sandbox, "killed") + 1, &mut child);
@@ -110,7 +110,7 @@ fn a_truncated_line_is_recomputed() {
     }
 }
 
-/// A run in int8 has other results than one in f32, so neither continues the other.
+/// A run in int8 has other results than one in f32, so neither can continue the other.
 #[test]
 fn a_run_is_not_resumed_in_another_number_format() {
     let sandbox = CliSandbox::new();
@@ -180,8 +180,8 @@ fn a_run_with_other_settings_is_not_resumed() {
     refused(&[], &["manifest.json", "fingerprint", "model"]);
 }
 
-/// On a GPU the batch of a resumed run is another one: without --deterministic its bits would be.
-/// A processor needs no flag, and takes it.
+/// On a GPU a resumed run has other batches, so without --deterministic its bits would differ. The
+/// CPU needs no flag, and accepts it.
 #[test]
 fn a_deterministic_run_resumes_to_the_same_bytes() {
     let sandbox = CliSandbox::new();

@@ -1,5 +1,5 @@
-//! `train rl` on the embedded reasoner at a size that takes seconds: records, the model that is
-//! written, resume, and requests that are refused.
+//! `train rl` on the embedded reasoner at a size that takes seconds: records, the saved model,
+//! resuming, and rejected requests.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -8,7 +8,7 @@ mod support;
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
-/// A training of two steps; flags in `more` replace its own.
+/// A training with two steps; flags in `more` override the defaults.
 fn train(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
     let base = [
         ["--steps", "2"],
@@ -56,7 +56,7 @@ fn an_interrupted_round_resumes_to_the_same_bytes() {
     let round = ["--updates", "2", "--estimator", "grpo", "--save-every", "1", "--keep", "last"];
     let with = |more: &[&str]| train(&sandbox, &[&round, more].concat());
     with(&["--out", "whole", "--steps", "2"]).ok();
-    // The state after the first step stands for an interrupted training.
+    // The state after the first step simulates an interrupted training.
     let state = "part/training/state.safetensors";
     with(&["--out", "part", "--steps", "2"]).ok();
     let finished = sandbox.read(state);
@@ -69,7 +69,7 @@ fn an_interrupted_round_resumes_to_the_same_bytes() {
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused_by_its_flag() {
+fn unsupported_trainings_are_rejected_with_the_flag() {
     let sandbox = CliSandbox::new();
     for (flags, expected) in [
         (&["--samples", "1"][..], "--samples 1"),

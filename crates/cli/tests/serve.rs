@@ -1,5 +1,5 @@
-//! `serve` as a process: SIGTERM under load loses no accepted request, SIGHUP reloads, and flags
-//! that cannot be honoured are refused.
+//! `serve` as a process: SIGTERM under load loses no accepted request, SIGHUP reloads, and invalid
+//! flags are rejected.
 
 #![cfg(all(unix, feature = "serve", feature = "embedded"))]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -128,7 +128,7 @@ impl LoggedServer {
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
     }
 
-    /// Waits for a log line with these words.
+    /// Waits for a log line that contains these words.
     fn wait_for(&self, words: &str) -> String {
         loop {
             let line = self.log.recv_timeout(Duration::from_secs(120)).unwrap();
@@ -171,7 +171,7 @@ fn sighup_reads_keys_and_models_again() {
     std::fs::write(&path, "").unwrap();
     server.signal("-HUP");
     let line = server.wait_for("cannot reload");
-    assert!(line.contains("has no key"), "{line}");
+    assert!(line.contains("no keys found"), "{line}");
     assert_eq!(server.status("beta"), "200");
 }
 
@@ -187,13 +187,13 @@ fn a_server_that_everyone_can_use_warns() {
 fn values_that_cannot_be_served_are_refused_by_their_flag() {
     for (args, words) in [
         (vec!["--add-model", "codi"], "NAME=DIR"),
-        (vec!["--add-model", "=dir"], "neither the name nor the directory may be empty"),
-        (vec!["--add-model", "embedded=embedded"], "two models are called `embedded`"),
-        (vec!["--model-memory", "1MiB"], "takes"),
-        (vec!["--upstream", "example.com"], "is not the URL of a server"),
-        (vec!["--upstream", "http://127.0.0.1:1", "--model", "embedded"], "gateway has no model"),
+        (vec!["--add-model", "=dir"], "the name and the directory must not be empty"),
+        (vec!["--add-model", "embedded=embedded"], "duplicate model name `embedded`"),
+        (vec!["--model-memory", "1MiB"], "more than the limit"),
+        (vec!["--upstream", "example.com"], "is not a server URL"),
+        (vec!["--upstream", "http://127.0.0.1:1", "--model", "embedded"], "gateway loads no model"),
         (vec!["--upstream-model", "m"], "--upstream"),
-        (vec!["--otlp-endpoint", "collector:4318"], "is not the URL of a collector"),
+        (vec!["--otlp-endpoint", "collector:4318"], "is not a collector URL"),
         (vec!["--api-keys-file", "/nowhere/keys"], "cannot use the API keys file"),
     ] {
         let done = latent_tts().args(["serve", "--port", "0"]).args(&args).output().unwrap();

@@ -1,5 +1,5 @@
-//! A sweep calls one value the best, in the terminal, in sweep.json and on the page; another
-//! sweep's results are never replaced.
+//! A sweep reports the same best value in the terminal, in sweep.json and in the report; results of
+//! another sweep are never replaced.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -14,9 +14,9 @@ fn sweep(sandbox: &CliSandbox, more: &[&str]) -> CommandOutput {
 }
 
 #[test]
-fn ties_are_told_and_decided_alike_everywhere() {
+fn ties_are_reported_and_decided_consistently() {
     let sandbox = CliSandbox::new();
-    // No trajectory of a random model is right: all values tie.
+    // No trajectory of a random model is correct, so all values tie.
     let done = sweep(&sandbox, &["--dropout-p", "0.1,0.4", "--out", "s"]).ok();
     let summary = sandbox.json("s/sweep.json");
     assert_eq!(
@@ -26,10 +26,10 @@ fn ties_are_told_and_decided_alike_everywhere() {
     assert!(done.out.contains("best: dropout p=0.1"), "{}", done.out);
     assert!(done.out.contains("tie in coverage: dropout p=0.4"), "{}", done.out);
     let sentence = "The run with the largest coverage of 4 trajectories is dropout p = 0.1 \
-                    (as large: dropout p = 0.4; majority decides)";
+                    (tied with dropout p = 0.4; ties are broken by majority)";
     let page = || String::from_utf8(sandbox.read("s/report.html")).unwrap();
     assert!(page().contains(sentence));
-    // A report of the sweep's directory later says the same.
+    // A later report of the sweep's directory agrees.
     sandbox.run(&["report", "s", "--page-only"]).ok();
     assert!(page().contains(sentence));
 }
@@ -73,7 +73,7 @@ fn a_sweep_is_resumed_with_its_own_settings_only() {
         sweep(&sandbox, flags).refused(&[words, "--out"]);
     }
     assert_eq!(sandbox.snapshot("s"), before);
-    // The metric of listed values changes nothing that was sampled.
+    // With listed values, the metric does not affect what is sampled.
     sweep(&sandbox, &[&flags[..], &["--resume", "--metric", "majority"]].concat()).ok();
     assert_eq!(sandbox.json("s/sweep.json")["metric"], "majority");
 }

@@ -90,17 +90,12 @@ fn unreadable_runs_are_rejected() {
         .refused(&["nowhere is not a run directory: it does not exist", "eval"]);
     sandbox.run(&["report"]).refused(&["RUN"]);
     sandbox.eval(&["--out", "run"]).ok();
-    sandbox.run(&["report", "."]).refused(&["no manifest.json", "there are runs in it"]);
+    sandbox.run(&["report", "."]).refused(&["no manifest.json", "it contains runs"]);
 
     let samples = sandbox.read("run/samples.jsonl");
     let half = &samples[..samples.len() / 2];
     sandbox.write("run/samples.jsonl", half);
-    sandbox.run(&["report", "run"]).refused(&[
-        "run holds",
-        "of 8 records",
-        "--resume",
-        "--partial",
-    ]);
+    sandbox.run(&["report", "run"]).refused(&["run has", "of 8 records", "--resume", "--partial"]);
     sandbox.run(&["report", "run", "--partial"]).ok();
     sandbox.write("run/samples.jsonl", "");
     sandbox.run(&["report", "run", "--partial"]).refused(&["run", "no samples yet"]);
@@ -131,7 +126,7 @@ fn a_damaged_latents_file_is_rejected() {
     sandbox.write("run/latents.safetensors", &bytes[..bytes.len() - 8]);
     sandbox.run(&["report", "run"]).refused(&[
         "latents.safetensors",
-        "ends before its numbers",
+        "the file is truncated",
         "--latents",
     ]);
 }
@@ -159,8 +154,8 @@ fn a_sweep_goes_over_the_named_sampler() {
     let sandbox = CliSandbox::new();
     let flags = ["--sampler", "noise", "--evaluations", "2", "--no-report"];
     let done = sweep(&sandbox, &flags).ok();
-    assert!(done.err.contains("searching sigma in 0.01 to 1.5"), "{}", done.err);
-    // Other settings have another directory, the same ones the same, which is refused.
+    assert!(done.err.contains("searching sigma from 0.01 to 1.5"), "{}", done.err);
+    // Other settings use another directory; the same settings use the same one, which is rejected.
     let named = ["--sampler", "dropout", "--dropout-p", "0.1,0.4"];
     sweep(&sandbox, &named).ok();
     sweep(&sandbox, &["--dropout-p", "0.1,0.4"]).refused(&["already holds a sweep", "--resume"]);
@@ -175,7 +170,7 @@ fn a_sweep_goes_over_the_named_sampler() {
         (["noise", "--dropout-p", "0.1"], "--dropout-p"),
         (["dropout", "--gumbel-tau", "1"], "--gumbel-tau"),
     ] {
-        let words = [word, "has no meaning with --sampler", flags[0]];
+        let words = [word, "has no effect with --sampler", flags[0]];
         sweep(&sandbox, &[&["--sampler"], &flags[..]].concat()).refused(&words);
     }
     sweep(&sandbox, &["--sampler", "tokens"]).refused(&["tokens", "dropout, noise, gumbel"]);
@@ -232,7 +227,7 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
         for (field, value) in point["sampling"].as_object().unwrap() {
             assert_eq!(&manifest["settings"]["sampling"][field], value, "{field}");
         }
-        // No point has a larger coverage than the best.
+        // No point has a higher coverage than the best one.
         let value = |name: &str| {
             let best_point =
                 summary["points"].as_array().unwrap().iter().find(|p| p["run"] == name).unwrap();
@@ -252,7 +247,7 @@ fn a_sweep_writes_a_run_per_value_and_a_summary() {
         (&Value::from("noise-0.2"), &Value::from(false))
     );
     assert!(sandbox.path("s/report.html").exists());
-    // `report` accepts the directory of a sweep in place of its runs.
+    // `report` accepts the directory of a sweep instead of its runs.
     assert_eq!(
         sandbox.run(&["report", "s", "--page-only", "--json"]).ok().json()["page"],
         "s/report.html"
@@ -273,7 +268,7 @@ fn a_search_takes_the_stated_number_of_evaluations_and_resumes() {
     let sandbox = CliSandbox::new();
     let flags = ["--dropout-p", "0:0.8", "--evaluations", "4", "--out", "s"];
     let done = sweep(&sandbox, &flags).ok();
-    assert!(done.err.contains("4 evaluations to a tolerance of"), "{}", done.err);
+    assert!(done.err.contains("4 evaluations, tolerance "), "{}", done.err);
     assert!(
         done.out.contains("best: dropout p=")
             && done.out.contains("band for this backbone, 0.1 to 0.3"),
@@ -308,7 +303,7 @@ fn invalid_sweeps_are_rejected_before_anything_is_written() {
         .refused(&["embedded:nope", "(--data)"]);
     sandbox
         .run(&["sweep", "--model", "model", "--dropout-p", "0.1", "--data", "nope.json"])
-        .refused(&["nope.json: there is no such file", "(--data takes a file", "embedded:test"]);
+        .refused(&["nope.json: no such file", "(--data takes a file", "embedded:test"]);
     assert!(!sandbox.path("s").exists());
     sandbox.write("sweep.json", "{\"version\": 3}");
     sandbox.run(&["report", "."]).refused(&["sweep.json", "format version 3", "reads version 2"]);
@@ -335,9 +330,9 @@ fn a_comparison_prints_a_table_and_paired_differences() {
         text.contains("one/checkpoint, data") && text.contains("two/checkpoint, data"),
         "{text}"
     );
-    assert!(text.contains("differences to one/checkpoint, data in points"), "{text}");
+    assert!(text.contains("differences from one/checkpoint, data in points"), "{text}");
     assert!(text.contains("majority       +0.0 (-"), "{text}");
-    assert!(text.contains("none: it has other questions"), "{text}");
+    assert!(text.contains("not comparable: different questions"), "{text}");
     assert!(sandbox.path("report/figures/comparison.svg").is_file());
     let json = sandbox.run(&[&flags[..], &["--json"]].concat()).ok().json();
     let first = &json["differences"][0];

@@ -9,7 +9,7 @@ use model::testkit::CheckpointSpec;
 use serde_json::Value;
 use support::{CliSandbox, CommandOutput};
 
-/// A small training; flags in `more` replace its own.
+/// A small training; flags in `more` override the defaults.
 fn train(sandbox: &CliSandbox, what: &str, more: &[&str]) -> CommandOutput {
     let base = [
         ["--warmup", "2"],
@@ -68,7 +68,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
         assert!(sandbox.path("models/cot").join(file).is_file(), "no {file}");
     }
 
-    // A short curriculum on ten problems, which the model memorises.
+    // A short curriculum on ten problems, which the model memorizes.
     let latent = [
         "--init",
         "models/cot",
@@ -85,7 +85,7 @@ fn the_whole_pipeline_from_corpus_to_eval() {
     assert_eq!(trained["held_out"]["greedy"], 1.0, "{trained}");
     assert_eq!(trained["finished"], true);
 
-    // Memorised answers become wrong only under strong dropout that covers the answer as well.
+    // Memorized answers only become wrong under strong dropout that includes the answer.
     let sampling = [
         "--model",
         "models/latent",
@@ -196,7 +196,7 @@ fn reward_models_train_under_every_objective() {
         "--out",
         "labels",
     ];
-    sandbox.run(&[&labels[..], &sampling].concat()).refused(&["nothing is labelled"]);
+    sandbox.run(&[&labels[..], &sampling].concat()).refused(&["no labels in"]);
     let reward_args = ["--model", "latent", "--annotations", "labels", "--out", "rm"];
     train(&sandbox, "reward", &reward_args).refused(&["labels", "nothing to learn from"]);
 
@@ -229,13 +229,13 @@ fn training_resumes_only_on_request() {
     let before = sandbox.snapshot("model-a");
     reasoner(&sandbox, &["--out", "model-a"]).refused(&["model-a", "--resume"]);
     reasoner(&sandbox, &["--out", "model-a", "--resume", "--lr", "5e-3"])
-        .refused(&["state.safetensors", "other settings"]);
+        .refused(&["state.safetensors", "written with different"]);
     assert_eq!(sandbox.snapshot("model-a"), before, "the existing model changed");
     reasoner(&sandbox, &["--out", "model-a", "--resume"]).ok();
     assert_eq!(log(&sandbox, "model-a").len(), 3, "a finished training was continued");
     sandbox.write("model-a/training/state.safetensors", b"what?");
     reasoner(&sandbox, &["--out", "model-a", "--resume"])
-        .refused(&["state.safetensors", "damaged"]);
+        .refused(&["state.safetensors", "corrupt"]);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn a_changed_optimizer_resumes_on_request() {
 }
 
 #[test]
-fn a_training_is_told_as_it_goes_and_reported_afterwards() {
+fn a_training_prints_progress_and_writes_a_report() {
     let sandbox = with_corpus();
     let evals = ["--eval-every", "2", "--held-out", "train.json", "--steps", "5"];
     for (out, keep) in [("models/a", "best"), ("models/b", "last")] {
@@ -298,9 +298,7 @@ fn a_training_is_told_as_it_goes_and_reported_afterwards() {
     assert_eq!(written["figures"].as_array().unwrap().len(), 6);
     let both = sandbox.run(&["report", "models/a", "models/b/training", "--page-only"]).ok();
     assert_eq!(both.out.trim(), "models/report/report.html");
-    sandbox
-        .run(&["report", "models/a", "models"])
-        .refused(&["models/a/training", "models is none"]);
+    sandbox.run(&["report", "models/a", "models"]).refused(&["models/a/training", "models is not"]);
 }
 
 #[test]
@@ -360,12 +358,12 @@ fn reward_models_reject_thoughts_of_another_width() {
         "final",
     ];
     let more = ["--max-new-tokens", "4", "--out", "labels"];
-    // Nothing is kept, but the index is there.
-    sandbox.run(&[&labels[..], &more].concat()).refused(&["nothing is labelled"]);
+    // No question is kept, but the index is written.
+    sandbox.run(&[&labels[..], &more].concat()).refused(&["no labels in"]);
     sandbox.model("narrow", &CheckpointSpec { width: 16, heads: 2, ..CheckpointSpec::default() });
     for flag in ["--annotations", "--held-out"] {
         let reward_args = ["--model", "narrow", "--out", "rm", flag, "labels"];
-        train(&sandbox, "reward", &reward_args).refused(&["32 wide", "16"]);
+        train(&sandbox, "reward", &reward_args).refused(&["width 32", "16"]);
     }
     reasoner(&sandbox, &["--mode", "cot", "--out", "cot"]).ok();
     for (reference, why) in [("narrow", "16 wide"), ("cot", "no thoughts"), ("absent", "absent")] {
@@ -384,15 +382,15 @@ fn a_training_explains_itself() {
     let out = ["--preset", "tiny", "--out", "models/cot"];
     let done = reasoner(&sandbox, &[&flags[..], &out].concat()).ok();
     for words in [
-        "of disk in models/cot/training",
+        "of disk space in models/cot/training",
         "the first step may take longer",
-        "all 4 steps will take about",
-        "% of 4 held-out problems are right (95%: ",
+        "estimated time for 4 steps: ",
+        "% of 4 held-out problems correct (95% CI ",
     ] {
         assert!(done.err.contains(words), "no {words:?} in {}", done.err);
     }
-    assert!(!done.err.contains("no page"), "{}", done.err);
-    assert!(done.out.contains("learning curves are in models/cot/training/report.html"));
+    assert!(!done.err.contains("cannot plot"), "{}", done.err);
+    assert!(done.out.contains("learning curves: models/cot/training/report.html"));
     let next =
         "next: latent-tts train reasoner --preset tiny --mode latent --init models/cot --data";
     assert!(done.out.contains(next), "{}", done.out);
@@ -425,7 +423,7 @@ fn a_damaged_state_and_changed_inputs_are_refused() {
     let resumed = || reasoner(&sandbox, &[&args[..], &["--resume"]].concat());
     let (state, model) = ("m/training/state.safetensors", "m/model.safetensors");
     let [whole, weights] = [state, model].map(|file| sandbox.read(file));
-    // A model that is gone is written again from its state.
+    // A missing model is restored from its training state.
     std::fs::remove_file(sandbox.path(model)).unwrap();
     resumed().ok();
     assert_eq!(sandbox.read(model), weights);
@@ -443,7 +441,7 @@ fn a_damaged_state_and_changed_inputs_are_refused() {
     resumed().ok();
     let data = sandbox.read("train.json");
     sandbox.run(&["corpus", "--count", "11", "--out", "train.json"]).ok();
-    resumed().refused(&["not what they were", "--out"]);
+    resumed().refused(&["changed since training started", "--out"]);
     sandbox.write("train.json", data);
     resumed().ok();
 }
@@ -466,7 +464,7 @@ fn a_training_has_one_writer() {
     assert!(!refused.err.contains("os error"), "{}", refused.err);
 }
 
-/// The flags of earlier versions are hidden names of the new ones.
+/// The flags of earlier versions are hidden aliases of the new ones.
 #[test]
 fn earlier_flags_are_accepted() {
     let sandbox = with_corpus();
@@ -500,7 +498,7 @@ fn a_batch_has_no_more_problems_than_there_are() {
     let problems = annotated.json()["kept"].as_u64().unwrap();
     let flags = ["--model", "embedded", "--annotations", "labels", "--out", "rm", "--steps", "1"];
     let done = train(&sandbox, "reward", &[&flags[..], &["--batch", "512"]].concat()).ok();
-    let told = format!("there are {problems} annotated problems: --batch is {problems}");
+    let told = format!("only {problems} annotated problems: using --batch {problems}");
     assert!(done.err.contains(&told), "{}", done.err);
     assert_eq!(log(&sandbox, "rm")[0]["n_examples"], problems);
 }

@@ -1,17 +1,17 @@
-//! More problems from annotated ones: the numbers of a question are drawn anew, every step is
-//! recomputed exactly, and what no longer makes sense is dropped.
+//! Data augmentation of annotated problems: samples new numbers for a question, recomputes every
+//! step exactly, and drops variants that no longer make sense.
 //!
 //! ```text
 //! question -> lexer -> mention (context) ─┐
 //! steps -> expression ────────────────────┴-> trace -> graph -> sampler -> render
 //! ```
 //!
-//! A second source of problems are templates of stories (`story`).
+//! Story templates (`story`) are a second source of problems.
 //!
-//! `range` and `relations` say what a draw may be. `constants` are numbers that everybody knows,
-//! `names` swaps first names, `overlap` finds text shared with benchmarks. Arithmetic is exact
-//! (`rational`); a variant is a pure function of seed, problem and variant number (`stream`), so
-//! neither threads nor order change it.
+//! `range` and `relations` define the valid numbers. `constants` has numbers from general
+//! knowledge, `names` swaps first names, `overlap` finds text shared with benchmarks. Arithmetic is
+//! exact (`rational`); a variant is a pure function of seed, problem and variant number (`stream`),
+//! independent of threads and order.
 
 mod constants;
 mod context;
@@ -56,18 +56,19 @@ use rational::Rational;
 use sampler::NumberSampler;
 use stream::VariantRng;
 
-/// Variants in a row that may fail or repeat before a problem is given up.
+/// Maximum number of consecutive failed or repeated variants of a problem.
 const MAX_FAILURES: u32 = 12;
 
-/// What variants are made of.
+/// A source of variants.
 pub trait VariantSource {
-    /// Variant number `variant` of problem number `problem`, if a sensible one was drawn.
+    /// Variant number `variant` of problem number `problem`; `None` if no sensible one was sampled.
     fn variant(&self, seed: u64, problem: u32, variant: u32) -> Option<TrainExample>;
 
-    /// The first `count` distinct variants with their numbers, counted from 1; fewer where draws
-    /// keep failing.
+    /// The first `count` distinct variants with their numbers, counted from 1; fewer if sampling
+    /// fails repeatedly.
     fn variants(&self, seed: u64, problem: u32, count: usize) -> Vec<(u32, TrainExample)> {
-        let (mut variants, mut seen) = (Vec::new(), HashSet::new());
+        let mut variants = Vec::new();
+        let mut seen = HashSet::new();
         let mut failures = 0;
         for number in 1.. {
             if variants.len() == count || failures == MAX_FAILURES {
@@ -84,7 +85,7 @@ pub trait VariantSource {
     }
 }
 
-/// A problem whose numbers can be drawn anew.
+/// A problem whose numbers can be resampled.
 #[derive(Debug, Clone)]
 pub struct RenumberedProblem {
     question: String,
@@ -99,7 +100,7 @@ impl RenumberedProblem {
     ///
     /// # Errors
     ///
-    /// The reason why its numbers cannot be changed safely.
+    /// The reason why the numbers cannot be changed safely.
     pub fn new(example: &TrainExample) -> Result<Self, Refusal> {
         let tokens = tokens(&example.question);
         let numbers = QuestionNumbers::scan(&tokens);
@@ -133,7 +134,7 @@ impl VariantSource for RenumberedProblem {
     }
 }
 
-/// Texts about the digits of numbers.
+/// Whether a text is about the digits of numbers.
 fn is_unsuitable(tokens: &[lexer::QuestionToken]) -> bool {
     const WORDS: &[&str] = &[
         "digit",

@@ -1,12 +1,12 @@
-//! Comparisons: two to four people, each with more, fewer, or so many times as many items as one of
-//! those before.
+//! Comparisons: two to four people, each with more, fewer, or a multiple of the items of an earlier
+//! person.
 
 use super::ArithOp;
 use super::draft::ProblemDraft;
 use super::lexicon::ITEMS;
 use super::phrases::people;
 
-/// Every phrase of this family.
+/// All phrases of this family.
 pub(super) fn phrases() -> impl Iterator<Item = &'static str> {
     let templates =
         people::RELATIONS.iter().chain(people::ENDS).flat_map(|template| template.phrases);
@@ -18,17 +18,17 @@ pub(super) fn phrases() -> impl Iterator<Item = &'static str> {
         .copied()
 }
 
-/// What the text states about the people.
+/// The people of a comparison.
 struct ComparedPeople {
     /// Number of people.
     size: usize,
-    /// Items of each.
+    /// Number of items per person.
     owned: [i64; 4],
-    /// The person that each is compared to.
+    /// Per person: the person it is compared to.
     compared_to: [usize; 4],
 }
 
-/// A comparison of two to six steps.
+/// Generates a comparison with two to six steps.
 pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
     draft.choose_items(&ITEMS);
     let group = introduce(draft)?;
@@ -96,10 +96,10 @@ fn ask_for_difference(draft: &mut ProblemDraft, group: &ComparedPeople) -> Optio
     Some(())
 }
 
-/// Drops the steps that the answer does not need; their sentences stay as distractors.
-fn keep_needed_steps(draft: &mut ProblemDraft, group: &ComparedPeople, asked: &[usize]) {
+/// Drops the steps that the answer does not need; their sentences remain as distractors.
+fn keep_needed_steps(draft: &mut ProblemDraft, group: &ComparedPeople, requested: &[usize]) {
     let mut needed = [false; 4];
-    for &person in asked {
+    for &person in requested {
         let mut who = person;
         while who > 0 {
             needed[who] = true;

@@ -1,5 +1,5 @@
-//! A problem under construction: text and steps so far, the running quantity, and the people and
-//! items that it is about.
+//! A problem under construction: text, steps, the running quantity, and the people and items of
+//! the story.
 
 use super::effect::SlotNumbers;
 use super::lexicon::{
@@ -11,16 +11,16 @@ use super::scale::NumberScale;
 use super::split::Split;
 use super::{ArithOp, Calculation, WordProblem};
 
-/// The smallest number of anything: one would need the singular.
+/// Minimum of all numbers, since 1 would need singular nouns.
 const FEWEST: i64 = 2;
 
-/// The words that fill a problem's slots. No two people, and no two items, are the same.
+/// The words that fill a problem's slots. People are distinct, as are items.
 #[derive(Debug, Clone, Copy)]
 struct StoryCast {
     people: [&'static Person; 4],
     items: [&'static StoryItem; 4],
     containers: [&'static Container; 2],
-    /// Adjectives that tell some items from others.
+    /// Adjectives that distinguish groups of items.
     adjectives: [&'static str; 2],
     gifts: [&'static str; 4],
     place: &'static str,
@@ -33,7 +33,7 @@ pub(super) struct ProblemDraft {
     pub rng: CorpusRng,
     /// The running quantity.
     pub value: i64,
-    /// The people of the current comparison, as indices into the cast.
+    /// Indices into the cast of the people of the current comparison.
     pub compared: [usize; 2],
     split: Split,
     scale: NumberScale,
@@ -43,15 +43,15 @@ pub(super) struct ProblemDraft {
     used_phrases: Vec<&'static str>,
     /// Whether a pronoun can only refer to the main character.
     hero_last_named: bool,
-    /// Items of the cast that have been bought.
+    /// Number of bought items of the cast.
     bought: usize,
-    /// Gifts of the cast that have been named.
+    /// Number of mentioned gifts of the cast.
     gifts: usize,
-    /// Relatives of the cast that have been named.
+    /// Number of mentioned relatives of the cast.
     relatives: usize,
 }
 
-/// Where to continue when numbers do not fit.
+/// State to restore if numbers do not fit.
 pub(super) struct DraftSnapshot {
     steps: usize,
     value: i64,
@@ -78,7 +78,7 @@ impl ProblemDraft {
         }
     }
 
-    /// The problem, if its number of steps and its largest result are in range.
+    /// The finished problem, if its number of steps and its largest result are in range.
     pub(super) fn finish(self) -> Option<WordProblem> {
         let answer = self.steps.last()?.result;
         let largest = self.steps.iter().map(|step| step.result).max()?;
@@ -136,7 +136,7 @@ impl ProblemDraft {
 
 /// Sampling of numbers.
 impl ProblemDraft {
-    /// Records a step; `None` if its result is too small, too large, or not whole.
+    /// Records a step; `None` if its result is too small, too large, or not an integer.
     pub(super) fn step(&mut self, left: i64, op: ArithOp, right: i64) -> Option<i64> {
         let result = op.apply(left, right)?;
         if !(FEWEST..=self.scale.limit()).contains(&result) || left.max(right) > self.scale.limit()
@@ -213,7 +213,7 @@ impl ProblemDraft {
 
 /// Text.
 impl ProblemDraft {
-    /// Adds a phrase to the text: slots are filled, sentences are capitalised.
+    /// Adds a phrase to the text, filling slots and capitalizing sentences.
     pub(super) fn append(&mut self, phrase: &'static str, numbers: SlotNumbers) {
         if !self.text.is_empty() && !self.text.ends_with(' ') {
             self.text.push(' ');
@@ -231,7 +231,7 @@ impl ProblemDraft {
         self.capitalise(start);
     }
 
-    /// Adds words that open the next sentence.
+    /// Adds words that start the next sentence.
     pub(super) fn lead_in(&mut self, words: &'static str) {
         self.append(words, [0; 4]);
         self.text.push(' ');
@@ -249,7 +249,7 @@ impl ProblemDraft {
     }
 
     fn fill(&mut self, slot: &str, numbers: SlotNumbers) {
-        // A copy of some references, so that `self` stays mutable.
+        // Copies a few references, so that `self` can be borrowed mutably.
         let cast = self.cast;
         let word = match slot {
             "hero" => self.name_hero(),
@@ -291,7 +291,7 @@ impl ProblemDraft {
         self.text.push_str(word);
     }
 
-    /// `{2}`, `{times0}` or `{part0}`.
+    /// Fills a number slot such as `{2}`, `{times0}` or `{part0}`.
     fn fill_number(&mut self, slot: &str, numbers: SlotNumbers) {
         use std::fmt::Write;
         let at = slot.bytes().last().map_or(0, |digit| usize::from(digit.wrapping_sub(b'0')));
@@ -312,7 +312,8 @@ impl ProblemDraft {
         };
     }
 
-    /// Someone else was mentioned: a pronoun for the main character would be ambiguous.
+    /// Requires the main character's name, because another person was mentioned and a pronoun would
+    /// be ambiguous.
     pub(super) fn require_hero_name(&mut self) {
         self.hero_last_named = false;
     }
@@ -322,7 +323,7 @@ impl ProblemDraft {
         self.cast.people[0].name
     }
 
-    /// Samples whether a pronoun is used; never where it would be ambiguous.
+    /// Samples whether to use a pronoun; never if it would be ambiguous.
     fn use_pronoun(&mut self) -> bool {
         self.hero_last_named && self.rng.chance(75)
     }
@@ -332,7 +333,7 @@ impl StoryCast {
     fn sample(rng: &mut CorpusRng) -> Self {
         Self {
             people: distinct(rng, &PEOPLE),
-            // Until `choose_items`.
+            // Replaced by `choose_items`.
             items: std::array::from_fn(|i| &ITEMS[i]),
             containers: distinct(rng, &CONTAINERS),
             adjectives: distinct(rng, &COLORS).map(|color| *color),
@@ -343,7 +344,7 @@ impl StoryCast {
     }
 }
 
-/// N different elements.
+/// N distinct random elements.
 fn distinct<T, const N: usize>(rng: &mut CorpusRng, from: &'static [T]) -> [&'static T; N] {
     let mut chosen = [0; N];
     for i in 0..N {

@@ -24,7 +24,7 @@ pub(super) enum Effect {
     Product3,
     /// `{0} * {1}`, `{2} * {3}`, and their sum.
     TwoProducts,
-    /// `v` is unchanged: a question about `v` itself.
+    /// A question about `v`, which is unchanged.
     Ask,
     /// `v + {0}`
     Add,
@@ -79,8 +79,8 @@ impl Effect {
         )
     }
 
-    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may have
-    /// been recorded by then.
+    /// Samples the numbers and records the steps. `None` if no numbers fit; some steps may already
+    /// be recorded.
     pub(super) fn apply(self, draft: &mut ProblemDraft) -> Option<SlotNumbers> {
         match self.steps() {
             0 | 1 => self.one_step(draft),
@@ -98,11 +98,13 @@ impl Effect {
                 return Some([draft.value, 0, 0, 0]);
             }
             Effect::Product => {
-                let (a, b) = (draft.factor(), draft.each());
+                let a = draft.factor();
+                let b = draft.each();
                 ([a, b], a, ArithOp::Mul, b)
             }
             Effect::Sum => {
-                let (a, b) = (draft.amount(), draft.amount());
+                let a = draft.amount();
+                let b = draft.amount();
                 ([a, b], a, ArithOp::Add, b)
             }
             Effect::Left => {
@@ -137,8 +139,8 @@ impl Effect {
             }
             Effect::TwoProducts => {
                 let n = [draft.factor(), draft.each(), draft.factor(), draft.each()];
-                let (first, second) =
-                    (draft.step(n[0], ArithOp::Mul, n[1])?, draft.step(n[2], ArithOp::Mul, n[3])?);
+                let first = draft.step(n[0], ArithOp::Mul, n[1])?;
+                let second = draft.step(n[2], ArithOp::Mul, n[3])?;
                 draft.value = draft.step(first, ArithOp::Add, second)?;
                 n
             }
@@ -173,7 +175,8 @@ impl Effect {
                 [a, 0, 0, 0]
             }
             Effect::PackAndSell => {
-                let (k, price) = (draft.divisor_of(v)?, draft.factor());
+                let k = draft.divisor_of(v)?;
+                let price = draft.factor();
                 let groups = draft.step(v, ArithOp::Div, k)?;
                 draft.value = draft.step(groups, ArithOp::Mul, price)?;
                 [k, price, 0, 0]
@@ -186,7 +189,8 @@ impl Effect {
                 [price, spent, 0, 0]
             }
             _ => {
-                let (k, quotient) = (draft.factor(), draft.each());
+                let k = draft.factor();
+                let quotient = draft.each();
                 let missing = draft.step(v + k * quotient, ArithOp::Sub, v)?;
                 draft.value = draft.step(missing, ArithOp::Div, k)?;
                 [v + k * quotient, k, 0, 0]

@@ -1,4 +1,4 @@
-//! The words that fill the slots of phrases.
+//! The words for the slots of phrases.
 
 /// A name with its pronouns.
 #[derive(Debug)]
@@ -146,23 +146,23 @@ pub(super) static RELATIVES: [&str; 9] =
 pub(super) static PLACES: [&str; 7] =
     ["fair", "library", "market", "museum", "park", "school", "store"];
 
-/// Bought once, for a price. All take the article `a`.
+/// Things that are bought once, for a price. All take the article `a`.
 pub(super) static GIFTS: [&str; 10] =
     ["bike", "chair", "coat", "dress", "game", "hat", "jacket", "lamp", "shirt", "watch"];
 
-/// Adjectives for food, in place of colors.
+/// Adjectives for food, used instead of colors.
 pub(super) static SIZES: [&str; 2] = ["big", "small"];
 
 pub(super) static COLORS: [&str; 6] = ["black", "blue", "green", "red", "white", "yellow"];
 
-/// Multiples from 2 on; larger numbers are written in digits.
+/// Words for multiples from 2 on; larger numbers are written in digits.
 pub(super) static TIMES: [&str; 5] =
     ["twice", "three times", "four times", "five times", "six times"];
 
 /// Fractions 1/n, from n = 2 on.
 pub(super) static PARTS: [&str; 4] = ["half", "a third", "a quarter", "a fifth"];
 
-/// Every word of this file.
+/// All words of this file.
 pub(super) fn words() -> impl Iterator<Item = &'static str> {
     let people = PEOPLE.iter().flat_map(|p| [p.name, p.he, p.his, p.him]);
     let items = ITEMS.iter().flat_map(|i| [i.one, i.many]);

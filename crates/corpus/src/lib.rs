@@ -1,4 +1,4 @@
-//! An endless stream of grade-school word problems, each a pure function of split, seed and index.
+//! An infinite stream of grade-school word problems, each a pure function of split, seed and index.
 //!
 //! ```text
 //! rng -> chain of sentence templates over a running quantity -> draft (text, steps) -> split
@@ -9,10 +9,10 @@
 //! numbers. All text comes from `phrases` and `lexicon`, so [`texts`] yields every word that can
 //! occur.
 //!
-//! Splits are disjoint by construction: a hash of the question's numbers, in the order of the text,
-//! decides which split the question may appear in ([`Split::of_question`]), and an attempt that
-//! belongs to another split is rejected. So no question of another split, nor the same numbers in
-//! another story, can occur in training under any seed or index.
+//! Splits are disjoint by construction: a hash of the question's numbers, in text order, determines
+//! the split of the question ([`Split::of_question`]), and attempts that belong to another split
+//! are rejected. Therefore no question of another split, and no other story with the same numbers,
+//! can occur in training, for any seed and index.
 
 pub mod augment;
 mod comparison;
@@ -42,7 +42,7 @@ use scale::NumberScale;
 pub struct WordProblem {
     /// English text, with numbers as digits without separators.
     pub question: String,
-    /// The calculations that lead to the answer, two to six.
+    /// The two to six calculations of the solution.
     pub steps: Vec<Calculation>,
     /// The last step's result.
     pub answer: i64,
@@ -55,7 +55,7 @@ impl From<WordProblem> for TrainExample {
     }
 }
 
-/// One exact calculation. It prints as `7*15=105`.
+/// An exact calculation, displayed as `7*15=105`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Calculation {
     /// The left operand.
@@ -92,7 +92,7 @@ impl ArithOp {
         }
     }
 
-    /// The result, if it is a whole number and not negative.
+    /// The result, if it is a non-negative integer.
     pub fn apply(self, left: i64, right: i64) -> Option<i64> {
         let result = match self {
             ArithOp::Add => left.checked_add(right),
@@ -111,10 +111,10 @@ impl fmt::Display for Calculation {
     }
 }
 
-/// Problem number `index` of a split under a seed.
+/// Problem number `index` of a split with a seed.
 pub fn problem(split: Split, seed: u64, index: u64) -> WordProblem {
-    // The scale is sampled once: small numbers are accepted more often, and would prevail if every
-    // attempt sampled its own.
+    // The scale is sampled once per problem: small numbers are accepted more often and would be
+    // overrepresented if every attempt sampled a new scale.
     let scale = NumberScale::sample(split, &mut CorpusRng::new(seed, index, split as u32, 0));
     let mut attempt = 1;
     loop {
@@ -129,7 +129,7 @@ pub fn problem(split: Split, seed: u64, index: u64) -> WordProblem {
     }
 }
 
-/// All text that problems consist of: phrases with their `{slots}`, and words.
+/// All text that can occur in problems: phrases with `{slots}`, and words.
 pub fn texts() -> impl Iterator<Item = &'static str> {
     story::phrases().chain(comparison::phrases()).chain(lexicon::words())
 }

@@ -1,12 +1,12 @@
 //! All sentences, by family and effect.
 //!
 //! Slots: `{0}` to `{3}` are the effect's numbers, `{times0}` and `{part0}` a number as a word;
-//! `{hero}` is the main character's name, `{he}` and `{him}` a pronoun where it is unambiguous,
-//! `{his}` follows one of them; `{items}` is what the story counts, `{new}` an item that is bought,
-//! `{others}` a distractor; the rest is in `lexicon`. Sentences begin in lower case.
+//! `{hero}` is the main character's name, `{he}` and `{him}` a pronoun if it is unambiguous, and
+//! `{his}` follows one of them; `{items}` are the counted items, `{new}` is a bought item,
+//! `{others}` a distractor; other slots are in `lexicon`. Sentences start in lower case.
 //!
-//! A sentence must be unambiguous: an amount is stated to be more of the running quantity, or of
-//! something else.
+//! A sentence must be unambiguous: it states whether an amount is more of the running quantity or
+//! of something else.
 
 use super::effect::Effect;
 
@@ -18,13 +18,13 @@ pub(super) mod purse;
 pub(super) mod simple;
 pub(super) mod stock;
 
-/// When a template can be used.
+/// Condition for using a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TemplateCondition {
     Always,
     /// The items are food.
     Food,
-    /// The sentence before took items away.
+    /// The previous sentence removed items.
     Loss,
 }
 
@@ -48,7 +48,7 @@ const fn after_loss(effect: Effect, phrases: &'static [&'static str]) -> Sentenc
     SentenceTemplate { effect, condition: TemplateCondition::Loss, phrases }
 }
 
-/// Words that may open the sentence of an event.
+/// Words that may start the sentence of an event.
 pub(super) static LEAD_INS: &[&str] = &["then", "later", "after that,", "the next day"];
 
 /// A sentence that is irrelevant to the question.

@@ -1,24 +1,24 @@
-//! The range of the corpus: what its questions have in common, whatever the split.
+//! The range of the corpus: properties shared by the questions of all splits.
 //!
-//! A model that was trained on the corpus alone has seen nothing else, and answers a question
-//! outside this range as confidently as any other. Words are checked by the tokenizer.
+//! A model trained only on the corpus has seen no other questions, and answers questions outside
+//! this range with the same confidence. Unknown words are detected by the tokenizer.
 
 use std::fmt;
 
-/// The largest number of a question.
+/// Maximum value of a number in a question.
 pub const MAX_NUMBER: u64 = 99_999;
-/// The fewest and the most quantities of a question, `half` and `twice` counted.
+/// Minimum and maximum number of quantities in a question, including `half` and `twice`.
 pub const QUANTITIES: [usize; 2] = [2, 8];
-/// The fewest and the most sentences of a question.
+/// Minimum and maximum number of sentences in a question.
 pub const SENTENCES: [usize; 2] = [2, 9];
-/// The most words of a question.
+/// Maximum number of words in a question.
 pub const MAX_WORDS: usize = 100;
 
-/// Words that stand for a number.
+/// Words that denote a number.
 const NUMBER_WORDS: [&str; 9] =
     ["half", "third", "quarter", "fifth", "twice", "three", "four", "five", "six"];
 
-/// In what a question is unlike every problem of the corpus.
+/// A property in which a question differs from all problems of the corpus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutOfRange {
     /// A number with a decimal point, a separator, a sign, a slash or a percent sign.
@@ -37,14 +37,14 @@ impl fmt::Display for OutOfRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotWhole(number) => {
-                write!(f, "{number} is not a whole number in digits")
+                write!(f, "{number} is not an integer in digits")
             }
-            Self::TooLarge(number) => write!(f, "{number} is above {MAX_NUMBER}"),
+            Self::TooLarge(number) => write!(f, "{number} is greater than {MAX_NUMBER}"),
             Self::Quantities(count) => {
                 let [least, most] = QUANTITIES;
                 write!(
                     f,
-                    "{count} {} instead of {least} to {most}",
+                    "{count} {} (expected {least} to {most})",
                     noun(*count, "quantity", "quantities")
                 )
             }
@@ -52,11 +52,11 @@ impl fmt::Display for OutOfRange {
                 let [least, most] = SENTENCES;
                 write!(
                     f,
-                    "{count} {} instead of {least} to {most}",
+                    "{count} {} (expected {least} to {most})",
                     noun(*count, "sentence", "sentences")
                 )
             }
-            Self::Words(count) => write!(f, "{count} words instead of at most {MAX_WORDS}"),
+            Self::Words(count) => write!(f, "{count} words (expected at most {MAX_WORDS})"),
         }
     }
 }
@@ -65,8 +65,8 @@ fn noun(count: usize, one: &'static str, several: &'static str) -> &'static str 
     if count == 1 { one } else { several }
 }
 
-/// Everything in which a question is outside the range; empty for every problem of the corpus. That
-/// a question is within it does not mean that the corpus has one like it.
+/// The properties in which a question is outside the range; empty for every problem of the corpus.
+/// An empty list does not imply that the corpus has similar questions.
 pub fn out_of_range(question: &str) -> Vec<OutOfRange> {
     let mut found = Vec::new();
     let words: Vec<&str> = question.split_whitespace().collect();
@@ -96,7 +96,7 @@ pub fn out_of_range(question: &str) -> Vec<OutOfRange> {
     found
 }
 
-/// A word without the punctuation of its sentence.
+/// A word without surrounding punctuation.
 fn bare(word: &str) -> &str {
     word.trim_matches(|c: char| ".,?!;:()\"'".contains(c))
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_outside_the_range_are_told_apart() {
+    fn questions_outside_the_range_are_detected() {
         let found = |question| out_of_range(question);
         assert_eq!(found("What is 7 times 8?"), [OutOfRange::Sentences(1)]);
         let decimal = "Tom has 3.5 pens. He buys 2 more. How many pens does Tom have?";

@@ -2,10 +2,10 @@
 
 use tensor::rng::philox;
 
-/// Separates this stream from those of masks and noise under the same seed ("corp").
+/// Separates this stream from those of masks and noise with the same seed ("corp").
 const TAG: u32 = 0x636f_7270;
 
-/// A stream of random words, a function of seed, index, split and attempt.
+/// A stream of random words, determined by seed, index, split and attempt.
 #[derive(Debug)]
 pub(super) struct CorpusRng {
     key: [u32; 2],

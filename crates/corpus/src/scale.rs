@@ -15,8 +15,8 @@ pub(super) enum NumberScale {
 }
 
 impl NumberScale {
-    /// The scale of one problem of a split. A tenth of training has large numbers, so that the
-    /// split `Hard` is within reach.
+    /// Samples the scale of a problem of a split. A tenth of the training split has large numbers,
+    /// so that the split `Hard` is learnable.
     pub(super) fn sample(split: Split, rng: &mut CorpusRng) -> Self {
         let large = match split {
             Split::Train => 10,
@@ -39,7 +39,7 @@ impl NumberScale {
         }
     }
 
-    /// A lower bound of the largest result, so that scales differ.
+    /// Lower bound of the largest result, which separates the scales.
     pub(super) fn floor(self) -> i64 {
         match self {
             NumberScale::Base => 0,

@@ -2,23 +2,23 @@
 
 use std::str::FromStr;
 
-/// A part of the corpus. No question is in two of them.
+/// A split of the corpus. Splits are disjoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Split {
-    /// For training: like `Test`, with larger numbers in one problem of ten.
+    /// Training: like `Test`, but one problem in ten has larger numbers.
     Train = 0,
-    /// For choosing settings: like `Test`.
+    /// Validation: same distribution as `Test`.
     Valid = 1,
-    /// For reporting.
+    /// Test.
     Test = 2,
     /// Larger numbers: operands up to 800, results up to 99,999.
     Hard = 3,
-    /// Out of distribution: two steps, in combinations of phrases that training never shows.
+    /// Out of distribution: two steps, in combinations of phrases that do not occur in training.
     Ood = 4,
 }
 
-/// Each held-out split has one in this many of the questions.
+/// Each held-out split has one out of this many questions.
 const PARTS: u64 = 16;
 
 impl Split {
@@ -36,7 +36,7 @@ impl Split {
         }
     }
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Split::Train => "train",
@@ -48,9 +48,9 @@ impl Split {
     }
 }
 
-/// The name is not that of a split.
+/// Error for an unknown name of a split.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no split is called {0:?}; there are train, valid, test, hard and ood")]
+#[error("unknown split {0:?}; available: train, valid, test, hard and ood")]
 pub struct UnknownSplit(pub String);
 
 impl FromStr for Split {
@@ -64,8 +64,8 @@ impl FromStr for Split {
     }
 }
 
-/// FNV-1a over the digits, with one space after each number, and a final mix that lets every bit
-/// affect the low ones. Part of the corpus's definition: another hash would give other splits.
+/// FNV-1a over the digits, with one space after each number, and a final mix so that every bit
+/// affects the low bits. Part of the corpus's definition: a different hash would change the splits.
 fn numbers_hash(question: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     let mut inside = false;

@@ -1,4 +1,4 @@
-//! Stories: an opening, events, and a question, whose steps add up to a sampled number.
+//! Stories: an opening, events, and a question, with a sampled total number of steps.
 
 use super::draft::ProblemDraft;
 use super::lexicon::{BAKED, GROWN, ITEMS, MADE, StoryItem};
@@ -7,7 +7,7 @@ use super::phrases::{
 };
 use super::split::Split;
 
-/// Attempts at a sentence whose numbers do not fit.
+/// Maximum number of attempts at a sentence whose numbers do not fit.
 const TRIES: usize = 8;
 /// Percentage of stories with a distractor sentence.
 const DISTRACTOR_PERCENT: usize = 20;
@@ -66,7 +66,7 @@ static STORIES: [StoryFamily; 7] = [
     stock_family(16, &ITEMS, stock::GROUPS),
 ];
 
-/// Every phrase of these families.
+/// All phrases of these families.
 pub(super) fn phrases() -> impl Iterator<Item = &'static str> {
     let stories = STORIES.iter().flat_map(|story| [story.openings, story.events, story.closings]);
     let tables = stories.chain([simple::OPENINGS, simple::CLOSINGS, ood::OPENINGS, ood::CLOSINGS]);
@@ -75,7 +75,7 @@ pub(super) fn phrases() -> impl Iterator<Item = &'static str> {
     sentences.chain(LEAD_INS).copied().chain(distractors)
 }
 
-/// A story of two to six steps.
+/// Generates a story with two to six steps.
 pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
     let story = pick_story(draft);
     draft.choose_items(story.items);
@@ -86,7 +86,7 @@ pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
     })?;
     add_sentence(draft, opening)?;
     let mut left = total - closing_steps - opening.effect.steps();
-    // The opening alone is not a story.
+    // A story needs more than an opening.
     if left == 0 && closing_steps == 0 {
         return None;
     }
@@ -102,7 +102,7 @@ pub(super) fn generate(draft: &mut ProblemDraft) -> Option<()> {
     add_question(draft, story.closings, closing_steps, lost)
 }
 
-/// Adds the question: one of `steps` steps, which asks for what is left only after a loss.
+/// Adds a question with `steps` steps; it asks for the remaining items only after a loss.
 fn add_question(
     draft: &mut ProblemDraft,
     closings: &'static [SentenceTemplate],
@@ -136,7 +136,7 @@ fn add_event(
     })
 }
 
-/// Sometimes states when it happens, unless the sentence does.
+/// Sometimes adds a time to a sentence that has none.
 fn add_lead_in(draft: &mut ProblemDraft, phrase: &'static str) {
     let states_time = phrase.starts_with("every ") || phrase.starts_with("for ");
     let words = *draft.rng.pick(LEAD_INS);
@@ -159,7 +159,7 @@ fn add_sentence(draft: &mut ProblemDraft, template: &'static SentenceTemplate) -
     }
 }
 
-/// A new phrase of a template and its numbers; its steps are recorded.
+/// Samples a new phrase of a template with its numbers, and records its steps.
 fn instantiate(
     draft: &mut ProblemDraft,
     template: &'static SentenceTemplate,
@@ -183,7 +183,7 @@ fn add_distractor(draft: &mut ProblemDraft, distractors: &'static [Distractor]) 
     draft.require_hero_name();
 }
 
-/// A template that `fits`, with a probability proportional to its phrases.
+/// Samples a template that `fits`, with a probability proportional to its number of phrases.
 fn pick_template(
     draft: &mut ProblemDraft,
     templates: &'static [SentenceTemplate],
@@ -223,13 +223,13 @@ pub(super) fn total_steps(draft: &mut ProblemDraft) -> usize {
     }
 }
 
-/// A two-step story of the pairs that are in training.
+/// Generates a two-step story from the pairs in training.
 pub(super) fn generate_two_step(draft: &mut ProblemDraft) -> Option<()> {
     generate_pair(draft, simple::OPENINGS, simple::CLOSINGS, Some(true))
 }
 
-/// A two-step story that is never in training: a held-out pair, or other sentences of the same
-/// words.
+/// Generates a two-step story that never occurs in training: a held-out pair, or other sentences
+/// with the same words.
 pub(super) fn generate_ood(draft: &mut ProblemDraft) -> Option<()> {
     debug_assert_eq!(draft.split(), Split::Ood);
     match draft.rng.below(4) {
@@ -239,7 +239,7 @@ pub(super) fn generate_ood(draft: &mut ProblemDraft) -> Option<()> {
     }
 }
 
-/// An opening and a closing; `trained` selects pairs in training, held-out pairs, or any.
+/// Generates an opening and a closing; `trained` selects pairs in training, held-out pairs, or any.
 fn generate_pair(
     draft: &mut ProblemDraft,
     openings: &'static [SentenceTemplate],
@@ -259,7 +259,7 @@ fn generate_pair(
     Some(())
 }
 
-/// Whether a two-step pair of opening and closing is in training: three of four are.
+/// Whether a two-step pair of opening and closing is in training; three of four pairs are.
 pub(super) fn is_train_pair(opening: &'static str, closing: &'static str) -> bool {
     let index = |table: &'static [SentenceTemplate], phrase: &'static str| {
         table

@@ -1,4 +1,4 @@
-//! Properties of the corpus: exact arithmetic, disjoint splits, sizes of numbers, vocabulary.
+//! Properties of the corpus: exact arithmetic, disjoint splits, ranges of numbers, vocabulary.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -88,7 +88,7 @@ fn every_number_of_a_question_is_used_or_a_distractor() {
         idle += usize::from(!left.is_empty());
     }
     // A fifth of the stories have a distractor, some comparisons an irrelevant person.
-    assert!((200..500).contains(&idle), "{idle} of 2000 questions hold a number that no step uses");
+    assert!((200..500).contains(&idle), "{idle} of 2000 questions have a number that no step uses");
 }
 
 #[test]
@@ -119,7 +119,9 @@ fn questions_rarely_repeat() {
 #[test]
 fn splits_have_their_number_of_steps_and_size_of_numbers() {
     for split in Split::ALL {
-        let (mut steps, mut largest, mut operand) = (BTreeMap::new(), 0, 0);
+        let mut steps = BTreeMap::new();
+        let mut largest = 0;
+        let mut operand = 0;
         for found in problems(split, 2, 5_000) {
             *steps.entry(found.steps.len()).or_insert(0) += 1;
             largest = largest.max(found.steps.iter().map(|s| s.result).max().unwrap());
@@ -158,7 +160,8 @@ fn questions_have_12_to_100_words() {
     for split in Split::ALL {
         let lengths: Vec<usize> =
             problems(split, 3, 2_000).map(|p| words(&p.question).count()).collect();
-        let (shortest, longest) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
+        let shortest = lengths.iter().min().unwrap();
+        let longest = lengths.iter().max().unwrap();
         assert!(
             *shortest >= 12 && *longest <= 100,
             "{}: {shortest} to {longest} words",
@@ -167,7 +170,7 @@ fn questions_have_12_to_100_words() {
     }
 }
 
-/// Models are trained and evaluated on these problems: they are the same in every version.
+/// The problems must not change between versions, because models are trained and evaluated on them.
 #[test]
 fn problems_do_not_change() {
     let first: Vec<String> = Split::ALL
@@ -183,7 +186,7 @@ fn problems_do_not_change() {
     let fingerprint = Fingerprint::default().with("questions", texts.as_bytes()).finish();
     assert_eq!(
         fingerprint, PINNED,
-        "the corpus changed, which begins a new version of it; the first are now {first:#?}"
+        "the corpus changed, which requires a new version of it; the first problems are {first:#?}"
     );
 }
 

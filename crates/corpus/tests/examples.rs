@@ -63,7 +63,7 @@ fn errors_name_file_position_and_field() {
             "element 1 (counted from 1): the field \"steps\" is a number",
         ),
         (r#"{"question": "a"}"#, "line 1: no \"answer\" field"),
-        ("", "holds no questions"),
+        ("", "contains no questions"),
     ];
     for (content, reason) in cases {
         let file = file(content);
@@ -74,7 +74,7 @@ fn errors_name_file_position_and_field() {
         );
     }
     let message = read("/nowhere/at/all.txt".as_ref(), None).unwrap_err().to_string();
-    assert!(message.contains("/nowhere/at/all.txt: there is no such file"), "{message}");
+    assert!(message.contains("/nowhere/at/all.txt: no such file"), "{message}");
 }
 
 proptest! {

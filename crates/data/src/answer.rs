@@ -1,7 +1,7 @@
 //! Extraction of answers from decoded text, for voting and grading.
 //!
-//! Every model family has its own answer format and its own grader: [`AnswerRule`] lists the
-//! formats, and an [`Answer`] knows how to compare itself with a gold answer. Votes are counted by
+//! Every model family has a different answer format and grader: [`AnswerRule`] lists the formats,
+//! and [`Answer::matches`] compares an answer with a gold answer. Votes are counted by
 //! [`Answer::as_str`].
 //!
 //! ```
@@ -12,9 +12,9 @@
 //! assert_eq!(AnswerRule::Hash.extract(AnswerKind::Number, "no mark"), None);
 //! ```
 //!
-//! Invariants: extraction never panics; a number is finite; two answers are the same vote exactly
-//! if their canonical strings are equal. The Python graders turn a failed parse into +inf, which
-//! can then win a vote; here it is `None`: a text without an answer never votes and is never
+//! Invariants: extraction never panics; numbers are finite; two answers are the same vote if and
+//! only if their canonical strings are equal. The Python graders turn a failed parse into +inf,
+//! which can then win a vote; here it is `None`: a text without an answer never votes and is never
 //! correct.
 //!
 //! Digits are ASCII digits. Python's `float` and `\d` also accept the decimal digits of other
@@ -38,7 +38,7 @@ pub enum AnswerKind {
     /// A finite number.
     #[default]
     Number,
-    /// A formula or a word, as in MATH-500; numbers among them are compared by value.
+    /// A formula or a word, as in MATH-500; numbers are compared by value.
     Math,
     /// The letter of a multiple-choice option.
     Choice,
@@ -53,7 +53,7 @@ pub enum AnswerRule {
     Hash,
     /// CODI: the last `-?\d+\.?\d*` of the text without commas; compared exactly.
     LastNumber,
-    /// CoLaR: the text after the last `Answer:` as a float, commas included, so `1,000` is no
+    /// CoLaR: the text after the last `Answer:` as a float, including commas, so `1,000` is not an
     /// answer; compared exactly.
     AnswerColon,
     /// Latent-SFT: the last `boxed{...}`; compared as a formula (see [`Answer::matches`]).
@@ -68,8 +68,8 @@ pub enum AnswerRule {
 impl AnswerRule {
     /// The answer in a decoded text, if there is one.
     ///
-    /// For a formula, and for yes and no, a rule for numbers looks at the same position and keeps
-    /// the text; for multiple choice, all rules use the same search for a letter.
+    /// For formulas and for yes or no, a rule for numbers uses the text at the same position; for
+    /// multiple choice, all rules use the same search for a letter.
     pub fn extract(self, kind: AnswerKind, text: &str) -> Option<Answer> {
         match kind {
             AnswerKind::Number => self.number(text),
@@ -95,7 +95,7 @@ impl AnswerRule {
         }
     }
 
-    /// The text where this family would put a formula: after its marker, inside a box if any.
+    /// The text where this family expects a formula: after its marker, or inside the box if any.
     fn formula(self, text: &str) -> Option<&str> {
         let text = text.trim_end_matches('#');
         let marked = self.marked(text);
@@ -113,7 +113,7 @@ impl AnswerRule {
     }
 }
 
-/// An extracted answer: a number, a normalised formula, or the letter of an option.
+/// An extracted answer: a number, a normalized formula, the letter of an option, or yes or no.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     form: AnswerForm,
@@ -133,7 +133,7 @@ enum AnswerForm {
     Truth(bool),
 }
 
-/// A formula: its value where that can be parsed, else its normalised, non-empty text.
+/// A formula: its value if it can be parsed, else its normalized, non-empty text.
 #[derive(Debug, Clone, PartialEq)]
 enum Formula {
     Value(f64),
@@ -162,7 +162,7 @@ impl Answer {
     }
 
     /// The canonical string, by which votes are counted: the shortest decimal that parses to the
-    /// same `f64` (`18` for 18.0 and `0` for -0, never an exponent), a normalised formula, a
+    /// same `f64` (`18` for 18.0 and `0` for -0, never an exponent), a normalized formula, a
     /// letter, or `yes` or `no`.
     pub fn as_str(&self) -> &str {
         &self.canonical
@@ -173,8 +173,8 @@ impl Answer {
     /// COCONUT, CODI and CoLaR compare floats exactly, RoT to within 1e-9. Latent-SFT, and every
     /// rule for formulas, compare like the Qwen2.5-Math grader without its symbolic step: numbers
     /// and simple fractions may differ by 1e-4, and a fraction below 1 matches its percentage and
-    /// the reverse (0.5 and 50); a gold answer with a percent sign matches its hundredth, whatever
-    /// its size. Other formulas must be equal as normalised strings.
+    /// vice versa (0.5 and 50); a gold answer with a percent sign matches its hundredth, regardless
+    /// of its size. Other formulas must be equal as normalized strings.
     pub fn matches(&self, gold: &str) -> bool {
         match &self.form {
             AnswerForm::Number { value, within } => number::parse_number(gold)
@@ -191,7 +191,7 @@ impl Answer {
 
 impl Formula {
     fn read(text: &str) -> Option<Self> {
-        let text = latex::normalise(text)?;
+        let text = latex::normalize(text)?;
         match latex::value(&text) {
             Some(value) => Some(Formula::Value(unsigned_zero(value))),
             None if text.is_empty() => None,

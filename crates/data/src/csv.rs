@@ -2,7 +2,7 @@
 
 use super::{DatasetProblem, FilePosition};
 
-/// One row, and the line on which it starts, counted from 1.
+/// One row, and the line it starts on, counted from 1.
 #[derive(Debug, PartialEq)]
 pub(super) struct CsvRow {
     pub(super) line: usize,
@@ -16,12 +16,12 @@ pub(super) struct CsvRows<'a> {
 }
 
 impl<'a> CsvRows<'a> {
-    /// The rows of `text`, which begins after `skipped` lines of the file.
+    /// The rows of `text`, which starts after `skipped` lines of the file.
     pub(super) fn new(text: &'a str, skipped: usize) -> Self {
         CsvRows { rest: text, line: skipped + 1 }
     }
 
-    /// The next cell, and whether another one follows in its row.
+    /// The next cell, and whether another cell follows in the row.
     fn cell(&mut self) -> Result<(String, bool), DatasetProblem> {
         let cell = match self.rest.strip_prefix('"') {
             Some(rest) => self.quoted(rest)?,
@@ -41,7 +41,7 @@ impl<'a> CsvRows<'a> {
                 self.line += 1;
             }
             None if end.is_empty() => self.rest = end,
-            None => return Err(self.flaw("text follows a closing quote")),
+            None => return Err(self.flaw("text after a closing quote")),
         }
         Ok((cell, false))
     }
@@ -52,7 +52,7 @@ impl<'a> CsvRows<'a> {
         self.rest = rest;
         loop {
             let Some(quote) = self.rest.find('"') else {
-                return Err(self.flaw("a quoted cell is never closed"));
+                return Err(self.flaw("unterminated quoted cell"));
             };
             cell.push_str(self.take(quote));
             self.rest = &self.rest[1..];
@@ -89,7 +89,8 @@ impl Iterator for CsvRows<'_> {
         if self.rest.is_empty() {
             return None;
         }
-        let (line, mut cells) = (self.line, Vec::new());
+        let line = self.line;
+        let mut cells = Vec::new();
         loop {
             match self.cell() {
                 Ok((cell, more)) => {

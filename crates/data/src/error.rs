@@ -9,7 +9,7 @@ use super::MAX_BYTES;
 const ACCEPTED: &str = "a JSON array of {question, answer}, lines of {question, answer} \
     (also input/target, problem/answer, problem/solution, question/cot/answer, \
     Body+Question/Answer, question/choices/answer), CSV with the columns of GPQA, or Parquet with \
-    such columns; question_field, answer_field and steps_field name other fields";
+    such columns; for other fields set question_field, answer_field and steps_field";
 
 /// Why a data file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +31,11 @@ pub enum DatasetProblem {
     #[error("is larger than {MAX_BYTES} bytes; split it")]
     TooLarge,
     /// The file contains no question.
-    #[error("holds no questions; expected {ACCEPTED}")]
+    #[error("contains no questions; expected {ACCEPTED}")]
     Empty,
-    /// The file is neither JSON, nor CSV, nor Parquet of a known benchmark; the text describes
-    /// what it starts with.
-    #[error("is of no known kind ({0}); expected {ACCEPTED}")]
+    /// The file is neither JSON, nor CSV, nor Parquet of a known benchmark; the text describes its
+    /// beginning.
+    #[error("has an unknown format ({0}); expected {ACCEPTED}")]
     Unrecognised(String),
     /// The JSON or CSV is malformed.
     #[error("{place}: {reason}; expected {ACCEPTED}")]
@@ -45,13 +45,13 @@ pub enum DatasetProblem {
         /// The parser's message.
         reason: String,
     },
-    /// A Parquet file is damaged, or uses what is not read; the text is its reader's.
-    #[error("cannot be read as Parquet: {0}; download it again, or save it as JSON lines")]
+    /// A Parquet file is corrupt or uses unsupported features; the text is the reader's message.
+    #[error("cannot be read as Parquet: {0}; download it again, or convert it to JSON lines")]
     Parquet(String),
-    /// A Parquet file is compressed with a codec that is not read.
+    /// A Parquet file is compressed with an unsupported codec.
     #[error(
-        "is Parquet compressed with {0}, which is not read; write it again as pandas and pyarrow \
-         do by default (snappy), or as JSON lines"
+        "uses the unsupported Parquet compression {0}; rewrite it with snappy, the default of \
+         pandas and pyarrow, or as JSON lines"
     )]
     Compression(String),
     /// A well-formed record is not a question.
@@ -59,7 +59,7 @@ pub enum DatasetProblem {
     Record {
         /// Position in the file.
         place: FilePosition,
-        /// The problem of the record.
+        /// The problem with the record.
         flaw: RecordFlaw,
     },
 }
@@ -72,15 +72,15 @@ pub enum RecordFlaw {
     Missing {
         /// The usual name of the field.
         field: &'static str,
-        /// All names that are accepted for it.
+        /// All accepted names.
         accepted: &'static str,
     },
-    /// A field that the caller named is missing.
-    #[error("no {field:?} field, which {role} names; name another field of the file")]
+    /// A field requested by the caller is missing.
+    #[error("no {field:?} field, as requested by {role}; use another field of the file")]
     MissingNamed {
         /// The field's name.
         field: String,
-        /// The setting that names it.
+        /// The setting that requested it.
         role: &'static str,
     },
     /// A field has a type or value that cannot be used.
@@ -88,7 +88,7 @@ pub enum RecordFlaw {
     Field {
         /// The field's name in the file.
         field: String,
-        /// The problem, and what is accepted.
+        /// The problem, and the accepted values.
         problem: String,
     },
 }
@@ -121,7 +121,7 @@ impl DatasetProblem {
     /// A JSON error; `lines_before` lines precede the text in which it counts lines.
     pub(super) fn json(error: &serde_json::Error, lines_before: usize) -> Self {
         let message = error.to_string();
-        // serde_json's message ends with its own position, which `place` replaces.
+        // serde_json's message ends with a position, which `place` replaces.
         let reason = message.rsplit_once(" at line ").map_or(&*message, |(reason, _)| reason);
         let place = FilePosition::Column(lines_before + error.line(), error.column());
         DatasetProblem::Syntax { place, reason: reason.to_owned() }
@@ -130,7 +130,7 @@ impl DatasetProblem {
 
 fn describe_io(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::NotFound => "there is no such file; check the path".to_owned(),
+        io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
         _ => format!("cannot be read: {error}"),
     }
 }

@@ -1,9 +1,8 @@
-//! Training examples, from the corpus or from a file: the paper's JSON, GSM8K's lines, or iCoT's
-//! text.
+//! Reads training examples from a file: the paper's JSON, GSM8K's lines, or iCoT's text.
 //!
-//! JSON is parsed by this crate's reader, which knows the field names of every benchmark. iCoT's
-//! text, one example per line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is parsed here.
-//! Errors are that crate's: they name file, position and field.
+//! JSON is parsed by this crate's question reader, which knows the field names of every benchmark.
+//! iCoT's text, with one example per line as `question||<<16-3-4=9>> <<9*2=18>> #### 18`, is parsed
+//! here. Errors contain the file, position and field.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -23,7 +22,7 @@ pub struct TrainExample {
     pub question: String,
     /// Worked steps such as `<<16-3-4=9>>`, or sentences; may be empty.
     pub steps: Vec<String>,
-    /// The answer: a number without thousands separators, or the words of the file.
+    /// The answer: a number without thousands separators, or as written in the file.
     pub answer: String,
 }
 
@@ -31,13 +30,13 @@ pub struct TrainExample {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is too large, holds no example, or has an invalid one within the
-/// limit.
+/// If the file cannot be read, is too large, contains no example, or has an invalid example within
+/// the limit.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<TrainExample>, DatasetError> {
     read_fields(path, &FieldNames::default(), limit)
 }
 
-/// Like [`read`], from fields that the caller may name. iCoT's text has no names.
+/// Like [`read`], with field names given by the caller. They do not apply to iCoT's text.
 ///
 /// # Errors
 ///
@@ -56,7 +55,7 @@ pub fn read_fields(
     Ok(questions.into_iter().map(from_question).collect())
 }
 
-/// Whether the file is iCoT's text: the first line in its buffer is not JSON and has the separator.
+/// Whether the file is iCoT's text: the first buffered line is not JSON and has the separator.
 fn is_icot(file: &mut impl BufRead) -> std::io::Result<bool> {
     let start = file.fill_buf()?;
     let mut lines = start.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
@@ -66,12 +65,13 @@ fn is_icot(file: &mut impl BufRead) -> std::io::Result<bool> {
     Ok(!is_json && line.windows(separator.len()).any(|window| window == separator))
 }
 
-/// Between question and steps.
+/// Separator between question and steps.
 const STEP_SEPARATOR: &str = "||";
 
 fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, DatasetProblem> {
     let mut input = file.take(MAX_BYTES + 1);
-    let (mut examples, mut bytes) = (Vec::new(), Vec::new());
+    let mut examples = Vec::new();
+    let mut bytes = Vec::new();
     for line in 1.. {
         bytes.clear();
         if examples.len() == limit || input.read_until(b'\n', &mut bytes)? == 0 {
@@ -79,8 +79,10 @@ fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, Data
         }
         if !bytes.trim_ascii().is_empty() {
             let position = FilePosition::Line(line);
-            let flawed = |flaw| DatasetProblem::Record { place: position, flaw };
-            examples.push(parse_icot_line(&bytes).map_err(flawed)?);
+            examples.push(
+                parse_icot_line(&bytes)
+                    .map_err(|flaw| DatasetProblem::Record { place: position, flaw })?,
+            );
         }
     }
     match input.limit() {
@@ -90,21 +92,20 @@ fn read_icot(file: impl BufRead, limit: usize) -> Result<Vec<TrainExample>, Data
     }
 }
 
-/// `question||steps #### answer`
+/// Parses a line of the form `question||steps #### answer`.
 fn parse_icot_line(bytes: &[u8]) -> Result<TrainExample, RecordFlaw> {
     let missing = |field, accepted| RecordFlaw::Missing { field, accepted };
     let text = std::str::from_utf8(bytes)
         .map_err(|_| field_error("question", "is not UTF-8; convert the file"))?;
     let (question, rest) =
-        text.split_once(STEP_SEPARATOR).ok_or(missing("steps", "what follows || on its line"))?;
-    let (steps, answer) =
-        rest.split_once("####").ok_or(missing("answer", "what follows #### on its line"))?;
+        text.split_once(STEP_SEPARATOR).ok_or(missing("steps", "text after ||"))?;
+    let (steps, answer) = rest.split_once("####").ok_or(missing("answer", "text after ####"))?;
     let answer = answer.trim().replace(',', "");
     if question.trim().is_empty() {
-        return Err(field_error("question", "is empty; give it a text"));
+        return Err(field_error("question", "is empty; expected a string"));
     }
     if answer.is_empty() {
-        return Err(field_error("answer", "is empty; give it a number"));
+        return Err(field_error("answer", "is empty; expected a number"));
     }
     let steps = steps_of_text(steps);
     Ok(TrainExample { question: question.trim().to_owned(), steps, answer })

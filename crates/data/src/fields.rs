@@ -1,30 +1,29 @@
-//! Field names that a caller gives, for files whose names are not among the known ones.
+//! Field names given by the caller, for files with unknown field names.
 
 use serde::{Deserialize, Serialize};
 
 use super::shape::{ANSWERS, FIELDS, QUESTIONS, STEPS};
 
-/// The fields of a record that hold question, answer and steps, where the file has names of its
-/// own. A name that is given takes the place of all known names of its role.
+/// Names of the fields for question, answer and steps, for files that do not use known names. A
+/// given name replaces all known names of its role.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(next_help_heading = "Data"))]
 #[serde(default)]
 pub struct FieldNames {
-    /// The field or column that holds the question [default: question, problem, input and other
-    /// known names]
+    /// Field or column with the question [default: question, problem, input and other known names]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub question_field: Option<String>,
 
-    /// The field or column that holds the answer, or a solution with the answer after #### or in a
+    /// Field or column with the answer, or with a solution that has the answer after #### or in a
     /// box [default: answer, target and other known names]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub answer_field: Option<String>,
 
-    /// The field or column that holds the steps: a list, or a text that is split into its
-    /// calculations, lines or sentences [default: steps, cot, facts]
+    /// Field or column with the steps: a list, or a text that is split into calculations, lines or
+    /// sentences [default: steps, cot, facts]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub steps_field: Option<String>,
@@ -36,7 +35,7 @@ impl FieldNames {
         *self == Self::default()
     }
 
-    /// The names that are given, by role.
+    /// The given names, by role.
     fn given(&self) -> [(&'static str, Option<&String>); 3] {
         [
             ("question_field", self.question_field.as_ref()),
@@ -45,13 +44,13 @@ impl FieldNames {
         ]
     }
 
-    /// The role of a field that is required and absent, if its name was given.
+    /// The role of a field, if its name was given by the caller.
     pub(super) fn role_of(&self, field: &str) -> Option<&'static str> {
         let mut given = self.given().into_iter();
         given.find(|(_, name)| name.is_some_and(|name| name == field)).map(|(role, _)| role)
     }
 
-    /// Whether a field is read.
+    /// Whether a field is known or given by the caller.
     pub(super) fn reads(&self, field: &str) -> bool {
         self.role_of(field).is_some() || FIELDS.contains(&field)
     }

@@ -1,14 +1,14 @@
-//! Questions with gold answers, read from a benchmark's own file.
+//! Reads questions with gold answers from benchmark files in their original formats.
 //!
 //! The format is detected from the content, not from the file name: a JSON array (the paper's
 //! files), one JSON object per line (GSM8K, GSM-Hard, SVAMP, MATH-500, AIME), CSV with a header
-//! (GPQA), or (feature `parquet`) Parquet, as datasets of the Hub are. `record` parses the fields
-//! that are read, `fields` holds the names that a caller gives, `shape` maps each benchmark's field
-//! names to a question, `csv` parses quoted CSV, `parquet` rows of columns, `error` holds the
+//! (GPQA), or, with the feature `parquet`, Parquet (most datasets of the Hub). `record` parses the
+//! known fields, `fields` has field names given by the caller, `shape` maps each benchmark's fields
+//! to a question, `csv` parses quoted CSV, `parquet` rows of columns, and `error` defines the
 //! errors.
 //!
-//! Invariants: a question's `id` is its index in the file, whatever the limit, because random
-//! numbers are keyed by it; the text is unchanged, leading spaces included, because prompts depend
+//! Invariants: a question's `id` is its index in the file, independent of the limit, because random
+//! numbers are keyed by it; the text is unchanged, including leading spaces, because prompts depend
 //! on it; reading never panics and uses at most a small multiple of the file's size in memory.
 
 pub mod answer;
@@ -35,7 +35,7 @@ pub use examples::TrainExample;
 pub use fields::FieldNames;
 use record::DataRecord;
 
-/// Largest file in bytes; known benchmarks have a few megabytes.
+/// Maximum file size in bytes; known benchmarks have a few megabytes.
 pub const MAX_BYTES: u64 = 1 << 30;
 
 /// The first bytes of a Parquet file.
@@ -49,7 +49,7 @@ pub struct Question {
     /// The text as in the file; for multiple choice, followed by the options as `A) ...` lines.
     pub text: String,
     /// The gold answer: a number without thousands separators, a formula, the letter of an option,
-    /// or a yes or no in the file's own words.
+    /// or a yes or no as written in the file.
     pub gold: String,
     /// The kind of `gold`; determines how answers are extracted and compared.
     pub kind: AnswerKind,
@@ -63,12 +63,12 @@ pub struct Question {
 /// # Errors
 ///
 /// The file cannot be read, is too large, contains no question, or contains an invalid record
-/// before the limit; the error names the file, the position and what is accepted.
+/// before the limit. The error contains the file, the position and the accepted formats.
 pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Question>, DatasetError> {
     read_fields(path, &FieldNames::default(), limit)
 }
 
-/// Like [`read`], from fields that the caller may name.
+/// Like [`read`], with field names given by the caller.
 ///
 /// # Errors
 ///
@@ -87,7 +87,7 @@ pub fn read_fields(
     parse_fields(path, BufReader::new(file), fields, limit)
 }
 
-/// Like [`read`], from `input`; errors name the file `name`.
+/// Like [`read`], from `input`; errors use `name` as the file.
 ///
 /// # Errors
 ///
@@ -100,7 +100,7 @@ pub fn parse(
     parse_fields(name, input, &FieldNames::default(), limit)
 }
 
-/// Like [`parse`], from fields that the caller may name.
+/// Like [`parse`], with field names given by the caller.
 ///
 /// # Errors
 ///
@@ -145,8 +145,8 @@ fn questions(
     if questions.is_empty() { Err(DatasetProblem::Empty) } else { Ok(questions) }
 }
 
-/// The first byte after a byte-order mark and white space, not consumed, and the number of lines
-/// before it.
+/// Skips a byte-order mark and white space; returns the next byte without consuming it, and the
+/// number of skipped lines.
 fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetProblem> {
     if input.fill_buf()?.starts_with(b"\xef\xbb\xbf") {
         input.consume(3);
@@ -163,14 +163,15 @@ fn first_byte(input: &mut impl BufRead) -> Result<(Option<u8>, usize), DatasetPr
     }
 }
 
-/// The questions of records that are passed on one at a time, so that one is in memory; `place`
-/// tells where a record is by its number from 1.
+/// The questions of records passed on one at a time, so that only one record is in memory. `place`
+/// returns the position of a record from its number, counted from 1.
 fn listed(
     (fields, limit): (&FieldNames, usize),
     place: fn(usize) -> FilePosition,
     walk: impl FnOnce(&mut dyn FnMut(DataRecord) -> ControlFlow<()>) -> Result<(), DatasetProblem>,
 ) -> Result<Vec<Question>, DatasetProblem> {
-    let (mut questions, mut flaw) = (Vec::new(), None);
+    let mut questions = Vec::new();
+    let mut flaw = None;
     walk(&mut |record| {
         match shape::question(&record, fields, questions.len()) {
             Ok(question) => questions.push(question),
@@ -185,7 +186,7 @@ fn listed(
     }
 }
 
-/// Parses Parquet, whose directory of columns is at its end.
+/// Parses Parquet, which must be read completely because its metadata is at the end.
 #[cfg(feature = "parquet")]
 fn parquet_rows(
     input: &mut impl BufRead,
@@ -203,18 +204,20 @@ fn parquet_rows(
     _: &FieldNames,
     _: usize,
 ) -> Result<Vec<Question>, DatasetProblem> {
-    let what = "Parquet, which this program was built without, the feature `parquet`";
+    let what = "Parquet, which requires the feature `parquet`";
     Err(DatasetProblem::Unrecognised(what.to_owned()))
 }
 
-/// Parses JSON lines; one line is in memory at a time. Empty lines are skipped.
+/// Parses JSON lines, with one line in memory at a time. Empty lines are skipped.
 fn lines(
     input: &mut impl BufRead,
     fields: &FieldNames,
     limit: usize,
     skipped: usize,
 ) -> Result<Vec<Question>, DatasetProblem> {
-    let (mut questions, mut bytes, mut line) = (Vec::new(), Vec::new(), skipped);
+    let mut questions = Vec::new();
+    let mut bytes = Vec::new();
+    let mut line = skipped;
     while questions.len() < limit && input.read_until(b'\n', &mut bytes)? > 0 {
         if !bytes.trim_ascii().is_empty() {
             let record =

@@ -1,7 +1,7 @@
 //! Parquet, the format of most datasets on the Hub: each row becomes a record of its known columns.
 //!
-//! Other columns are not decoded. A few bytes of a compressed file can stand for any number of
-//! rows, so that the memory of what was read is bounded here as the size of other files is.
+//! Other columns are not decoded. A few bytes of a compressed file can expand to any number of
+//! rows, so the total size of the decoded data is limited like the size of other files.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,10 +26,10 @@ pub(super) fn rows(
     fields: &FieldNames,
     each: impl FnMut(DataRecord) -> ControlFlow<()>,
 ) -> Result<(), DatasetProblem> {
-    // The crate panics on some damaged files, such as one whose dictionary is missing. Nothing of
-    // what it was doing is used afterwards.
+    // The crate panics on some corrupt files, such as one with a missing dictionary. Its state is
+    // not used afterwards.
     let outcome = catch_unwind(AssertUnwindSafe(|| checked_rows(content, fields, each)));
-    outcome.unwrap_or_else(|_| Err(DatasetProblem::Parquet("its pages are damaged".to_owned())))
+    outcome.unwrap_or_else(|_| Err(DatasetProblem::Parquet("corrupt pages".to_owned())))
 }
 
 fn checked_rows(
@@ -54,7 +54,7 @@ fn checked_rows(
     Ok(())
 }
 
-/// The file's schema with the known columns alone.
+/// The file's schema, restricted to the known columns.
 fn known_columns(reader: &impl FileReader, fields: &FieldNames) -> Result<Type, DatasetProblem> {
     let schema = reader.metadata().file_metadata().schema();
     let columns = schema.get_fields();
@@ -67,7 +67,8 @@ fn known_columns(reader: &impl FileReader, fields: &FieldNames) -> Result<Type, 
     Ok(Type::group_type_builder(schema.name()).with_fields(known.collect()).build()?)
 }
 
-/// Of the codecs those are compiled in that are written by default and need no C.
+/// Rejects unsupported codecs. Only codecs that writers use by default and that need no C library
+/// are compiled in.
 fn check_compression(reader: &impl FileReader) -> Result<(), DatasetProblem> {
     let groups = reader.metadata().row_groups().iter();
     let mut codecs =
@@ -109,7 +110,7 @@ fn value(field: Field) -> Option<FieldValue> {
         Field::Str(text) => Some(FieldValue::Text(text)),
         Field::Bytes(bytes) => Some(match std::str::from_utf8(bytes.data()) {
             Ok(text) => FieldValue::Text(text.to_owned()),
-            Err(_) => FieldValue::Other("bytes that are no text"),
+            Err(_) => FieldValue::Other("bytes that are not UTF-8"),
         }),
         Field::ListInternal(list) => {
             let mut built = ListBuilder::default();
@@ -125,7 +126,7 @@ fn value(field: Field) -> Option<FieldValue> {
     }
 }
 
-/// CommonsenseQA's and ARC's choices are a group of labels and texts.
+/// The texts of choices in the form of CommonsenseQA and ARC, a group of labels and texts.
 fn choice_texts(group: Row) -> FieldValue {
     let texts = group.into_columns().into_iter().find(|(name, _)| name == "text");
     match texts.and_then(|(_, field)| value(field)) {

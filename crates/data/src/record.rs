@@ -1,8 +1,7 @@
 //! One record of a data file, restricted to the fields that a known benchmark uses.
 //!
 //! Other fields are skipped without being stored, so that a record's memory is bounded by the text
-//! of its known fields. A duplicate of a known field is an error, because either value could be
-//! the wrong one.
+//! of its known fields. Duplicates of known fields are errors, because either value could be wrong.
 
 use std::fmt;
 use std::io::Read;
@@ -14,11 +13,11 @@ use serde::de::{
 
 use super::fields::FieldNames;
 
-/// Largest number of steps or choices in a list. A string takes many times the memory of the two
-/// bytes in which it can be written, so that longer lists are not stored.
+/// Maximum number of steps or choices in a list. A string can take many times the memory of its
+/// two bytes in the file, so longer lists are not stored.
 const MAX_LIST: usize = 4096;
 
-/// A list while it is read.
+/// A list under construction.
 #[derive(Default)]
 pub(super) struct ListBuilder {
     list: Vec<String>,
@@ -33,7 +32,7 @@ impl ListBuilder {
                 self.list.push(text)
             }
             FieldValue::Text(_) | FieldValue::Number(_) => self.flaw = Some("a list of thousands"),
-            _ => self.flaw = Some("a list of more than strings and numbers"),
+            _ => self.flaw = Some("a list with elements other than strings and numbers"),
         }
     }
 
@@ -42,7 +41,7 @@ impl ListBuilder {
     }
 }
 
-/// The fields of one record that are read, in the order of the file.
+/// The known fields of one record, in the order of the file.
 #[derive(Debug, Default)]
 pub(super) struct DataRecord(Vec<(String, FieldValue)>);
 
@@ -74,8 +73,9 @@ impl DataRecord {
         row: Vec<String>,
     ) -> Result<Self, String> {
         if row.len() != header.len() {
-            let (found, wanted) = (row.len(), header.len());
-            return Err(format!("the row has {found} cells where the header has {wanted}"));
+            let found = row.len();
+            let expected = header.len();
+            return Err(format!("the row has {found} cells, the header has {expected}"));
         }
         let mut record = DataRecord::default();
         for (name, cell) in header.iter().zip(row) {
@@ -86,7 +86,7 @@ impl DataRecord {
         Ok(record)
     }
 
-    /// Bytes of its texts.
+    /// Size of the texts in bytes.
     #[cfg(feature = "parquet")]
     pub(super) fn text_len(&self) -> usize {
         let len = |(_, field): &(_, FieldValue)| match field {
@@ -99,10 +99,10 @@ impl DataRecord {
         self.0.iter().map(len).sum()
     }
 
-    /// Adds a field that is read.
+    /// Adds a field.
     pub(super) fn insert(&mut self, name: &str, field: FieldValue) -> Result<(), String> {
         if self.get(name).is_some() {
-            return Err(format!("the field {name:?} is given twice"));
+            return Err(format!("the field {name:?} occurs twice"));
         }
         self.0.push((name.to_owned(), field));
         Ok(())
@@ -110,7 +110,7 @@ impl DataRecord {
 }
 
 /// Passes the records of a JSON array to `each`, one at a time, until it breaks. The rest of the
-/// array is not parsed.
+/// array is then not parsed.
 pub(super) fn array(
     input: impl Read,
     fields: &FieldNames,
@@ -168,7 +168,7 @@ impl<'de, F: FnMut(DataRecord) -> ControlFlow<()>> Visitor<'de> for ArrayVisitor
     }
 }
 
-/// Deserializes a record, of which some fields are read.
+/// Deserializes the known fields of a record.
 struct RecordSeed<'a>(&'a FieldNames);
 
 impl<'de> DeserializeSeed<'de> for RecordSeed<'_> {
@@ -247,7 +247,7 @@ impl<'de> Visitor<'de> for FieldVisitor {
         Ok(list.finish())
     }
 
-    /// CommonsenseQA's and ARC's choices are an object of labels and texts.
+    /// Choices in the form of CommonsenseQA and ARC, an object of labels and texts.
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<FieldValue, A::Error> {
         let mut texts = None;
         while let Some(name) = fields.next_key::<String>()? {

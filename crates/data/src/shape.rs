@@ -3,7 +3,7 @@
 //! | benchmark | question | gold answer |
 //! |---|---|---|
 //! | the paper's files, MultiArith | `question` | `answer` or `final_ans` |
-//! | GSM8K | `question` | after `####` in `answer`, steps between `<<` and `>>` |
+//! | GSM8K | `question` | after `####` in `answer`; steps between `<<` and `>>` |
 //! | GSM8k-Aug (zen-E, whynlp) | `question` | `answer`; steps in `cot` (a text) or `steps` (a list) |
 //! | Latent-SFT | `problem` | the box in `cot_answer`; steps in `cot` |
 //! | GSM-Hard | `input` | `target` |
@@ -15,7 +15,7 @@
 //! | StrategyQA, ProntoQA | `question` | `answer`: true or false, yes or no; steps in `facts` |
 //! | ProsQA | `question` | `answer`, a sentence; steps are sentences |
 //!
-//! [`FieldNames`] may name the fields of other files.
+//! [`FieldNames`] sets the field names of other files.
 
 use super::answer::{boxed, truth_word};
 use super::fields::FieldNames;
@@ -23,7 +23,7 @@ use super::record::{DataRecord, FieldValue};
 use super::worked_step::steps_of_text;
 use super::{AnswerKind, Question, RecordFlaw};
 
-/// Every known field; all others are skipped.
+/// All known fields; other fields are skipped.
 pub(super) const FIELDS: [&str; 24] = [
     "question",
     "Question",
@@ -52,7 +52,7 @@ pub(super) const FIELDS: [&str; 24] = [
 ];
 
 pub(super) const QUESTIONS: [&str; 5] = ["question", "Question", "problem", "Problem", "input"];
-/// In order of precedence: those that hold a whole solution are last.
+/// Fields with answers, in order of precedence: fields with a whole solution are last.
 pub(super) const ANSWERS: [&str; 8] = [
     "answer",
     "Answer",
@@ -63,7 +63,7 @@ pub(super) const ANSWERS: [&str; 8] = [
     "cot_answer",
     "solution",
 ];
-/// Answers that are solutions with the answer in a box.
+/// Fields with solutions that have the answer in a box.
 const SOLUTIONS: [&str; 2] = ["cot_answer", "solution"];
 pub(super) const STEPS: [&str; 3] = ["steps", "cot", "facts"];
 const INCORRECT: [&str; 3] = ["Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"];
@@ -75,7 +75,7 @@ pub(super) fn is_header(fields: &FieldNames, cells: &[String]) -> bool {
     cells.iter().any(|cell| questions.contains(&cell.as_str()))
 }
 
-/// The question of a record; its fields determine the benchmark.
+/// The question of a record, in the format of the benchmark determined by its fields.
 pub(super) fn question(
     record: &DataRecord,
     fields: &FieldNames,
@@ -104,19 +104,19 @@ pub(super) fn question(
     Ok(Question { id, text, gold, kind, steps })
 }
 
-/// The content of the last box of an answer with work before it; another answer as it is.
+/// The content of the last box of a solution; other answers are returned unchanged.
 fn boxed_answer<'a>(field: &str, answer: &'a str) -> Result<&'a str, RecordFlaw> {
     match boxed(answer) {
         Some(inside) => Ok(inside.trim()),
         None if SOLUTIONS.contains(&field) => {
-            let problem = "has no \\boxed{} and no ####; name the field of the answer";
+            let problem = "has no \\boxed{} and no ####; specify the field of the answer";
             Err(RecordFlaw::Field { field: field.to_owned(), problem: problem.to_owned() })
         }
         None => Ok(answer),
     }
 }
 
-/// The question text, after the body if there is one (SVAMP).
+/// The question text, preceded by the body if there is one (SVAMP).
 fn question_text(record: &DataRecord, fields: &FieldNames) -> Result<String, RecordFlaw> {
     let missing = RecordFlaw::Missing {
         field: "question",
@@ -150,7 +150,7 @@ fn gold<'a>(
     if gold.is_empty() { Err(empty(field)) } else { Ok((field, gold)) }
 }
 
-/// The flaw of a record without a required field, whose name may have been given.
+/// The error for a missing field, whose name may have been given by the caller.
 fn missing_named(given: Option<&String>, role: &'static str, known: RecordFlaw) -> RecordFlaw {
     match given {
         Some(field) => RecordFlaw::MissingNamed { field: field.clone(), role },
@@ -158,8 +158,8 @@ fn missing_named(given: Option<&String>, role: &'static str, known: RecordFlaw) 
     }
 }
 
-/// The gold answer and its kind. A number loses its commas; a yes or no keeps its words; anything
-/// else, and every answer of MATH, is a formula.
+/// The gold answer and its kind. Commas are removed from numbers; a yes or no is kept as written;
+/// anything else, and every answer of MATH, is a formula.
 fn classified(record: &DataRecord, gold: &str) -> (String, AnswerKind) {
     let in_math = record.get("level").or(record.get("subject")).is_some();
     let is_number = crate::answer::parse_number(gold).is_some();
@@ -181,12 +181,12 @@ fn steps(record: &DataRecord, fields: &FieldNames) -> Result<Vec<String>, Record
     for name in fields.steps() {
         match record.get(name) {
             None => {}
-            // The paper's files write the lack of steps as one empty step.
+            // The paper's files represent missing steps as one empty step.
             Some(FieldValue::List(steps)) => {
                 return Ok(steps.iter().filter(|step| !step.trim().is_empty()).cloned().collect());
             }
             Some(FieldValue::Text(text)) => return Ok(steps_of_text(text)),
-            Some(other) => return Err(wrong(name, other, "a list of strings or a text")),
+            Some(other) => return Err(wrong(name, other, "a list of strings or a string")),
         }
     }
     match &fields.steps_field {
@@ -195,7 +195,7 @@ fn steps(record: &DataRecord, fields: &FieldNames) -> Result<Vec<String>, Record
     }
 }
 
-/// GPQA: the correct answer has its own column, so the options are shuffled by the question's id.
+/// GPQA: the correct answer is in a separate column, so the options are shuffled by question id.
 fn four_options(
     record: &DataRecord,
     id: u32,
@@ -213,7 +213,7 @@ fn four_options(
     Ok(multiple_choice(id, text, &options, right))
 }
 
-/// Options in a list keep their order, to which the answer, and sometimes an option, refers.
+/// Options in a list keep their order, because the answer, and sometimes an option, refers to it.
 fn listed_options(
     record: &DataRecord,
     fields: &FieldNames,
@@ -223,7 +223,7 @@ fn listed_options(
     let options = match record.get("choices") {
         Some(FieldValue::List(options)) if (2..=LETTERS.len()).contains(&options.len()) => options,
         Some(FieldValue::List(options)) => {
-            let problem = format!("has {} options; give it 2 to 10", options.len());
+            let problem = format!("has {} options; expected 2 to 10", options.len());
             return Err(RecordFlaw::Field { field: "choices".to_owned(), problem });
         }
         Some(other) => return Err(wrong("choices", other, "a list of strings")),
@@ -236,7 +236,7 @@ fn listed_options(
     let right = letter.or_else(|| gold.parse().ok()).filter(|right| *right < options.len());
     let right = right.ok_or_else(|| {
         let last = options.len() - 1;
-        let problem = format!("is {gold:?}; give it a letter from A or an index from 0 to {last}");
+        let problem = format!("is {gold:?}; expected a letter from A or an index from 0 to {last}");
         RecordFlaw::Field { field: field.to_owned(), problem }
     })?;
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -253,7 +253,7 @@ fn multiple_choice(id: u32, text: &str, options: &[&str], right: usize) -> Quest
     Question { id, text, gold, kind: AnswerKind::Choice, steps: Vec::new() }
 }
 
-/// A permutation of `0..n` that depends on `id` alone: Fisher-Yates over splitmix64.
+/// A permutation of `0..n` determined by `id`: Fisher-Yates with splitmix64.
 fn shuffled(n: usize, id: u32) -> Vec<usize> {
     let mut state = u64::from(id);
     let mut order: Vec<usize> = (0..n).collect();
@@ -267,7 +267,7 @@ fn shuffled(n: usize, id: u32) -> Vec<usize> {
     order
 }
 
-/// The first of `names` that the record has, and its text.
+/// The text of the first of `names` that the record has.
 fn first_text<'a>(
     record: &'a DataRecord,
     names: &[&'a str],
@@ -284,17 +284,17 @@ fn text_of<'a>(record: &'a DataRecord, name: &str) -> Result<Option<&'a str>, Re
     match record.get(name) {
         None => Ok(None),
         Some(FieldValue::Text(text) | FieldValue::Number(text)) => Ok(Some(text)),
-        // StrategyQA asks for a yes or no.
+        // StrategyQA expects yes or no.
         Some(FieldValue::Truth(truth)) => Ok(Some(if *truth { "yes" } else { "no" })),
         Some(other) => Err(wrong(name, other, "a string or a number")),
     }
 }
 
 fn empty(field: &str) -> RecordFlaw {
-    RecordFlaw::Field { field: field.to_owned(), problem: "is empty; give it a text".to_owned() }
+    RecordFlaw::Field { field: field.to_owned(), problem: "is empty; expected a string".to_owned() }
 }
 
-fn wrong(field: &str, found: &FieldValue, wanted: &str) -> RecordFlaw {
+fn wrong(field: &str, found: &FieldValue, expected: &str) -> RecordFlaw {
     let found = match found {
         FieldValue::Text(_) => "a string",
         FieldValue::Number(_) => "a number",
@@ -302,5 +302,8 @@ fn wrong(field: &str, found: &FieldValue, wanted: &str) -> RecordFlaw {
         FieldValue::Truth(_) => "true or false",
         FieldValue::Other(what) => what,
     };
-    RecordFlaw::Field { field: field.to_owned(), problem: format!("is {found}; give it {wanted}") }
+    RecordFlaw::Field {
+        field: field.to_owned(),
+        problem: format!("is {found}; expected {expected}"),
+    }
 }

@@ -1,4 +1,4 @@
-//! Every benchmark's format, malformed files, and the published counts.
+//! Tests of every benchmark's format, malformed files, and the published counts.
 
 use std::path::{Path, PathBuf};
 
@@ -173,9 +173,12 @@ fn given_names_take_the_place_of_known_ones() {
     for (text, expected) in [
         (
             r#"{"question": "Q", "solution": "1"}"#,
-            "no \"prompt\" field, which question_field names",
+            "no \"prompt\" field, as requested by question_field",
         ),
-        (r#"{"prompt": "Q", "answer": "1"}"#, "no \"solution\" field, which answer_field names"),
+        (
+            r#"{"prompt": "Q", "answer": "1"}"#,
+            "no \"solution\" field, as requested by answer_field",
+        ),
     ] {
         let message = read(text).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
@@ -270,19 +273,16 @@ fn errors_name_file_position_field_and_accepted_names() {
 #[test]
 fn malformed_files_are_rejected_with_a_reason() {
     let cases: [(&[u8], &str); 16] = [
-        (b"", "holds no questions"),
-        (b" \n\t ", "holds no questions"),
-        (b"[]", "holds no questions"),
+        (b"", "contains no questions"),
+        (b" \n\t ", "contains no questions"),
+        (b"[]", "contains no questions"),
         (b"[1]", "expected an object with a question"),
         (b"[{\"question\": \"a\", \"answer\": \"1\"}] x", "trailing characters"),
         (b"[{\"question\": \"a\", \"answer\": \"1\"}", "EOF"),
-        (
-            b"{\"question\": \"a\", \"question\": \"b\", \"answer\": 1}",
-            "\"question\" is given twice",
-        ),
+        (b"{\"question\": \"a\", \"question\": \"b\", \"answer\": 1}", "\"question\" occurs twice"),
         (b"{\"question\": \"a\xff\", \"answer\": \"1\"}", "invalid unicode"),
         (b"\xff\xfe[\0]\0", "neither JSON nor UTF-8"),
-        (b"{\"question\": [[\"a\"]], \"answer\": 1}", "a list of more than strings"),
+        (b"{\"question\": [[\"a\"]], \"answer\": 1}", "a list with elements other than strings"),
         (
             b"{\"question\": \"a\", \"answer\": {\"x\": [1, {}]}}",
             "the field \"answer\" is an object",
@@ -290,8 +290,8 @@ fn malformed_files_are_rejected_with_a_reason() {
         (b"{\"question\": \"a\", \"answer\": null}", "no \"answer\" field"),
         (b"{\"question\": \"  \", \"answer\": 1}", "the field \"question\" is empty"),
         (b"{\"question\": \"a\", \"answer\": \"work #### \"}", "the field \"answer\" is empty"),
-        (b"once upon a time", "is of no known kind (it starts with \"once upon a time\")"),
-        (b"Question,Correct Answer\n\"a,b", "line 2: a quoted cell is never closed"),
+        (b"once upon a time", "has an unknown format (it starts with \"once upon a time\")"),
+        (b"Question,Correct Answer\n\"a,b", "line 2: unterminated quoted cell"),
     ];
     for (bytes, reason) in cases {
         let message = error(bytes);
@@ -303,9 +303,9 @@ fn malformed_files_are_rejected_with_a_reason() {
 fn csv_rows_must_fit_the_header() {
     assert!(
         error(b"Question,Answer\na,1\nb\n")
-            .contains("line 3: the row has 1 cells where the header has 2")
+            .contains("line 3: the row has 1 cells, the header has 2")
     );
-    assert!(error(b"Question,Answer\n\"a\"b,1\n").contains("text follows a closing quote"));
+    assert!(error(b"Question,Answer\n\"a\"b,1\n").contains("text after a closing quote"));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_huge_line_is_read() {
 fn a_missing_file_is_named() {
     let error = read(Path::new("/nowhere/at/all.json"), None).expect_err("missing");
     let message = error.to_string();
-    assert!(message.contains("/nowhere/at/all.json: there is no such file; check"), "{message}");
+    assert!(message.contains("/nowhere/at/all.json: no such file; check"), "{message}");
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn gsm_hard_golds_are_as_published() {
     };
     let questions = read(&path, None).expect("gsm_hard");
     let golds: Vec<f64> = questions.iter().map(|q| q.gold.parse().expect("a number")).collect();
-    let count = |wanted: fn(&f64) -> bool| golds.iter().filter(|gold| wanted(gold)).count();
+    let count = |condition: fn(&f64) -> bool| golds.iter().filter(|gold| condition(gold)).count();
     assert_eq!(count(|gold| *gold < 0.0), 146);
     assert_eq!(count(|gold| gold.fract() != 0.0), 302);
     assert_eq!(count(|gold| *gold == 0.0), 4);

@@ -1,4 +1,4 @@
-//! Parsing of worked steps such as `<<48/2=24>>`, and of texts that hold several.
+//! Parsing of worked steps such as `<<48/2=24>>`, and of texts with several steps.
 
 /// Whether a text is a calculation in double angle brackets.
 pub fn is_worked_step(text: &str) -> bool {
@@ -6,8 +6,8 @@ pub fn is_worked_step(text: &str) -> bool {
     inside.is_some_and(|calculation| calculation.contains('='))
 }
 
-/// The steps of a chain of thought that is one text: its calculations in double angle brackets,
-/// else its lines, else its sentences.
+/// Splits the text of a chain of thought into steps: calculations in double angle brackets, else
+/// lines, else sentences.
 pub fn steps_of_text(text: &str) -> Vec<String> {
     let inside = text.split("<<").skip(1).filter_map(|piece| piece.split_once(">>"));
     let calculations: Vec<String> =
@@ -22,7 +22,7 @@ pub fn steps_of_text(text: &str) -> Vec<String> {
     }
 }
 
-/// The sentences of a line: they end with `.`, `!` or `?` before white space.
+/// The sentences of a line, which end with `.`, `!` or `?` before white space.
 fn sentences(line: &str) -> Vec<String> {
     let mut sentences = Vec::new();
     let mut start = 0;
@@ -38,24 +38,24 @@ fn sentences(line: &str) -> Vec<String> {
     sentences
 }
 
-/// The whole number after a step's last equals sign, with or without brackets. Thousands separators
-/// are ignored, and `24.0` is whole.
+/// The integer after a step's last equals sign, with or without brackets. Thousands separators are
+/// ignored, and `24.0` is an integer.
 pub fn step_result(step: &str) -> Option<i64> {
     let (_, after) = step.trim().trim_end_matches('>').rsplit_once('=')?;
     let number = after.trim().replace(',', "");
     number.parse().ok().or_else(|| {
-        // Beyond 1e15 an f64 cannot represent every whole number.
+        // Beyond 1e15 an f64 cannot represent every integer.
         let value: f64 = number.parse().ok()?;
         (value.fract() == 0.0 && value.abs() < 1e15).then_some(value as i64)
     })
 }
 
-/// The two whole operands of a step and the index of its operator among `+-*/`; `None` for steps
-/// of another form.
+/// The two integer operands of a step and the index of its operator in `+-*/`; `None` for steps of
+/// another form.
 pub fn step_operands(step: &str) -> Option<[i64; 3]> {
     let (before, _) = step.trim().trim_start_matches('<').split_once('=')?;
     let calculation = before.replace(',', "");
-    // The first character may be the first operand's sign.
+    // The first character may be the sign of the first operand.
     let (at, operator) = calculation.char_indices().skip(1).find(|(_, c)| OPERATORS.contains(c))?;
     let operator = OPERATORS.iter().position(|&known| known == operator)? as i64;
     let whole = |text: &str| text.trim().parse().ok();

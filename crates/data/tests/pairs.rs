@@ -1,4 +1,4 @@
-//! Grades every pair of `pairs.tsv` and reports all that differ from the table.
+//! Grades every pair of `pairs.tsv` and reports all differences from the table.
 
 use std::collections::HashSet;
 
@@ -24,11 +24,11 @@ fn kind(name: &str) -> AnswerKind {
     }
 }
 
-fn is_accepted(verdict: &str) -> bool {
-    match verdict {
+fn is_accepted(grade: &str) -> bool {
+    match grade {
         "right" | "lenient" => true,
         "wrong" | "missed" => false,
-        _ => panic!("unknown verdict {verdict:?}"),
+        _ => panic!("unknown grade {grade:?}"),
     }
 }
 
@@ -40,13 +40,13 @@ fn pairs_are_graded_as_in_the_table() {
     for (row, line) in table.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
         let row = row + 1;
         let fields: Vec<&str> = line.split('\t').collect();
-        let [rule_name, kind_name, gold, verdict, text] = fields[..] else {
+        let [rule_name, kind_name, gold, grade, text] = fields[..] else {
             panic!("line {row} has {} fields", fields.len());
         };
         assert!(seen.insert((rule_name, kind_name, gold, text)), "line {row} is a duplicate");
         let answer = rule(rule_name).extract(kind(kind_name), &text.replace('⏎', "\n"));
         let accepted = answer.as_ref().is_some_and(|answer| answer.matches(gold));
-        if accepted != is_accepted(verdict) {
+        if accepted != is_accepted(grade) {
             let read = answer.as_ref().map(latent_tts_data::answer::Answer::as_str);
             failures.push(format!("line {row}: {line:?}, answer {read:?}"));
         }

@@ -1,7 +1,7 @@
-//! The library alone: solve one question, evaluate a file, cancel.
+//! Solves one question, evaluates a file, and cancels a request.
 //!
 //! ```text
-//! cargo run --release -p latent-tts --example library -- [DATA.jsonl]
+//! cargo run --release -p latent-tts --features embedded --example library -- [DATA.jsonl]
 //! ```
 
 use std::io::Write;
@@ -12,7 +12,7 @@ use latent_tts::{
     ModelSelection, Request, RewardModelChoice, SamplingOptions, SamplingParams,
 };
 
-/// Problems in the words that the embedded reasoner knows.
+/// Problems in the vocabulary of the embedded reasoner.
 const DATA: &str = r#"{"question": "Olivia has 12 pens. Olivia buys 7 more pens. Olivia gives away 4 pens. How many pens does Olivia have?", "answer": "15"}
 {"question": "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?", "answer": "605"}
 "#;
@@ -26,13 +26,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let params = SamplingParams { samples: 16.try_into()?, ..engine.default_params() };
     let question = "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. \
                     How many muffins do they have together?";
-    let reply = engine.solve(&Request::new(question, params))?;
-    println!("answer {:?} by {}", reply.answer(), reply.rule.name());
-    for vote in reply.votes() {
+    let output = engine.solve(&Request::new(question, params))?;
+    println!("answer {:?} by {}", output.answer(), output.rule.name());
+    for vote in output.votes() {
         println!("  {:>2} votes for {}", vote.votes, vote.answer);
     }
 
-    // Evaluate a file: its own, or the two problems above.
+    // Evaluate a file: the one that is given, or the two problems above.
     let scratch = tempfile::tempdir()?;
     let file = match std::env::args().nth(1) {
         Some(file) => file.into(),
@@ -50,16 +50,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Evaluation::new(&selection, &data, eval_params).out(scratch.path().join("run"));
     let output = evaluation.run(&engine, &questions, &mut ())?;
     for metric in output.results.metrics.iter().filter(|metric| metric.k == 8) {
-        println!("{:?}@{} = {:.2}", metric.name, metric.k, metric.value);
+        println!("{}@{} = {:.2}", metric.name.name(), metric.k, metric.value);
     }
 
-    // Cancel: a request that is cancelled, or whose time has passed, is an error of its own.
+    // A request that is cancelled, or exceeds its time limit, returns `EngineError::Cancelled`.
     let cancel = CancelToken::with_timeout(Duration::from_millis(1));
     let many = SamplingParams { samples: 4096.try_into()?, ..params };
     let request = Request { cancel: cancel.clone(), ..Request::new(question, many) };
     match engine.solve(&request) {
         Err(EngineError::Cancelled { .. }) => println!("cancelled"),
-        other => println!("finished before its time: {:?}", other?.answer()),
+        other => println!("finished within the time limit: {:?}", other?.answer()),
     }
     Ok(())
 }

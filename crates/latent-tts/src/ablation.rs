@@ -1,9 +1,10 @@
-//! Does a reasoner use its thoughts? The greedy run of each question, with its thoughts replaced.
+//! Measures whether a reasoner uses its thoughts: the greedy run of each question, with its
+//! thoughts replaced.
 //!
-//! A clean run gives every question's thoughts and answer. A second run feeds the replacements, as
-//! trajectories of one request per question, so that a prompt is passed once for all of them. The
-//! number of thoughts stays the clean run's. Keys and values at the thoughts' positions follow from
-//! what is fed; those of the prompt are the same.
+//! A clean run produces the thoughts and the answer of every question. A second run feeds the
+//! replacements, as trajectories of one request per question, so that each prompt is processed only
+//! once. The number of thoughts is that of the clean run. Keys and values at the positions of
+//! thoughts are computed from the replacements; those of the prompt are unchanged.
 
 mod rounding;
 
@@ -22,15 +23,15 @@ use crate::{Error, grade};
 /// Replaces the thoughts of a reasoner's greedy runs.
 #[derive(Clone, Debug)]
 pub struct Ablator<'a> {
-    /// What thoughts are replaced with; each once.
+    /// The kinds of replacement, without duplicates.
     pub kinds: &'a [AblationKind],
-    /// Lengths and limits, as in the run whose thoughts are in question. Samples and perturbation
-    /// have no effect; the seed is that of the shuffled orders.
+    /// Lengths and limits of the run whose thoughts are replaced. The number of samples and the
+    /// perturbation are ignored; the seed determines the shuffled orders.
     pub params: SamplingParams,
 }
 
 impl Ablator<'_> {
-    /// Refuses a model without thoughts.
+    /// Returns an error for a model without thoughts.
     pub fn check(&self, engine: &Engine) -> Result<(), Error> {
         let family = engine.reasoner().method.family;
         match self.params.length {
@@ -41,8 +42,8 @@ impl Ablator<'_> {
         }
     }
 
-    /// Runs all questions clean and with each replacement. Holds the thoughts of all questions in
-    /// memory: (thoughts, width) floats each.
+    /// Runs all questions unchanged and with each replacement. Stores the thoughts of all questions
+    /// in memory, (thoughts, width) floats each.
     pub fn run(&self, engine: &Engine, questions: &[Question]) -> Result<Ablation, Error> {
         self.check(engine)?;
         let engine = engine.clone().without_reward_model();
@@ -84,7 +85,7 @@ impl Ablator<'_> {
         Ok(report::ablation::measure(self.kinds, rows.collect(), seed, &Bootstrap::default()))
     }
 
-    /// So many trajectories without any perturbation.
+    /// Parameters of `samples` trajectories without perturbation.
     fn greedy_params(&self, samples: usize) -> SamplingParams {
         SamplingParams {
             samples: NonZeroUsize::new(samples).unwrap_or(NonZeroUsize::MIN),
@@ -97,7 +98,7 @@ impl Ablator<'_> {
     }
 }
 
-/// The replies of all requests; the first that fails ends the run.
+/// The replies of all requests, or the first error.
 fn replies(engine: &Engine, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
     let mut replies = Vec::with_capacity(requests.len());
     engine.run(&requests, |_, reply| -> Result<(), Error> {
@@ -107,15 +108,14 @@ fn replies(engine: &Engine, requests: Vec<Request>) -> Result<Vec<Reply>, Error>
     Ok(replies)
 }
 
-/// The thoughts of all questions, and what they are replaced with. A question without thoughts is
-/// left as it is.
+/// The thoughts of all questions and their replacements. Questions without thoughts are unchanged.
 struct Replacements<'a> {
     questions: &'a [Question],
-    /// (thoughts, width) of each question.
+    /// The thoughts of each question, of shape (thoughts, width).
     thoughts: &'a [Tensor],
-    /// The mean over the questions that have a thought at a position: (positions, width).
+    /// The mean over the questions with a thought at a position, of shape (positions, width).
     mean: Tensor,
-    /// The nearest token embeddings of each question, if they are fed.
+    /// The nearest token embeddings of the thoughts of each question; empty unless needed.
     rounded: Vec<Tensor>,
     seed: u64,
 }
@@ -126,7 +126,7 @@ impl<'a> Replacements<'a> {
         Self { questions, thoughts, mean, rounded: Vec::new(), seed }
     }
 
-    /// The thoughts to feed question `i`, as many as it has.
+    /// The replacement for the thoughts of question `i`, with the same number of thoughts.
     fn of(&self, kind: AblationKind, i: usize) -> Tensor {
         let own = &self.thoughts[i];
         let count = own.rows();
@@ -140,23 +140,23 @@ impl<'a> Replacements<'a> {
             AblationKind::Round => self.rounded[i].clone(),
             AblationKind::Swap => {
                 let donor = &self.thoughts[donor(self.thoughts, i)];
-                // A donor with fewer thoughts begins again.
+                // The thoughts of a donor with fewer thoughts are repeated cyclically.
                 donor.select((0..count).map(|t| t % donor.rows().max(1)))
             }
         }
     }
 }
 
-/// Whose thoughts question `i` gets: those of the next question that has any, the first one after
-/// the last. Among the questions with thoughts this is a derangement, unless there is but one.
+/// The question whose thoughts question `i` receives: the next question with thoughts, cyclically.
+/// Among the questions with thoughts this is a derangement, unless there is only one.
 fn donor(thoughts: &[Tensor], i: usize) -> usize {
     let after = (1..=thoughts.len()).map(|step| (i + step) % thoughts.len());
     after.into_iter().find(|&j| thoughts[j].rows() > 0).unwrap_or(i)
 }
 
-/// The order in which a question's thoughts are fed: a permutation of `0..count` that is not the
-/// identity, where there is one. Each draw is named by seed, question and position; orders that
-/// are the identity are drawn again under the next trajectory number.
+/// The order in which the thoughts of a question are fed: a permutation of `0..count`, not the
+/// identity if another exists. Draws are keyed by seed, question and position; the identity is
+/// rejected and drawn again under the next trajectory number.
 fn shuffled(question: u32, seed: u64, count: usize) -> Vec<usize> {
     let identity: Vec<usize> = (0..count).collect();
     if count < 2 {
@@ -170,7 +170,7 @@ fn shuffled(question: u32, seed: u64, count: usize) -> Vec<usize> {
         }
         order
     };
-    // Each attempt is the identity with probability at most a half.
+    // Each attempt is the identity with probability at most one half.
     (0..64).map(order).find(|order| *order != identity).unwrap_or_else(|| {
         let mut rotated = identity.clone();
         rotated.rotate_left(1);
@@ -178,7 +178,7 @@ fn shuffled(question: u32, seed: u64, count: usize) -> Vec<usize> {
     })
 }
 
-/// The mean thought at each position, summed in f64 in the order of the questions.
+/// The mean thought at each position, summed in f64 in question order.
 fn mean_thoughts(thoughts: &[Tensor]) -> Tensor {
     let width = thoughts.iter().map(Tensor::cols).max().unwrap_or(0);
     let positions = thoughts.iter().map(Tensor::rows).max().unwrap_or(0);
@@ -255,15 +255,15 @@ mod tests {
                 assert_eq!(all.of(kind, i).rows(), own.rows(), "{kind} of question {i}");
             }
         }
-        // Position 1 is that of questions 0 and 3, position 2 that of question 0.
+        // Position 1 exists in questions 0 and 3, position 2 in question 0.
         assert_eq!(all.of(AblationKind::Mean, 0).row(1), [152.0, 153.0]);
         assert_eq!(all.of(AblationKind::Mean, 0).row(2), [4.0, 5.0]);
         assert_eq!(all.of(AblationKind::Freeze, 0).row(2), thoughts[0].row(0));
         assert_eq!(all.of(AblationKind::Zero, 3).data(), [0.0; 4]);
         assert_eq!(all.of(AblationKind::Shuffle, 3), thoughts[3].select([1, 0].into_iter()));
-        // Question 0 gets the single thought of question 1, three times.
+        // Question 0 receives the single thought of question 1, three times.
         assert_eq!(all.of(AblationKind::Swap, 0), thoughts[1].select([0; 3].into_iter()));
-        // Question 2 has none; question 1 gets the first of question 3's.
+        // Question 2 has no thoughts; question 1 receives the first thought of question 3.
         assert_eq!(all.of(AblationKind::Swap, 1), thoughts[3].select([0].into_iter()));
     }
 }

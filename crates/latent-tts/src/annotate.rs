@@ -1,7 +1,7 @@
-//! Annotation: trajectories and rollouts become labelled thoughts, shard by shard.
+//! Annotation: turns trajectories and rollouts into labeled thoughts, shard by shard.
 //!
-//! Each shard is computed by itself and written in one piece, so that its bytes do not depend on
-//! what was done before it or on which machine did the others.
+//! Each shard is computed independently and written atomically, so its bytes depend neither on
+//! earlier shards nor on the machine that computed them.
 
 use std::path::{Path, PathBuf};
 
@@ -45,34 +45,34 @@ pub struct Annotator<'a> {
     pub reasoner: &'a Reasoner,
     /// How trajectories and rollouts are sampled; `samples` is the number of trajectories.
     pub params: SamplingParams,
-    /// What thoughts are labelled with.
+    /// The kind of label computed for each thought.
     pub labels: ThoughtLabels,
-    /// Bytes of keys and values that may be used.
+    /// Size limit of the key-value cache in bytes.
     pub memory: usize,
     /// Ends the annotation with [`EngineError::Cancelled`](engine::EngineError::Cancelled);
-    /// finished shards stay.
+    /// finished shards are kept.
     pub cancel: Option<&'a CancelToken>,
 }
 
 impl<'a> Annotator<'a> {
-    /// An annotator in the engine's default memory.
+    /// An annotator with the engine's default memory.
     pub fn new(reasoner: &'a Reasoner, params: SamplingParams, labels: ThoughtLabels) -> Self {
         Self { reasoner, params, labels, memory: Engine::DEFAULT_MEMORY, cancel: None }
     }
 
-    /// Within so many bytes of keys and values.
+    /// Limits the key-value cache to `memory` bytes.
     #[must_use]
     pub fn with_memory(self, memory: usize) -> Self {
         Self { memory, ..self }
     }
 
-    /// Ends with this token.
+    /// Sets the token that cancels the annotation.
     #[must_use]
     pub fn with_cancel(self, cancel: &'a CancelToken) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
 
-    /// Annotates all questions and hands each one over as soon as it is labelled, in their order.
+    /// Annotates all questions and passes each one to `take` as soon as it is labeled, in order.
     pub fn run<E: From<Error>>(
         &self,
         questions: &[Question],
@@ -94,7 +94,7 @@ impl<'a> Annotator<'a> {
         })
     }
 
-    /// The shard of some questions of an index.
+    /// The shard with the given questions of an index.
     pub fn shard(
         &self,
         index: &AnnotationIndex,
@@ -110,7 +110,8 @@ impl<'a> Annotator<'a> {
         Ok(shard)
     }
 
-    /// Refuses questions that do not fit the model or the memory, and rollouts that have no name.
+    /// Fails if questions do not fit the model or the memory, or if there are more rollouts than
+    /// keys for them.
     pub fn check(&self, questions: &[Question]) -> Result<(), Error> {
         let grader = |_: usize, _: &[u32]| Ok(Grade::default());
         Ok(self.runner(&grader).check(&self.prompts(questions)?)?)
@@ -134,7 +135,7 @@ impl<'a> Annotator<'a> {
     }
 }
 
-/// Tells the caller's errors from the engine's.
+/// Distinguishes errors of the caller from errors of the engine.
 enum TakeError<E> {
     Taker(E),
     Engine(engine::EngineError),
@@ -146,27 +147,27 @@ impl<E> From<engine::EngineError> for TakeError<E> {
     }
 }
 
-/// One of several machines' shares of the shards.
+/// One part of the shards, for one of several machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardPart {
-    /// Which one, from 0.
+    /// The index of this part, from 0.
     pub part: usize,
-    /// Of how many.
+    /// The number of parts.
     pub of: usize,
 }
 
-/// A directory of annotations in progress.
+/// An annotation of a directory in progress.
 pub struct AnnotationJob<'a> {
     /// The annotator.
     pub annotator: Annotator<'a>,
-    /// What is annotated and how.
+    /// The index of the directory.
     pub index: &'a AnnotationIndex,
-    /// The shards that this process makes.
+    /// The shards that this process computes.
     pub part: ShardPart,
 }
 
 impl AnnotationJob<'_> {
-    /// Opens the directory of the annotations.
+    /// Opens the annotation directory.
     pub fn open(
         out: &Path,
         index: &AnnotationIndex,
@@ -186,7 +187,7 @@ impl AnnotationJob<'_> {
         })
     }
 
-    /// Makes the shards of this process's part that are missing.
+    /// Computes the missing shards of this process's part.
     pub fn run(
         &self,
         store: &AnnotationStore,
@@ -207,23 +208,23 @@ impl AnnotationJob<'_> {
     }
 }
 
-/// What a directory of annotations is made of, beside the annotator.
+/// The inputs of an annotation directory, besides the annotator.
 #[derive(Clone, Copy)]
 pub struct AnnotationInputs<'a> {
     /// The reasoner's files.
     pub reasoner: &'a ModelFiles,
-    /// Where the questions come from.
+    /// The source of the questions.
     pub data: &'a DataSource,
     /// The questions.
     pub questions: &'a [Question],
-    /// Questions of a shard.
+    /// Number of questions per shard.
     pub per_shard: usize,
-    /// The data type of the thoughts on disk.
+    /// The data type of the stored thoughts.
     pub dtype: ThoughtsDtype,
 }
 
 impl AnnotationInputs<'_> {
-    /// The index of the directory: every setting that changes its content.
+    /// The index of the directory, with every setting that changes its content.
     pub fn index(&self, annotator: &Annotator<'_>) -> Result<AnnotationIndex, Error> {
         let (method, params) = (&annotator.reasoner.method, &annotator.params);
         let labels = match annotator.labels {
@@ -265,14 +266,14 @@ impl AnnotationInputs<'_> {
     }
 }
 
-/// Is told how an annotation goes.
+/// Callbacks for annotation progress.
 pub trait AnnotationObserver {
     /// A question was annotated.
     fn annotated(&mut self, _annotated: &AnnotatedQuestion) {}
 
-    /// A shard is on disk.
+    /// A shard was written.
     fn shard_done(&mut self, _shard: &AnnotationShard) {}
 }
 
-/// Observes nothing.
+/// Ignores all events.
 impl AnnotationObserver for () {}

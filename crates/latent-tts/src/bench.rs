@@ -1,4 +1,4 @@
-//! Models of published shapes with random weights, to measure speed without a download.
+//! Models of published shapes with random weights, to measure speed without downloads.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -26,29 +26,29 @@ pub enum BenchShape {
     /// Llama 3.2, 1B
     #[cfg_attr(feature = "clap", value(name = "llama-1b"))]
     Llama1b,
-    /// Qwen3-VL's text tower, 2B
+    /// The text model of Qwen3-VL, 2B
     #[cfg_attr(feature = "clap", value(name = "qwen3-2b"))]
     Qwen32b,
     /// SmolLM2, 135M
     Smollm2,
-    /// The reasoner inside this program, 5M
+    /// The embedded reasoner, 5M
     Embedded,
 }
 
-/// Models with random weights: a reasoner whose thoughts are unprojected hidden states and which
-/// has no EOS token, so that every answer has its full length; and a reward model.
+/// Models with random weights: a reward model, and a reasoner whose thoughts are unprojected hidden
+/// states and which has no EOS token, so that every answer has full length.
 #[derive(Debug, Clone, Copy)]
 pub struct RandomModels {
-    /// The shape of both.
+    /// The shape of both models.
     pub shape: BenchShape,
     /// The seed of the weights.
     pub seed: u64,
-    /// Whether weights are bf16 numbers.
+    /// Whether weights are rounded to bf16.
     pub bf16: bool,
 }
 
 impl RandomModels {
-    /// The reasoner.
+    /// A reasoner with random weights.
     pub fn reasoner(&self, device: &Device) -> Result<LatentModel, Error> {
         let config = self.shape.config()?;
         let weights = self.weights(self.seed);
@@ -81,7 +81,7 @@ impl RandomModels {
         })
     }
 
-    /// The reward model.
+    /// A reward model with random weights.
     pub fn reward_model(&self, device: &Device) -> Result<RewardModel, Error> {
         let config = self.shape.config()?;
         let weights = self.weights(self.seed + 1);
@@ -99,7 +99,7 @@ impl RandomModels {
     }
 }
 
-/// Random weights as a checkpoint of some dtype has them.
+/// Random weights, rounded to the dtype of a checkpoint.
 struct RoundedWeights {
     random: RandomWeights,
     bf16: bool,

@@ -1,5 +1,5 @@
-//! The calibration of a run: weights of all signals, and how well the choice and its confidence do
-//! on other runs.
+//! The calibration of runs: the weights of all signals, and the accuracy and reliability of the
+//! calibrated rule on other runs.
 
 use std::collections::BTreeMap;
 
@@ -17,36 +17,36 @@ use crate::Error;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CalibrationReport {
-    /// What the rule `calibrated` takes.
+    /// The calibration for the rule `calibrated`.
     pub calibration: Calibration,
-    /// Samples that it was fitted on: questions under all seeds.
+    /// Number of samples that it was fitted on: questions under all seeds.
     pub samples: usize,
-    /// On the runs that it was fitted on.
+    /// The scores on the runs that it was fitted on.
     pub fitted: CalibrationScores,
 }
 
-/// How well a calibration does on some runs.
+/// The accuracy and reliability of a calibration on some runs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CalibrationScores {
     /// Accuracy of the rule `calibrated`.
     pub accuracy: Estimate,
-    /// Accuracy of the plain majority.
+    /// Accuracy of majority voting.
     pub majority: Estimate,
-    /// The difference of the two, paired by question.
+    /// The difference of the two accuracies, paired by question.
     pub gain: Estimate,
-    /// Confidence against accuracy.
+    /// Reliability of the confidence; `None` if it cannot be computed.
     pub reliability: Option<Reliability>,
 }
 
-/// A mean over questions with its 95% interval.
+/// A mean over questions with its 95% confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
     /// The mean.
     pub value: f64,
-    /// The lower end.
+    /// The lower end of the interval.
     pub low: f64,
-    /// The upper end.
+    /// The upper end of the interval.
     pub high: f64,
 }
 
@@ -56,26 +56,26 @@ impl From<Interval> for Estimate {
     }
 }
 
-/// A set of signals and how well their calibration does.
+/// A set of signals and the scores of their calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct SignalSetScores {
-    /// The signals beside the votes.
+    /// The signals in addition to the votes.
     pub signals: Vec<&'static str>,
-    /// Its weights.
+    /// The fitted weights.
     pub weights: CalibrationWeights,
-    /// On the runs that it was not fitted on.
+    /// The scores on runs that it was not fitted on.
     pub scores: CalibrationScores,
 }
 
-/// The samples of some runs, as far as a calibration reads them.
+/// The parts of some runs' samples that a calibration needs.
 #[derive(Debug, Clone)]
 pub struct CalibrationData {
     samples: Vec<Sample>,
 }
 
 impl CalibrationData {
-    /// Reads runs with all of their seeds.
+    /// Reads runs with all their seeds.
     pub fn read<'a>(runs: impl IntoIterator<Item = &'a RunDir>) -> Result<Self, Error> {
         let mut samples = Vec::new();
         for run in runs {
@@ -86,7 +86,7 @@ impl CalibrationData {
         Ok(Self { samples })
     }
 
-    /// The signals beside the votes that at least one trajectory has.
+    /// The signals, other than votes, that at least one trajectory has.
     pub fn signals(&self) -> Vec<&'static str> {
         let has = |name: &str| {
             self.samples
@@ -104,7 +104,7 @@ impl CalibrationData {
         self.samples.iter().map(example).collect()
     }
 
-    /// How well a calibration does here.
+    /// The scores of a calibration on these runs.
     pub fn scores(&self, calibration: &Calibration) -> CalibrationScores {
         let mut columns: BTreeMap<u32, [f64; 3]> = BTreeMap::new();
         let mut answers = Vec::new();
@@ -143,12 +143,12 @@ fn has_signal(trajectory: &TrajectoryRecord, name: &str) -> bool {
     }
 }
 
-/// Fits a calibration to runs on problems that the models were not trained on. `signals` are those
-/// that may get weight beside the votes; all that the runs have if `None`.
+/// Fits a calibration to runs on problems that the models were not trained on. `signals` selects
+/// the signals used in addition to the votes; `None` selects all signals of the runs.
 ///
 /// # Errors
 ///
-/// When a run cannot be read, or no question has both right and wrong answers.
+/// If a run cannot be read, or no question has both correct and incorrect answers.
 pub fn calibrate(
     data: &CalibrationData,
     signals: Option<&[&str]>,
@@ -163,11 +163,12 @@ pub fn calibrate(
     })
 }
 
-/// Each signal alone, all but each, and all: fitted on some runs and measured on others.
+/// Fits each signal alone, all but each, and all signals on some runs, and evaluates them on
+/// others.
 ///
 /// # Errors
 ///
-/// As [`calibrate`].
+/// See [`calibrate`].
 pub fn ablation(
     fitted: &CalibrationData,
     measured: &CalibrationData,
@@ -192,7 +193,7 @@ pub fn ablation(
     sets.into_iter().map(row).collect()
 }
 
-/// The constants of the rules with a calibration.
+/// The parameters of the voting rules with a calibration.
 pub fn vote_params(calibration: Calibration) -> VoteParams {
     VoteParams { calibration: Some(calibration), ..VoteParams::default() }
 }

@@ -1,10 +1,11 @@
-//! Conversion of checkpoints that their authors saved with `torch.save`: CODI's pytorch_model.bin
-//! and prj.pt, SIM-CoT's and COCONUT's state dictionaries, CoLaR's Lightning file, the heads of
+//! Conversion of checkpoints saved with `torch.save`: CODI's pytorch_model.bin and prj.pt, the
+//! state dictionaries of SIM-CoT and COCONUT, CoLaR's Lightning file, and the heads of
 //! Render-of-Thought. Tensors are read without executing the pickle ([`model::pickle`]) and written
-//! as safetensors in the layout that is loaded.
+//! as safetensors in a layout that can be loaded.
 //!
-//! What only training uses is left out, by [`model::names`]. Weights without an embedding are an
-//! adapter's: their low-rank factors and heads are written as one.
+//! Tensors used only in training are dropped according to [`model::names`]. Weights without an
+//! embedding are treated as an adapter: their low-rank factors and heads are written to one
+//! adapter.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,13 +19,14 @@ use serde_json::{Value, json};
 
 use crate::{Error, model_files};
 
-/// Files that are kept beside the weights under their stem; others make up the weights.
+/// Stems of files that are written beside the weights under the same stem; all other files are
+/// merged into the weights.
 const SIDE_STEMS: [&str; 4] = ["prj", "projector", "projection_head", "special_tokens"];
-/// Endings of files that hold tensors. A file without an ending does if it is an archive.
+/// Extensions of files that hold tensors. A file without extension is included if it is an archive.
 const ENDINGS: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
-/// Files of trainers that hold no weights.
+/// Files of trainers without weights.
 const TRAINER_STEMS: [&str; 4] = ["training_args", "optimizer", "scheduler", "rng_state"];
-/// The texts of a model that are kept beside its weights.
+/// Text files of a model that are kept beside its weights.
 const TEXTS: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -35,61 +37,61 @@ const TEXTS: [&str; 8] = [
     "vocab.json",
     "merges.txt",
 ];
-/// The scale's numerator of CODI, SIM-CoT, CoLaR and Render-of-Thought.
+/// The LoRA alpha of CODI, SIM-CoT, CoLaR and Render-of-Thought.
 const LORA_ALPHA: f64 = 32.0;
 
-/// What is converted, and into what.
+/// The inputs and the output of a conversion.
 #[derive(Debug, Clone)]
 pub struct Converter<'a> {
-    /// Files, and directories of them.
+    /// Files, or directories with such files.
     pub inputs: &'a [PathBuf],
-    /// The directory that is written.
+    /// The output directory.
     pub out: &'a Path,
-    /// The model that has the configuration and the tokenizer, or that an adapter is added to.
+    /// The model that provides the configuration and the tokenizer, or the base of an adapter.
     pub base: Option<&'a str>,
-    /// An adapter's alpha: its products are scaled by alpha / rank. 32 unless given.
+    /// The alpha of an adapter, which scales its products by alpha / rank. Defaults to 32.
     pub lora_alpha: Option<f64>,
-    /// Whether files in the output directory are replaced.
+    /// Whether to replace files in the output directory.
     pub overwrite: bool,
 }
 
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ConversionReport {
-    /// The directory.
+    /// The output directory.
     pub out: PathBuf,
     /// The written weight files.
     pub files: Vec<ConvertedFile>,
-    /// Texts that were copied or made.
+    /// Text files that were copied or generated.
     pub texts: Vec<String>,
-    /// Tensors that only training uses.
+    /// Number of tensors dropped because only training uses them.
     pub left_out: usize,
-    /// Classes of the pickles that were not followed: settings of trainers, most often.
+    /// Classes in the pickles that were skipped, mostly trainer settings.
     pub skipped_classes: Vec<String>,
-    /// What is missing, and what to do about it.
+    /// Missing parts, and how to provide them.
     pub notes: Vec<String>,
 }
 
 /// A written weight file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ConvertedFile {
-    /// Its name.
+    /// The file name.
     pub name: String,
-    /// Its tensors.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Their size.
+    /// Total size of the tensors in bytes.
     pub bytes: usize,
 }
 
-/// Tensors for one file.
+/// The tensors of one output file.
 struct Weights<'a> {
     name: String,
     tensors: Vec<(String, TensorBytes<'a>)>,
 }
 
 impl Converter<'_> {
-    /// Converts everything, or writes nothing where an input cannot be read.
+    /// Converts all inputs. Writes nothing if an input cannot be read.
     pub fn run(&self) -> Result<ConversionReport, Error> {
         let pickles = self.open_all()?;
         let mut left_out = 0;
@@ -139,18 +141,18 @@ impl Converter<'_> {
             }
         }
         if paths.is_empty() {
-            let reason = "no file of tensors saved by PyTorch (.bin, .pt, .pth, .ckpt) in it";
+            let reason = "no PyTorch tensor files (.bin, .pt, .pth, .ckpt) found";
             let path = self.inputs.first().cloned().unwrap_or_default();
             return Err(Error::Conversion { path, reason: reason.to_owned() });
         }
         paths.iter().map(|path| Ok(PickledTensors::open(path)?)).collect()
     }
 
-    /// adapter_config.json of an adapter of this rank.
+    /// The adapter_config.json of an adapter with this rank.
     fn adapter_config(&self, rank: usize) -> Result<(String, Vec<u8>), Error> {
         let Some(base) = self.base else {
-            let reason = "its weights are those of an adapter alone; name the base model that they \
-                          were trained on";
+            let reason = "the weights are an adapter without its base model; pass the base model \
+                          that they were trained on";
             let path = self.inputs.first().cloned().unwrap_or_default();
             return Err(Error::Conversion { path, reason: reason.to_owned() });
         };
@@ -168,7 +170,7 @@ impl Converter<'_> {
         Ok(("adapter_config.json".to_owned(), pretty(&config)))
     }
 
-    /// The texts of a whole model: those beside its weights, else the base's.
+    /// The text files of a complete model: those beside its weights, otherwise those of the base.
     fn texts(
         &self,
         weights: &[Weights<'_>],
@@ -201,14 +203,14 @@ impl Converter<'_> {
         }
         let has = |name: &str| texts.iter().any(|(known, _)| known == name);
         if !has("config.json") || !(has("tokenizer.json") || has("vocab.json")) {
-            let note = "no configuration or no tokenizer beside the weights; name the base model \
-                        that has them, here or where the model is loaded";
+            let note = "no configuration or no tokenizer beside the weights; pass the base model \
+                        that has them, here or when loading the model";
             notes.push(note.to_owned());
         }
         Ok(texts)
     }
 
-    /// Refuses to replace a file, before anything is written.
+    /// Fails if a file would be replaced, before anything is written.
     fn check_free(
         &self,
         weights: &[Weights<'_>],
@@ -219,7 +221,7 @@ impl Converter<'_> {
         let taken = names.map(|name| self.out.join(name)).find(|path| path.exists());
         match taken {
             Some(path) if !self.overwrite => {
-                let reason = "is there already; pass `overwrite` to replace it, or name another \
+                let reason = "already exists; pass `overwrite` to replace it, or choose another \
                               directory";
                 Err(Error::Conversion { path, reason: reason.to_owned() })
             }
@@ -228,14 +230,14 @@ impl Converter<'_> {
     }
 }
 
-/// The weights of a whole model.
+/// The weights file of a complete model.
 const MODEL_FILE: &str = "model.safetensors";
 
 fn is_needed(name: &str) -> bool {
     !matches!(classify(name), TensorRole::Ignored(_))
 }
 
-/// The files of a directory that hold tensors, those of DeepSpeed's steps included.
+/// The files of a directory that hold tensors, including those of DeepSpeed checkpoints.
 fn pickles_of(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let entries = std::fs::read_dir(dir).map_err(|e| unreadable(dir, e))?;
     let mut found = Vec::new();
@@ -251,7 +253,7 @@ fn pickles_of(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// DeepSpeed's optimizer states lie beside the model's.
+/// Whether a DeepSpeed file holds model states; optimizer states have the same extension.
 fn is_model_states(path: &Path) -> bool {
     path.to_string_lossy().ends_with("model_states.pt")
 }
@@ -262,12 +264,12 @@ fn is_pickle(path: &Path, name: &str) -> bool {
             ENDINGS.iter().any(|known| ending == *known)
                 && !TRAINER_STEMS.iter().any(|stem| name.starts_with(stem))
         }
-        // COCONUT's and SIM-CoT's `checkpoint_28`.
+        // `checkpoint_28` of COCONUT and SIM-CoT.
         None => name.starts_with("checkpoint"),
     }
 }
 
-/// The name of the file that the tensors of a pickle go to.
+/// The name of the output file for the tensors of a pickle.
 fn target(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     match SIDE_STEMS.contains(&stem.as_ref()) {
@@ -276,7 +278,7 @@ fn target(path: &Path) -> String {
     }
 }
 
-/// Adds tensors to the file of this name.
+/// Adds tensors to the output file `name`.
 fn add<'a>(weights: &mut Vec<Weights<'a>>, name: String, kept: Vec<(String, TensorBytes<'a>)>) {
     match weights.iter_mut().find(|weights| weights.name == name) {
         Some(weights) => weights.tensors.extend(kept),
@@ -284,7 +286,7 @@ fn add<'a>(weights: &mut Vec<Weights<'a>>, name: String, kept: Vec<(String, Tens
     }
 }
 
-/// Splits weights without an embedding into low-rank factors and heads; gives their rank.
+/// Splits weights without an embedding into low-rank factors and heads; returns the rank.
 fn split_adapter(weights: &mut Vec<Weights<'_>>) -> Option<usize> {
     let at = weights.iter().position(|weights| weights.name == MODEL_FILE)?;
     let is_factor =
@@ -311,8 +313,8 @@ fn split_adapter(weights: &mut Vec<Weights<'_>>) -> Option<usize> {
     Some(rank)
 }
 
-/// A base's config.json with as many tokens as the weights have embeddings, and with the markers
-/// that COCONUT's training adds; `None` where it is not an object.
+/// The config.json of a base, with the vocabulary size of the weights and the marker tokens that
+/// COCONUT's training adds; `None` if it is not an object.
 fn with_vocabulary(config: &[u8], weights: &[Weights<'_>]) -> Option<Vec<u8>> {
     let mut config: Value = serde_json::from_slice(config).ok()?;
     let tensors = &weights.iter().find(|weights| weights.name == MODEL_FILE)?.tensors;
@@ -323,7 +325,7 @@ fn with_vocabulary(config: &[u8], weights: &[Weights<'_>]) -> Option<Vec<u8>> {
     let known =
         fields.get("vocab_size").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
     fields.insert("vocab_size".to_owned(), json!(rows));
-    // COCONUT's training adds start, end and placeholder, in this order.
+    // COCONUT's training adds start, end and placeholder tokens, in this order.
     if let (Some(known), true) = (known, name.starts_with("base_causallm."))
         && known + 3 == rows
     {

@@ -1,7 +1,7 @@
-//! Where questions come from: a benchmark's own file, or problems of the built-in corpus.
+//! Sources of questions: a benchmark file, or problems of the embedded corpus.
 //!
-//! Both become the same questions. A problem's index in its split is its id, whatever part is
-//! taken, since all randomness is keyed by it.
+//! Both produce the same question type. The id of a problem is its index in its split, whatever
+//! range is read, because all randomness is keyed by it.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -13,24 +13,25 @@ use data::{AnswerKind, FieldNames, Question, TrainExample};
 
 use crate::{Error, source};
 
-/// The prefix of a corpus split's name.
+/// The prefix in the name of a corpus split.
 const EMBEDDED_PREFIX: &str = "embedded:";
-/// The corpus has no end; this many problems at once fill some gigabytes.
+/// Maximum number of problems read at once; this many take some gigabytes. The corpus itself is
+/// unbounded.
 const MAX_PROBLEMS: usize = 10_000_000;
 /// The seed of the published splits.
 const CORPUS_SEED: u64 = 0;
 
-/// A source of questions. Its [`fmt::Display`] is the name that [`DataSource::parse`] takes.
+/// A source of questions. Its [`fmt::Display`] prints the name that [`DataSource::parse`] accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataSource {
-    /// A benchmark's own file, whose fields may have names of their own.
+    /// A benchmark file, with optional field names.
     File(PathBuf, FieldNames),
-    /// Problems of the corpus: those of a range, or as many as are asked for.
+    /// Problems of the corpus: a range, or a prefix whose length is determined when reading.
     Corpus(Split, Option<Range<u32>>),
 }
 
 impl DataSource {
-    /// A path, an id of the Hugging Face Hub (`owner/name`, `owner/name/file.jsonl`), or
+    /// Parses a path, a Hugging Face Hub id (`owner/name`, `owner/name/file.jsonl`),
     /// `embedded:SPLIT`, or `embedded:SPLIT:FIRST..END`.
     pub fn parse(name: &str) -> Result<Self, Error> {
         match name.strip_prefix(EMBEDDED_PREFIX) {
@@ -40,22 +41,22 @@ impl DataSource {
         }
     }
 
-    /// The same source, whose records hold question, answer and steps in these fields. The corpus
-    /// has no names to choose from.
+    /// The same source with the given field names for question, answer and steps. The corpus does
+    /// not accept field names.
     pub fn with_fields(self, fields: FieldNames) -> Result<Self, Error> {
         match self {
             Self::File(path, _) => Ok(Self::File(path, fields)),
             Self::Corpus(..) if fields.is_empty() => Ok(self),
             Self::Corpus(..) => {
-                let problem = "the built-in corpus has no fields to name; leave question_field, \
-                               answer_field and steps_field out, or give a file";
+                let problem = "the embedded corpus has no field names; omit question_field, \
+                               answer_field and steps_field, or pass a file";
                 Err(Error::Corpus { name: self.to_string(), problem: problem.to_owned() })
             }
         }
     }
 
-    /// The questions, at most the first `limit`. A corpus without a range has no end: without a
-    /// limit it gives `default_count`.
+    /// Reads at most the first `limit` questions. Without a limit, a corpus without a range returns
+    /// `default_count` questions, because it is unbounded.
     pub fn read(
         &self,
         limit: Option<NonZeroUsize>,
@@ -72,15 +73,15 @@ impl DataSource {
         };
         if count > MAX_PROBLEMS {
             let problem = format!(
-                "{count} problems are more than the {MAX_PROBLEMS} that are taken at once; give a \
-                 range, {EMBEDDED_PREFIX}train:0..1000"
+                "{count} problems exceed the maximum of {MAX_PROBLEMS}; pass a smaller range, e.g. \
+                 {EMBEDDED_PREFIX}train:0..1000"
             );
             return Err(Error::Corpus { name: self.to_string(), problem });
         }
         Ok((first..).take(count).map(|index| corpus_question(split, index)).collect())
     }
 
-    /// The part of its name that is worth repeating in the name of a directory.
+    /// A short form of the name, for use in directory names.
     pub fn stem(&self) -> String {
         match self {
             Self::File(path, _) => {
@@ -103,7 +104,7 @@ impl fmt::Display for DataSource {
     }
 }
 
-/// `SPLIT` or `SPLIT:FIRST..END`.
+/// Parses `SPLIT` or `SPLIT:FIRST..END`.
 fn parse_corpus_part(text: &str) -> Result<DataSource, String> {
     let (split, range) =
         text.split_once(':').map_or((text, None), |(split, range)| (split, Some(range)));
@@ -113,11 +114,11 @@ fn parse_corpus_part(text: &str) -> Result<DataSource, String> {
     let numbers = numbers.and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
     match numbers {
         Some(range) if range.is_empty() => {
-            Err(format!("the range {}..{} is empty", range.start, range.end))
+            Err(format!("range {}..{} is empty", range.start, range.end))
         }
         Some(range) => Ok(DataSource::Corpus(split, Some(range))),
         None => Err(format!(
-            "{range:?} is no range of problems; write it as {EMBEDDED_PREFIX}{}:0..1000",
+            "invalid range {range:?}: write it as {EMBEDDED_PREFIX}{}:0..1000",
             split.name()
         )),
     }

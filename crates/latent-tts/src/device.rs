@@ -1,36 +1,36 @@
-//! Which device computes, and how much of its memory keys and values may take.
+//! Selects the device, and the share of its memory for keys and values.
 
 use std::num::NonZeroUsize;
 
 use engine::Engine;
 use tensor::{Device, DeviceError, Isa, Precision};
 
-/// A device by what it is.
+/// The kind of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A GPU if there is one that can be used, else the processor.
+    /// A GPU if a usable one is present, otherwise the CPU.
     #[default]
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
-    /// An NVIDIA GPU, by its number.
+    /// An NVIDIA GPU, by index.
     Cuda(usize),
 }
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DeviceOptions {
-    /// Which one.
+    /// The kind of device.
     pub kind: DeviceKind,
-    /// The precision; bf16 on a GPU and f32 on a processor unless given. With
-    /// [`DeviceKind::Auto`] int8 asks for the processor and fp8 for a GPU.
+    /// The precision; by default bf16 on a GPU and f32 on a CPU. With [`DeviceKind::Auto`], int8
+    /// selects the CPU and fp8 a GPU.
     pub precision: Option<Precision>,
-    /// Worker threads of a processor; all cores unless given. With [`DeviceKind::Auto`] they ask
-    /// for the processor.
+    /// Number of CPU worker threads; all cores by default. With [`DeviceKind::Auto`], setting it
+    /// selects the CPU.
     pub threads: Option<NonZeroUsize>,
-    /// The instruction set of a processor; the best one it has unless given.
+    /// The CPU instruction set; by default the best one supported.
     pub isa: Option<Isa>,
-    /// Whether a GPU gives a trajectory the same bits whatever its batch. A processor always does.
+    /// Whether GPU results are independent of the batch, bit for bit. CPU results always are.
     pub deterministic: bool,
 }
 
@@ -40,14 +40,15 @@ impl DeviceOptions {
         self.open_telling(|_| ())
     }
 
-    /// Opens the device; `tell` is told why a GPU that was not asked for by name is not used.
+    /// Opens the device. Calls `tell` with the reason if a GPU that was not explicitly requested is
+    /// not used.
     pub fn open_telling(&self, tell: impl FnOnce(&str)) -> Result<Device, DeviceError> {
         let precision = self.precision.unwrap_or(Precision::Bf16);
         let int8 = precision == Precision::Int8;
         let for_cpu = self.threads.is_some() || self.isa.is_some() || int8;
         match self.kind {
             DeviceKind::Cuda(ordinal) => Device::cuda_with(ordinal, precision, self.deterministic),
-            // There is no processor's fp8 to fall back to: whatever is wrong with the GPU is told.
+            // fp8 has no CPU fallback, so any problem with the GPU is an error.
             DeviceKind::Auto
                 if !for_cpu
                     && precision == Precision::Fp8
@@ -55,7 +56,7 @@ impl DeviceOptions {
             {
                 Device::cuda_with(0, precision, self.deterministic)
             }
-            // A GPU that cannot be used is no reason to stop.
+            // With automatic selection, an unusable GPU is not an error.
             DeviceKind::Auto if !for_cpu => {
                 let opened = Device::cuda_availability().and_then(|()| {
                     Device::cuda_with(0, precision, self.deterministic)
@@ -76,8 +77,8 @@ impl DeviceOptions {
     }
 }
 
-/// Bytes of keys and values unless told otherwise: a fixed amount on a processor, most of what a
-/// GPU has free. To be asked when the weights are loaded.
+/// Default size of the key-value cache in bytes: fixed on a CPU, most of the free memory on a GPU.
+/// Call this after the weights are loaded.
 pub fn default_memory(device: &Device) -> Result<usize, DeviceError> {
     Ok(match device.memory()? {
         None => Engine::DEFAULT_MEMORY,

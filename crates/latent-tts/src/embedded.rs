@@ -1,8 +1,8 @@
-//! The models inside the program: a small reasoner, its reward model with the reference reasoner,
-//! and their tokenizer.
+//! The embedded models: a small reasoner, its reward model with the reference reasoner, and their
+//! tokenizer.
 //!
-//! They are read from the program's own memory and never written to disk. `assets/README.md` says
-//! how they were made.
+//! They are read from the memory of the program and never written to disk. `assets/README.md`
+//! describes how they were trained.
 
 use engine::REFERENCE_DIR;
 use model::{EmbeddedFiles, ModelFiles};
@@ -14,7 +14,7 @@ macro_rules! asset {
     };
 }
 
-/// The files of a model in a folder of `assets/`, with the tokenizer that all share.
+/// The files of a model in a directory of `assets/`, with the shared tokenizer.
 macro_rules! files {
     ($folder:literal) => {
         &[
@@ -29,7 +29,7 @@ macro_rules! files {
 const TOKENIZER: &[u8] = asset!("tokenizer.json");
 const TOKENIZER_CONFIG: &[u8] = asset!("tokenizer_config.json");
 
-// Statics: the bytes of a constant would be in the program once for every use.
+// Statics, because a constant would duplicate the bytes at every use.
 static REASONER: EmbeddedFiles =
     EmbeddedFiles { name: crate::EMBEDDED, files: files!("reasoner"), subdirs: &[] };
 
@@ -42,17 +42,17 @@ static REWARD_MODEL: EmbeddedFiles = EmbeddedFiles {
 const REFERENCE_REASONER: EmbeddedFiles =
     EmbeddedFiles { name: "embedded:reward/mind", files: files!("reward/mind"), subdirs: &[] };
 
-/// The reasoner.
+/// The files of the embedded reasoner.
 pub fn reasoner() -> ModelFiles {
     ModelFiles::Embedded(REASONER)
 }
 
-/// The reward model of its thoughts.
+/// The files of the embedded reward model.
 pub fn reward_model() -> ModelFiles {
     ModelFiles::Embedded(REWARD_MODEL)
 }
 
-/// The files of the model that messages call by this name.
+/// The files of the embedded model with this display name.
 pub fn by_name(name: &str) -> Option<ModelFiles> {
     [REASONER, REWARD_MODEL]
         .into_iter()
@@ -64,7 +64,7 @@ pub fn by_name(name: &str) -> Option<ModelFiles> {
 mod tests {
     use super::*;
 
-    /// Whoever clones the repository pays for them.
+    /// The models are part of the repository, so every clone downloads them.
     #[test]
     fn embedded_models_are_small() {
         let all = [REASONER, REWARD_MODEL]

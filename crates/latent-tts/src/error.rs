@@ -1,5 +1,5 @@
-//! Why the library could not do what it was asked to. Messages name fields and files; a command
-//! line adds its own hints.
+//! Errors of the library. Messages name fields and files; the command line appends hints with
+//! flags.
 
 use std::error::Error as StdError;
 use std::path::PathBuf;
@@ -15,46 +15,46 @@ use tensor::DeviceError;
 use train::TrainError;
 use train::annotate::AnnotationError;
 
-/// Every way in which a call of this library fails.
+/// An error of this library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Sampling options contradict one another.
+    /// Sampling options that contradict one another.
     #[error(transparent)]
     Sampling(#[from] schema::SamplingError),
-    /// A model, a request, or the device while it ran.
+    /// An error of a model, a request, or the device while running.
     #[error(transparent)]
     Engine(#[from] EngineError),
 
-    /// The device could not be opened.
+    /// The device cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
 
-    /// A checkpoint could not be read.
+    /// A checkpoint cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
 
-    /// The reward model could not be loaded.
+    /// The reward model cannot be loaded.
     #[error("reward model {}: {error}", path.display())]
     RewardModel {
         /// The reward model's directory.
         path: PathBuf,
-        /// Why. Part of the message, and therefore not its source as well.
+        /// The cause. It is part of the message, and therefore not also its source.
         error: Box<EngineError>,
     },
 
-    /// A probe for states of another reasoner.
+    /// A probe for the states of another reasoner.
     #[error(
-        "probe {}: it reads states of a {of} reasoner, and this one is {reasoner}; train one with \
+        "probe {}: trained for a {of} reasoner, but the model is {reasoner}; train one for it with \
          `train probe`",
         path.display()
     )]
     UnfitProbe {
-        /// The probe's directory.
+        /// The directory of the probe.
         path: PathBuf,
-        /// Family and width that it was trained for.
+        /// The family and width that it was trained for.
         of: String,
-        /// Those of the reasoner.
+        /// The family and width of the reasoner.
         reasoner: String,
     },
 
@@ -62,76 +62,76 @@ pub enum Error {
     #[error(transparent)]
     Fit(#[from] aggregate::FitError),
 
-    /// A data file could not be read.
+    /// A data file cannot be read.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
 
-    /// The name of a part of the built-in corpus is wrong.
+    /// Invalid name of a part of the embedded corpus.
     #[error("{name}: {problem}")]
     Corpus {
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// What is wrong with it.
+        /// The problem with the name.
         problem: String,
     },
 
-    /// A run directory could not be written or read.
+    /// A run directory cannot be written or read.
     #[error(transparent)]
     Record(#[from] RecordError),
 
-    /// A run directory was written with other files.
-    #[error("a file of the model, the reward model or the data is not what it was: {0}")]
+    /// The run directory was written with different input files.
+    #[error("model, reward model or data changed since the run started: {0}")]
     InputsChanged(RecordError),
 
-    /// Annotations could not be written or read.
+    /// Annotations cannot be written or read.
     #[error(transparent)]
     Annotations(#[from] AnnotationError),
 
-    /// Annotations were written with other files.
-    #[error("a file of the model or the data is not what it was: {0}")]
+    /// The annotations were written with different input files.
+    #[error("model or data changed since the annotation started: {0}")]
     AnnotatedInputsChanged(AnnotationError),
 
     /// A training cannot start or continue.
     #[error(transparent)]
     Train(#[from] TrainError),
 
-    /// A reference dump is incomplete, or does not fit its models.
+    /// A reference dump is incomplete or does not fit its models.
     #[error("{reason}")]
     Dump {
-        /// What is wrong, and where.
+        /// The problem and its location.
         reason: String,
     },
 
-    /// Metrics or the report could not be made.
+    /// Metrics or the report cannot be computed.
     #[error(transparent)]
     Report(#[from] ReportError),
 
-    /// A checkpoint could not be converted.
+    /// A checkpoint cannot be converted.
     #[error("{}: {reason}", path.display())]
     Conversion {
         /// The file or directory.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The problem and how to solve it.
         reason: String,
     },
 
-    /// A file that a fingerprint covers could not be read.
+    /// A file covered by a fingerprint cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Unreadable {
         /// The file or directory.
         path: PathBuf,
-        /// Why. Part of the message, and therefore not its source as well.
+        /// The cause. It is part of the message, and therefore not also its source.
         error: std::io::Error,
     },
 
-    /// Something of the Hugging Face Hub could not be had.
+    /// A file cannot be fetched from the Hugging Face Hub.
     #[error(transparent)]
     Hub(#[from] HubError),
 
-    /// Not in the Hugging Face cache, and this build does not download.
-    #[error("{name}: no such path, and not in {}; fetch it with `{how}`", hub.display())]
+    /// Not in the Hugging Face cache, in a build without downloads.
+    #[error("{name}: path not found, and not cached in {}; fetch it with `{how}`", hub.display())]
     NotCached {
-        /// What was asked for.
+        /// The requested name.
         name: String,
         /// The cache that was searched.
         hub: PathBuf,
@@ -139,87 +139,87 @@ pub enum Error {
         how: String,
     },
 
-    /// The model that an adapter belongs to is not there, and could not be downloaded.
-    #[error("{}: the adapter's base model is not there: {error}; {how}", file.display())]
+    /// The base model of an adapter was not found and could not be downloaded.
+    #[error("{}: base model of the adapter not found: {error}; {how}", file.display())]
     Base {
-        /// adapter_config.json.
+        /// The adapter_config.json file.
         file: PathBuf,
-        /// How to get it otherwise.
+        /// Another way to get the base model.
         how: String,
-        /// Why. Part of the message, and therefore not its source as well.
+        /// The cause. It is part of the message, and therefore not also its source.
         error: Box<HubError>,
     },
 
-    /// A base without an adapter that it would be of.
-    #[error("{base}: given as the base of an adapter, and no model is an adapter")]
+    /// A base was given, but no model is an adapter.
+    #[error("{base}: given as the base of an adapter, but no model is an adapter")]
     NoAdapter {
-        /// The base.
+        /// The name of the base.
         base: String,
     },
 
-    /// A voting rule, a scorer or a sampler of the calling program failed.
+    /// A user-defined voting rule, scorer or sampler failed.
     #[error("{name}: {error}")]
     Callback {
-        /// Its name.
+        /// The name of the callback.
         name: String,
-        /// Why. Part of the message, and therefore not its source as well.
+        /// The cause. It is part of the message, and therefore not also its source.
         error: Arc<dyn StdError + Send + Sync>,
     },
 
-    /// A scorer returned rewards that cannot be used.
+    /// A scorer returned invalid rewards.
     #[error("scorer {name}: {problem}")]
     InvalidRewards {
-        /// The scorer.
+        /// The name of the scorer.
         name: String,
-        /// What is wrong with the rewards.
+        /// The problem with the rewards.
         problem: String,
     },
 
-    /// A text whose likelihood is asked for is longer than the model reads.
-    #[error("a continuation of {tokens} tokens does not fit in the model's {context} positions")]
+    /// A text to score is longer than the model's context.
+    #[error("a continuation of {tokens} tokens exceeds the model's {context} positions")]
     LongContinuation {
-        /// Its tokens.
+        /// Number of tokens of the continuation.
         tokens: usize,
-        /// Positions that the model has.
+        /// Number of positions of the model.
         context: usize,
     },
 
-    /// A sweep without a strength.
-    #[error("there is no value to go over; give values of p, sigma or tau")]
+    /// A sweep without any strength.
+    #[error("no values to sweep; pass values of p, sigma or tau")]
     EmptySweep,
 
-    /// A new sweep would have replaced an old one.
+    /// A new sweep would replace an existing one.
     #[error("{} already holds a sweep; continue it or write to another directory", dir.display())]
     SweepExists {
-        /// The sweep's directory.
+        /// The directory of the sweep.
         dir: PathBuf,
     },
 
-    /// A sweep was to be continued with settings that would change its results.
+    /// A sweep cannot be continued with settings that change its results.
     #[error(
-        "{}: the sweep was begun with {field} = {stored}, now it is {requested}; use the same \
+        "{}: the sweep was started with {field} = {stored}, now it is {requested}; use the same \
          settings or write to another directory",
         path.display()
     )]
     SweepChanged {
-        /// The sweep's summary.
+        /// The summary file of the sweep.
         path: PathBuf,
         /// The first setting that differs.
         field: String,
-        /// Its value in the summary.
+        /// The value in the summary.
         stored: String,
-        /// Its value now.
+        /// The requested value.
         requested: String,
     },
 
-    /// A sweep's results were asked for before it ended.
+    /// The results of an unfinished sweep were requested.
     #[error("the sweep in {} is not finished; continue it", dir.display())]
     SweepUnfinished {
-        /// The sweep's directory.
+        /// The directory of the sweep.
         dir: PathBuf,
     },
 
-    /// The embedded models were left out of this build.
-    #[error("this program was built without the embedded models (the feature `embedded`)")]
+    /// This build does not contain the embedded models.
+    #[error("this program was built without the embedded models (feature `embedded`)")]
     NotEmbedded,
 }

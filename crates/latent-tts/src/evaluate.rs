@@ -1,8 +1,8 @@
-//! Evaluation: a benchmark under parallel scaling, recorded question by question.
+//! Evaluation: a benchmark with parallel sampling, recorded question by question.
 //!
-//! Everything that can be wrong is found before the run directory is touched. Then each question is
-//! recorded as soon as it is done, and whatever ends the process, [`OnExisting::Resume`] goes on
-//! after the last record and ends with the same bytes.
+//! All inputs are validated before the run directory is modified. Each question is recorded as soon
+//! as it is done. If the process ends early for any reason, [`OnExisting::Resume`] continues after
+//! the last record and produces the same bytes.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,22 @@ use crate::data_source::DataSource;
 use crate::model::ModelSelection;
 use crate::rescore::check_rules;
 use crate::sampling::check_sampler;
-use crate::scorer::{self, Scorer};
+use crate::scorer::{Scorer, apply_scorer};
 use crate::{Error, fingerprint, grade, manifest};
 
-/// What to do with results that are there already.
+/// How to handle existing results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnExisting {
-    /// Leave them alone and fail.
+    /// Keep them and return an error.
     #[default]
     Refuse,
-    /// Go on after them.
+    /// Continue after them.
     Resume,
     /// Replace them.
     Overwrite,
 }
 
-/// An evaluation to run: [`Evaluation::new`], and the methods that set what is not to be as it is
-/// by default.
+/// An evaluation: [`Evaluation::new`] with defaults, and methods that change them.
 ///
 /// ```no_run
 /// use latent_tts::{DataSource, DeviceOptions, Evaluation, ModelSelection, RewardModelChoice};
@@ -59,33 +58,33 @@ pub enum OnExisting {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Evaluation<'a> {
-    /// The models' files, for the manifest.
+    /// The models, for the manifest.
     pub models: &'a ModelSelection,
-    /// Where the questions come from, for the manifest.
+    /// The source of the questions, for the manifest.
     pub data: &'a DataSource,
-    /// The parameters of every question; their seed is replaced by each of `seeds`.
+    /// The parameters of every question; the seed is replaced by each of `seeds`.
     pub params: SamplingParams,
-    /// Everything is repeated under each seed; by default that of the parameters.
+    /// The seeds; all questions are sampled under each. Defaults to the seed of the parameters.
     pub seeds: Vec<u64>,
     /// Numbers of trajectories to report; powers of two up to N if empty.
     pub ks: Vec<usize>,
-    /// Voting rules to report; the usual ones unless given.
+    /// Voting rules to report; `None` for the default ones.
     pub rules: Option<Vec<Rule>>,
-    /// The run directory; named after inputs and settings, below `runs/`, unless given.
+    /// The run directory; by default a directory in `runs/` named after inputs and settings.
     pub out: Option<PathBuf>,
-    /// What to do with a run that is there already.
+    /// How to handle an existing run.
     pub on_existing: OnExisting,
-    /// Keep all thoughts, too, in `latents.safetensors`.
+    /// Whether to store all thoughts in `latents.safetensors`.
     pub keep_latents: bool,
-    /// Record so many tokens of each of the greedy run's thoughts, as the LM head reads them.
+    /// Number of tokens to record per thought of the greedy run, as decoded by the LM head.
     pub lens: Option<NonZeroUsize>,
-    /// Rewards of trajectories in place of a reward model's.
+    /// A scorer that replaces the reward model.
     pub scorer: Option<Arc<dyn Scorer>>,
-    /// Replacements of the greedy run's thoughts to measure, in `ablation.json`. Nothing of this is
-    /// resumed: at one trajectory a question and kind it is cheap, and computed whole.
+    /// Replacements of the greedy run's thoughts to measure, written to `ablation.json`. This part
+    /// is not resumed but recomputed; it takes only one trajectory per question and kind.
     pub ablations: Vec<AblationKind>,
-    /// Ends the evaluation with [`EngineError::Cancelled`](engine::EngineError::Cancelled); what is
-    /// recorded stays.
+    /// Ends the evaluation with [`EngineError::Cancelled`](engine::EngineError::Cancelled);
+    /// recorded samples are kept.
     pub cancel: CancelToken,
 }
 
@@ -94,34 +93,34 @@ pub struct Evaluation<'a> {
 pub struct EvalOutput {
     /// The run directory.
     pub out: PathBuf,
-    /// Its records.
+    /// The records of the run.
     pub run: RunDir,
     /// Metrics and cost.
     pub results: Results,
-    /// The greedy run with its thoughts replaced, if that was asked for.
+    /// The ablation of the greedy run, if requested.
     pub ablation: Option<Ablation>,
 }
 
-/// Is told how an evaluation goes.
+/// Callbacks for evaluation progress.
 pub trait EvalObserver {
-    /// The run directory is open and holds `done` of `total` questions.
+    /// The run directory was opened and contains `done` of `total` questions.
     fn opened(&mut self, _out: &Path, _done: usize, _total: usize) {}
 
     /// A question was recorded.
     fn recorded(&mut self, _sample: &Sample) {}
 
-    /// A batch of questions is complete.
+    /// A batch of questions was completed.
     fn batch_done(&mut self) {}
 
-    /// All questions are recorded; now they are run with their thoughts replaced.
+    /// All questions are recorded; the ablation starts.
     fn ablation_started(&mut self) {}
 }
 
-/// Observes nothing.
+/// Ignores all events.
 impl EvalObserver for () {}
 
-/// Seconds that a batch should take: long enough to fill the machine, short enough to show progress
-/// and to lose little.
+/// Target duration of a batch in seconds: long enough to fill the device, short enough to show
+/// progress and to lose little work.
 const BATCH_SECONDS: f64 = 10.0;
 
 impl<'a> Evaluation<'a> {
@@ -144,67 +143,67 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// With these seeds.
+    /// Sets the seeds.
     #[must_use]
     pub fn seeds(self, seeds: impl Into<Vec<u64>>) -> Self {
         Self { seeds: seeds.into(), ..self }
     }
 
-    /// Reports these numbers of trajectories.
+    /// Sets the numbers of trajectories to report.
     #[must_use]
     pub fn ks(self, ks: impl Into<Vec<usize>>) -> Self {
         Self { ks: ks.into(), ..self }
     }
 
-    /// Reports these voting rules.
+    /// Sets the voting rules to report.
     #[must_use]
     pub fn rules(self, rules: impl Into<Option<Vec<Rule>>>) -> Self {
         Self { rules: rules.into(), ..self }
     }
 
-    /// Records into this directory.
+    /// Sets the run directory.
     #[must_use]
     pub fn out(self, out: impl Into<PathBuf>) -> Self {
         Self { out: Some(out.into()), ..self }
     }
 
-    /// What to do with a run that is there already.
+    /// Sets how to handle an existing run.
     #[must_use]
     pub fn on_existing(self, on_existing: OnExisting) -> Self {
         Self { on_existing, ..self }
     }
 
-    /// Whether to keep all thoughts.
+    /// Sets whether to store all thoughts.
     #[must_use]
     pub fn keep_latents(self, keep_latents: bool) -> Self {
         Self { keep_latents, ..self }
     }
 
-    /// Records this many tokens of each of the greedy run's thoughts.
+    /// Sets the number of tokens to record per thought of the greedy run.
     #[must_use]
     pub fn lens(self, tokens: impl Into<Option<NonZeroUsize>>) -> Self {
         Self { lens: tokens.into(), ..self }
     }
 
-    /// Takes the rewards from a scorer.
+    /// Sets the scorer.
     #[must_use]
     pub fn scorer(self, scorer: impl Into<Option<Arc<dyn Scorer>>>) -> Self {
         Self { scorer: scorer.into(), ..self }
     }
 
-    /// Measures these replacements of the greedy run's thoughts.
+    /// Sets the replacements of the greedy run's thoughts to measure.
     #[must_use]
     pub fn ablations(self, kinds: impl Into<Vec<AblationKind>>) -> Self {
         Self { ablations: kinds.into(), ..self }
     }
 
-    /// Ends with this token.
+    /// Sets the token that cancels the evaluation.
     #[must_use]
     pub fn cancel(self, cancel: CancelToken) -> Self {
         Self { cancel, ..self }
     }
 
-    /// Samples and measures all questions; what is recorded already is not sampled again.
+    /// Samples and measures all questions; recorded ones are not sampled again.
     pub fn run(
         &self,
         engine: &Engine,
@@ -226,11 +225,11 @@ impl<'a> Evaluation<'a> {
         Ok(output)
     }
 
-    /// Opens the run directory, once everything that can be wrong is known not to be.
+    /// Opens the run directory, after validating all inputs.
     ///
-    /// [`Evaluation::sample`] makes records, perhaps in other processes, [`RunRecorder::add`]
-    /// writes them in the order of seeds and questions, and [`Evaluation::finish`] measures. So
-    /// several machines make the samples that one would.
+    /// [`Evaluation::sample`] produces records, possibly in other processes, [`RunRecorder::add`]
+    /// writes them in the order of seeds and questions, and [`Evaluation::finish`] computes the
+    /// metrics. Several machines therefore produce the same run as a single one.
     pub fn open(&self, engine: &Engine, questions: &[Question]) -> Result<RunRecorder, Error> {
         let request = |question| grade::request(question, self.params);
         engine.check(&questions.iter().map(request).collect::<Vec<_>>())?;
@@ -248,7 +247,7 @@ impl<'a> Evaluation<'a> {
         Ok(RunRecorder { out, total, writer, latents })
     }
 
-    /// Samples questions under one seed, in one batch, and hands over the record of each.
+    /// Samples questions under one seed in one batch, and passes on the record of each.
     pub fn sample(
         &self,
         engine: &Engine,
@@ -268,7 +267,7 @@ impl<'a> Evaluation<'a> {
             let mut reply = reply?;
             check_sampler(&params.perturbation)?;
             if let Some(scorer) = &self.scorer {
-                scorer::apply(scorer.as_ref(), questions[index], &params, &mut reply)?;
+                apply_scorer(scorer.as_ref(), &questions[index].text, &params, &mut reply)?;
             }
             let kept = reply.trajectories.iter().chain(&reply.greedy).filter(|_| self.keep_latents);
             take(QuestionRecord {
@@ -279,7 +278,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// Measures a run whose questions are all recorded.
+    /// Computes the metrics of a completely recorded run.
     pub fn finish(&self, recorder: RunRecorder) -> Result<EvalOutput, Error> {
         let out = recorder.out.clone();
         let run = recorder.finish()?;
@@ -295,7 +294,8 @@ impl<'a> Evaluation<'a> {
         Ok(EvalOutput { out, run, results, ablation: None })
     }
 
-    /// The greedy run is the same under every seed; the first one names the shuffled orders.
+    /// The parameters of the ablation. The greedy run is the same under every seed; the first seed
+    /// determines the shuffled orders.
     fn ablation_params(&self) -> SamplingParams {
         let seed = self.seeds.first().copied().unwrap_or_default();
         SamplingParams { seed, ..self.params }
@@ -311,7 +311,7 @@ impl<'a> Evaluation<'a> {
         let ModelSelection { reasoner, reward_model, probe, .. } = self.models;
         let model = engine.reasoner();
         let mut host = manifest::host_json(model.decoder.device(), engine.memory());
-        // Paths say where the inputs were; what they held is in the fingerprint.
+        // Paths record where the inputs were; the fingerprint covers their contents.
         host["model"] = json!(reasoner.path());
         host["reward_model"] = json!(reward_model.as_ref().map(ModelFiles::path));
         if let Some(probe) = probe {
@@ -346,7 +346,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// Checks that the records so far are those of these questions, in their order.
+    /// Checks that the existing records belong to these questions, in order.
     fn check_records(&self, out: &Path, questions: &[Question]) -> Result<(), Error> {
         let run = RunDir::open(out)?;
         let expected = self.seeds.iter().flat_map(|&seed| questions.iter().map(move |q| (seed, q)));
@@ -354,11 +354,11 @@ impl<'a> Evaluation<'a> {
         for (line, sample) in (1..).zip(run.samples()?) {
             let Sample { seed, id, question, gold, .. } = sample?;
             let what = match expected.next().flatten() {
-                Some((of, q)) if (of, q.id) != (seed, id) => "another comes here",
+                Some((of, q)) if (of, q.id) != (seed, id) => "another question is expected here",
                 Some((_, q)) if q.text != question => "its text differs",
                 Some((_, q)) if q.gold != gold => "its gold answer differs",
                 Some(_) => continue,
-                None => "the data end before it",
+                None => "the data has no such question",
             };
             let path = run.samples_file();
             return Err(RecordError::OtherQuestion { path, line, seed, id, what }.into());
@@ -380,7 +380,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// Samples what is not recorded yet, in batches of a few seconds.
+    /// Samples the questions without a record, in batches of a few seconds.
     fn sample_missing(
         &self,
         engine: &Engine,
@@ -411,7 +411,7 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// Sizes batches by the pace of the questions so far.
+/// Determines batch sizes from the speed so far.
 struct BatchPace {
     start: Instant,
     questions: usize,
@@ -422,7 +422,8 @@ impl BatchPace {
         Self { start: Instant::now(), questions: 0 }
     }
 
-    /// One question at first, so that a figure appears soon, then as many as take as long again.
+    /// The next batch size: one question at first, so that progress appears soon, then as many as
+    /// take about as long as the run so far, from 1 to [`BATCH_SECONDS`] seconds.
     fn batch_size(&self) -> usize {
         if self.questions == 0 {
             return 1;
@@ -447,22 +448,22 @@ impl RunRecorder {
         &self.out
     }
 
-    /// Questions, under all seeds together.
+    /// Number of samples of the complete run, under all seeds.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Questions that are recorded.
+    /// Number of recorded samples.
     pub fn done_count(&self) -> usize {
         self.writer.done_count()
     }
 
-    /// The questions that are not recorded yet under a seed.
+    /// The questions without a record under a seed.
     pub fn missing<'q>(&self, seed: u64, questions: &'q [Question]) -> Vec<&'q Question> {
         questions.iter().filter(|question| !self.writer.is_done(seed, question.id)).collect()
     }
 
-    /// Records a question. A run has its seeds in order, and the questions of each in theirs.
+    /// Records a question. Seeds must be added in order, and the questions of each seed in order.
     pub fn add(&mut self, record: &QuestionRecord) -> Result<(), Error> {
         if let Some(latents) = &mut self.latents {
             latents.append(&record.sample, [record.latents.as_slice()])?;

@@ -1,8 +1,9 @@
-//! A digest of what a run reads, so that a resumed run notices that a file under the same path has
-//! changed.
+//! A digest of the inputs of a run, so that a resumed run detects that a file changed under the
+//! same path.
 //!
-//! Small files go in whole. Weight files of gigabytes go in by their size and by blocks spread over
-//! them: another training run's weights differ everywhere, and a file that was cut differs in size.
+//! Small files are hashed entirely. Large weight files are hashed by size and by blocks spread over
+//! them: the weights of another training run differ everywhere, and a truncated file differs in
+//! size.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -17,13 +18,13 @@ use crate::data_source::DataSource;
 
 /// Files larger than this are sampled.
 const FULL_HASH_LIMIT: u64 = 32 << 20;
-/// Blocks of a sampled file, and the bytes of each.
+/// Number of sampled blocks per file.
 const SAMPLED_BLOCKS: u64 = 64;
 const BLOCK_BYTES: usize = 4096;
-/// The files of a checkpoint directory that can change a result.
+/// Extensions of the files in a checkpoint directory that can change results.
 const HASHED_EXTENSIONS: [&str; 3] = ["safetensors", "json", "txt"];
 
-/// The digest of models and questions; `source` is where the questions come from.
+/// The digest of models and questions; `source` is the name of the question source.
 pub fn compute<'a>(
     models: impl IntoIterator<Item = &'a ModelFiles>,
     source: &DataSource,
@@ -31,7 +32,7 @@ pub fn compute<'a>(
 ) -> Result<String, Error> {
     let mut digest = Fingerprint::default();
     for model in models {
-        // The models below an adapter are read too.
+        // The base models of an adapter are read as well.
         for files in model.chain()? {
             digest = hash_model(digest, &files)?;
         }
@@ -45,7 +46,7 @@ pub fn compute<'a>(
     Ok(digest.finish())
 }
 
-/// The digest with the names of the fields that are read, where any are given.
+/// The digest, including the field names if any are given.
 fn with_fields(digest: Fingerprint, fields: &FieldNames) -> Fingerprint {
     let given = [&fields.question_field, &fields.answer_field, &fields.steps_field];
     let roles = ["question_field", "answer_field", "steps_field"].into_iter().zip(given);
@@ -55,7 +56,7 @@ fn with_fields(digest: Fingerprint, fields: &FieldNames) -> Fingerprint {
     })
 }
 
-/// The digest of the files of a training: of models, and of files and directories of data.
+/// The digest of a training's inputs: models, and files and directories of data.
 pub fn of_files<'a>(
     models: impl IntoIterator<Item = &'a ModelFiles>,
     data: impl IntoIterator<Item = &'a Path>,
@@ -96,7 +97,7 @@ fn hash_embedded(digest: Fingerprint, packed: &EmbeddedFiles) -> Fingerprint {
 }
 
 fn hash_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint, Error> {
-    // CODI may keep its projector in a directory of its own, a reward model its reference reasoner.
+    // CODI may have its projector in a subdirectory, a reward model its reference reasoner.
     let inside = ["prj", REFERENCE_DIR].map(|name| dir.join(name));
     for dir in
         [dir].into_iter().chain(inside.iter().map(PathBuf::as_path).filter(|inner| inner.is_dir()))

@@ -1,4 +1,4 @@
-//! Grading: a reply becomes the record of a question with a known answer.
+//! Grading: converts a reply to the record of a question with a known answer.
 
 use aggregate::Candidate;
 use data::Question;
@@ -14,7 +14,7 @@ pub fn request(question: &Question, params: SamplingParams) -> Request {
     }
 }
 
-/// The record of a question's reply under these parameters, each answer compared with the gold
+/// The record of a question's reply under these parameters. Each answer is compared with the gold
 /// answer.
 pub fn grade(question: &Question, params: &SamplingParams, reply: &Reply) -> Sample {
     let limit = params.max_new_tokens.get();

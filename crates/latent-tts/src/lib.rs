@@ -1,7 +1,7 @@
 //! Parallel test-time scaling for latent reasoning models.
 //!
 //! A latent reasoner thinks in hidden states. This library samples N trajectories of such thoughts,
-//! scores them with a Latent Reward Model, and aggregates them into one answer.
+//! scores them with a Latent Reward Model, and aggregates their answers.
 //!
 //! ```
 //! # #[cfg(feature = "embedded")] {
@@ -19,21 +19,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! * [`Model`] loads a reasoner and its reward model: embedded, a directory, or an id of the
-//!   Hugging Face Hub.
+//! * [`Model`] loads a reasoner and its reward model: embedded, from a directory, or by Hugging
+//!   Face Hub id.
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
-//!   gives [`Reply`]s; unlike requests share passes and do not change each other's results.
-//! * [`Scheduler`] runs requests that arrive at any time in one continuous batch, with events as
-//!   their trajectories finish.
-//! * [`aggregate`] holds the voting rules, [`DataSource`] and [`grade`] questions with known
-//!   answers, [`Evaluation`] a benchmark recorded in a run directory, [`Ablator`] the accuracy
-//!   without a reasoner's own thoughts, [`Annotator`] labels for training a reward model.
-//! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`RlTrainer`] a reasoner
-//!   by reinforcement learning, [`calibrate()`] fits the combination of all signals; [`training`]
-//!   has their options, presets and methods.
+//!   returns [`Reply`]s. Different requests are batched together without changing each other's
+//!   results.
+//! * [`Scheduler`] runs requests that arrive at any time with continuous batching, and reports
+//!   events as their trajectories finish.
+//! * [`aggregate`] contains the voting rules. [`DataSource`] and [`grade`] handle questions with
+//!   known answers, [`Evaluation`] records a benchmark in a run directory, [`Ablator`] measures the
+//!   accuracy with replaced thoughts, and [`Annotator`] labels thoughts for training a reward
+//!   model.
+//! * [`Trainer`], [`RewardTrainer`] and [`ProbeTrainer`] train the models, [`RlTrainer`] trains a
+//!   reasoner by reinforcement learning, and [`calibrate()`] fits weights that combine all signals;
+//!   [`training`] contains their options, presets and methods.
 //!
-//! The crates below are re-exported: what they make public can be used, and may change more often
-//! than what this crate names.
+//! The underlying crates are re-exported. Their public items can be used, but may change more often
+//! than the items of this crate.
 
 pub mod ablation;
 pub mod annotate;
@@ -93,7 +95,9 @@ pub use schema::{
     self, CustomSampler, LatentSampler, ModelDefaults, NoiseStd, PositiveWeight, SamplerKind,
     SamplingError, SamplingOptions, ThoughtKey, TrajectoryRecord, Vote, Weight,
 };
-pub use scorer::Scorer;
+#[cfg(feature = "http")]
+pub use scorer::{HttpScorer, HttpScorerError, HttpScorerOptions};
+pub use scorer::{Scorer, apply_scorer};
 pub use source::{EMBEDDED, data_file};
 #[cfg(feature = "hub")]
 pub use source::{fetch_bases, fetch_data, fetch_model};
@@ -105,7 +109,7 @@ pub use training::{
     RlTrainerOptions, TrainObserver, TrainReport, Trainer, TrainerOptions,
 };
 
-/// The README's Rust code, compiled.
+/// Compiles the Rust code of the README.
 #[cfg(all(doctest, feature = "embedded"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

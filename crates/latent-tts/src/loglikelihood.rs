@@ -1,22 +1,23 @@
-//! Log-likelihoods of given texts: the reasoner as a plain language model, without thoughts.
+//! Log-likelihoods of given texts under the reasoner as a plain language model, without thoughts.
 
 use engine::Reasoner;
 use model::{Cache, Pass, Sequence, head};
 
 use crate::Error;
 
-/// How likely a text is after another.
+/// The log-likelihood of a text given its context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loglikelihood {
-    /// The sum of its tokens' log-probabilities.
+    /// The sum of the tokens' log-probabilities.
     pub sum: f64,
     /// Whether every token is the most likely one.
     pub greedy: bool,
 }
 
-/// The log-likelihood of a continuation after a context, as language-model benchmarks define it:
-/// spaces at the context's end go with the continuation, both are tokenized together, and a context
-/// that does not fit the model loses its beginning. An empty context is the end-of-text token.
+/// The log-likelihood of a continuation given a context, as language-model benchmarks define it:
+/// trailing spaces of the context move to the continuation, both are tokenized together, and a
+/// context that exceeds the model's length is truncated from the left. An empty context is replaced
+/// by the end-of-text token.
 pub fn loglikelihood(
     reasoner: &Reasoner,
     context: &str,
@@ -25,7 +26,7 @@ pub fn loglikelihood(
     let (tokens, start) = encode_pair(reasoner, context, continuation)?;
     let decoder = &reasoner.decoder;
     let (device, config) = (decoder.device(), decoder.config());
-    // The last token is only predicted, so that one more than the context fits.
+    // The last token is only predicted, so one more token than the context length fits.
     let excess = tokens.len().saturating_sub(config.context + 1).min(start - 1);
     let (tokens, start) = (&tokens[excess..], start - excess);
     let (inputs, targets) = (&tokens[..tokens.len() - 1], &tokens[start..]);
@@ -51,7 +52,7 @@ pub fn loglikelihood(
     Ok(likelihood)
 }
 
-/// The tokens of both texts, and where those of the continuation start: after one token at least.
+/// The tokens of both texts, and the index at which the continuation starts, at least 1.
 fn encode_pair(
     reasoner: &Reasoner,
     context: &str,

@@ -11,8 +11,8 @@ use tensor::{Device, Precision};
 
 use crate::data_source::DataSource;
 
-/// Every setting that changes results, and only those; the device where it promises bits, and its
-/// number format where that is more than rounding.
+/// Every setting that changes results, and no others. Includes the device if results are bit-exact,
+/// and its number format if that differs by more than rounding.
 pub fn settings_json(
     method: &Method,
     params: &SamplingParams,
@@ -28,8 +28,8 @@ pub fn settings_json(
     document
 }
 
-/// The parameters that decide the samples: not the seed, which the manifest lists, and not the
-/// voting rule, which is applied to samples afterwards.
+/// The parameters that determine the samples: without the seed, which the manifest lists, and
+/// without the voting rule, which is applied to recorded samples.
 pub fn recorded_sampling(params: &SamplingParams) -> SamplingOptions {
     SamplingOptions {
         seed: None,
@@ -42,8 +42,9 @@ pub fn recorded_sampling(params: &SamplingParams) -> SamplingOptions {
     }
 }
 
-/// Adds a format of weights of one byte, so that its records are not continued in another, and what
-/// a deterministic GPU's bits depend on, so that no other device continues its records.
+/// Adds 8-bit weight formats, so that their records are not continued in another format, and the
+/// properties that determine the bits of a deterministic GPU, so that no other device continues its
+/// records.
 pub fn add_numerics(settings: &mut Value, device: &Device) {
     let precision = device.precision();
     if matches!(precision, Precision::Int8 | Precision::Fp8) {
@@ -54,7 +55,7 @@ pub fn add_numerics(settings: &mut Value, device: &Device) {
     }
 }
 
-/// The machine, which changes no result beyond rounding.
+/// The host, which changes results only by rounding.
 pub fn host_json(device: &Device, memory: usize) -> Value {
     json!({
         "device": device.describe(),
@@ -65,24 +66,24 @@ pub fn host_json(device: &Device, memory: usize) -> Value {
     })
 }
 
-/// The processor's name, where the system tells.
+/// The name of the CPU, if the system reports it.
 pub fn cpu_name() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The commit that this program was built from, where the build said so.
+/// The commit that this program was built from, if known.
 pub fn commit() -> Option<String> {
     option_env!("LATENT_TTS_COMMIT").map(str::to_owned)
 }
 
-/// This program and its version.
+/// The name and version of this program.
 pub fn program() -> String {
     format!("latent-tts {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// A name that the same inputs and settings always get, so that a resumed run finds its directory.
+/// A directory name that is a function of inputs and settings, so that a resumed run finds it.
 pub fn default_run_name(model: &Path, data: &DataSource, manifest: &Manifest) -> String {
     let settings =
         json!([manifest.settings, manifest.seeds, manifest.questions, manifest.fingerprint])
@@ -90,7 +91,7 @@ pub fn default_run_name(model: &Path, data: &DataSource, manifest: &Manifest) ->
     name_with_digest(model, data, &settings)
 }
 
-/// Model, data and the start of a digest of the settings.
+/// A name from the model, the data and the prefix of a digest of the settings.
 pub(crate) fn name_with_digest(model: &Path, data: &DataSource, settings: &str) -> String {
     let digest = Fingerprint::default().with("run", settings.as_bytes()).finish();
     format!(
@@ -101,7 +102,7 @@ pub(crate) fn name_with_digest(model: &Path, data: &DataSource, settings: &str) 
     )
 }
 
-/// A name of letters, digits, `.`, `_` and `-` alone.
+/// Replaces all characters except letters, digits, `.`, `_` and `-`.
 pub fn sanitize(name: impl AsRef<str>) -> String {
     name.as_ref()
         .chars()
@@ -109,12 +110,12 @@ pub fn sanitize(name: impl AsRef<str>) -> String {
         .collect()
 }
 
-/// Now, in RFC 3339.
+/// The current time in RFC 3339 format.
 pub fn now() -> String {
     rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// Seconds since 1970 as a date; the calendar repeats every 400 years, which start in March.
+/// Converts seconds since 1970 to a date. The calendar repeats every 400 years, counted from March.
 fn rfc3339(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);

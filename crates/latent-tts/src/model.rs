@@ -12,7 +12,7 @@ use crate::device::{DeviceOptions, default_memory};
 use crate::source::{EMBEDDED, reasoner_files};
 use crate::{Error, source};
 
-/// Which models to load: their files, resolved and not yet read.
+/// The models to load, as resolved but unread files.
 #[derive(Debug, Clone)]
 pub struct ModelSelection {
     /// The reasoner's files.
@@ -21,25 +21,25 @@ pub struct ModelSelection {
     pub reward_model: Option<ModelFiles>,
     /// The directory of a probe on the reasoner's hidden states.
     pub probe: Option<PathBuf>,
-    /// The reasoner's family; what the checkpoint says unless given.
+    /// The family of the reasoner; detected from the checkpoint by default.
     pub family: Option<Family>,
 }
 
-/// Which reward model goes with a reasoner.
+/// The reward model to use with a reasoner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RewardModelChoice<'a> {
-    /// The embedded one with the embedded reasoner, none with others.
+    /// The embedded one for the embedded reasoner, otherwise none.
     #[default]
     Default,
-    /// None.
+    /// No reward model.
     None,
-    /// The one of this name.
+    /// The reward model with this name.
     Named(&'a str),
 }
 
 impl ModelSelection {
-    /// The models of these names: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging
-    /// Face Hub.
+    /// The models with these names: [`EMBEDDED`], a directory, a GGUF file, or a Hugging Face Hub
+    /// id.
     pub fn new(reasoner: &str, reward_model: RewardModelChoice<'_>) -> Result<Self, Error> {
         let reward_model = match reward_model {
             RewardModelChoice::Default if reasoner == EMBEDDED => Some(EMBEDDED),
@@ -54,7 +54,7 @@ impl ModelSelection {
         })
     }
 
-    /// The same models, adapters among them over the model of this name.
+    /// The same models, with `base` as the base of those that are adapters.
     pub fn with_base(self, base: &str) -> Result<Self, Error> {
         let mut models = std::iter::once(&self.reasoner).chain(&self.reward_model);
         let is_adapter = |files: &ModelFiles| files.is_adapter();
@@ -75,7 +75,7 @@ impl ModelSelection {
         std::iter::once(&self.reasoner)
             .chain(&self.reward_model)
             .try_for_each(source::find_bases)?;
-        // Reading and converting weights is parallel work too, with the device's threads.
+        // Reading and converting weights runs on the device's threads.
         device.run(|| self.load_files(device))
     }
 
@@ -96,7 +96,7 @@ impl ModelSelection {
     }
 }
 
-/// A reasoner, and perhaps a reward model, in memory. Cheap to clone; clones share the weights.
+/// A reasoner and optionally a reward model, in memory. Clones share the weights.
 #[derive(Clone)]
 pub struct Model {
     reasoner: Arc<Reasoner>,
@@ -105,8 +105,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or an id of
-    /// the Hugging Face Hub, on a GPU if there is one, else on the processor.
+    /// Loads `"embedded"` (with its reward model), a checkpoint directory, a GGUF file, or a
+    /// Hugging Face Hub id, on a GPU if one is present and on the CPU otherwise.
     ///
     /// ```no_run
     /// use latent_tts::Model;
@@ -118,13 +118,13 @@ impl Model {
         selection.load(&DeviceOptions::default().open()?)
     }
 
-    /// Models that were loaded or made otherwise.
+    /// A model from an already loaded reasoner and reward model.
     pub fn new(reasoner: Reasoner, reward_model: Option<RewardModel>) -> Self {
         let reward_model = reward_model.map(Arc::new);
         Self { reasoner: Arc::new(reasoner), reward_model, probe: None }
     }
 
-    /// Adds the reward model of this name to the reasoner, or replaces the one that it has.
+    /// Sets the reward model by name.
     pub fn with_reward_model(self, name: &str) -> Result<Self, Error> {
         let files = source::reward_model_files(name)?;
         source::find_bases(&files)?;
@@ -139,7 +139,7 @@ impl Model {
         Self { reward_model: None, ..self }
     }
 
-    /// Adds the probe of this directory, which `train probe` wrote for the reasoner.
+    /// Adds the probe in this directory, which `train probe` wrote for the reasoner.
     pub fn with_probe(self, dir: &Path) -> Result<Self, Error> {
         let probe = load_probe(self.reasoner.decoder.device(), dir, &self.reasoner)?;
         Ok(Self { probe: Some(Arc::new(probe)), ..self })
@@ -155,7 +155,7 @@ impl Model {
         self.reward_model.as_deref()
     }
 
-    /// What is wrong with the checkpoints that does not keep them from being used.
+    /// Problems of the checkpoints that do not prevent their use.
     pub fn warnings(&self) -> impl Iterator<Item = &ModelWarning> {
         let reward_model = self.reward_model.iter().flat_map(|model| &model.warnings);
         self.reasoner.warnings.iter().chain(reward_model)
@@ -190,14 +190,15 @@ fn load_probe(device: &Device, dir: &Path, reasoner: &Reasoner) -> Result<Probe,
     if config.width != width || config.family != family {
         return Err(Error::UnfitProbe {
             path: dir.to_owned(),
-            of: format!("{} {} wide", config.family, config.width),
-            reasoner: format!("{family} {width} wide"),
+            of: format!("{} (width {})", config.family, config.width),
+            reasoner: format!("{family} (width {width})"),
         });
     }
     Ok(probe)
 }
 
-/// The files of a reward model by name; a checkpoint that is none is refused before it is loaded.
+/// The files of a reward model by name. Fails for a checkpoint that is not a reward model, before
+/// loading it.
 pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
     let files = source::reward_model_files(name)?;
     let checkpoint = Checkpoint::open(&files)?;
@@ -207,12 +208,12 @@ pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
     }
 }
 
-/// The files of a reasoner by name, for tools that look at a checkpoint without loading it.
+/// The files of a reasoner by name, for tools that read a checkpoint without loading it.
 pub fn files(name: &str) -> Result<ModelFiles, Error> {
     source::embedded_files(name).map_or_else(|| reasoner_files(name), Ok)
 }
 
-/// The same, an adapter over the base of another name, where one is given.
+/// Like [`files`], with an optional base for an adapter.
 pub fn files_over(name: &str, base: Option<&str>) -> Result<ModelFiles, Error> {
     source::with_base(files(name)?, base)
 }

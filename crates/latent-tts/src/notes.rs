@@ -1,8 +1,8 @@
-//! Notes about questions that are unlike those that a model was trained on: a small model answers
-//! them as confidently as any other, so whoever reports an answer reports its notes too.
+//! Notes about questions that differ from a model's training data. A small model answers such
+//! questions as confidently as any other, so interfaces report the notes with the answer.
 //!
-//! The command line prints them, the server returns them as `latent.notes`. Only the embedded
-//! reasoner's training data is known; of other models only the vocabulary is checked.
+//! The command line prints them, the server returns them as `latent.notes`. Only the training data
+//! of the embedded reasoner is known; for other models only the vocabulary is checked.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,56 +14,56 @@ use model::ModelFiles;
 use crate::source::EMBEDDED;
 use crate::{Error, Question};
 
-/// Words shown of those that a model does not know.
+/// Maximum number of unknown words to show.
 const SHOWN_WORDS: usize = 8;
 
-/// Something to tell beside an answer.
+/// A note about a question or a data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Note {
-    /// Words of the question that are not in the vocabulary, each once.
+    /// Words of the question that are not in the vocabulary, without duplicates.
     UnknownWords(Vec<String>),
-    /// In what the question is unlike the embedded reasoner's training data.
+    /// How the question differs from the embedded reasoner's training data.
     OutOfRange(Vec<OutOfRange>),
-    /// Of a data set, the questions that have one of the notes above.
+    /// The questions of a data set with one of the notes above.
     Questions(QuestionNotes),
 }
 
-/// How many questions of a data set have notes, with examples.
+/// The number of questions of a data set that have notes, with examples.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuestionNotes {
-    /// All questions.
+    /// Number of all questions.
     pub total: usize,
-    /// Questions with any note.
+    /// Number of questions with any note.
     pub noted: usize,
-    /// Questions with unknown words.
+    /// Number of questions with unknown words.
     pub with_unknown_words: usize,
-    /// The first of the unknown words, each once.
+    /// The first unknown words, without duplicates.
     pub words: Vec<String>,
-    /// Further unknown words.
+    /// Number of further unknown words.
     pub more_words: usize,
-    /// Questions unlike the training data.
+    /// Number of questions that differ from the training data.
     pub out_of_range: usize,
-    /// The first reason of those.
+    /// The first reason for such a difference.
     pub example: Option<OutOfRange>,
 }
 
-/// Whether these are the embedded reasoner's files, whose training data is known.
+/// Whether these are the files of the embedded reasoner, whose training data is known.
 pub fn is_embedded(reasoner: &ModelFiles) -> bool {
     reasoner.path().as_os_str() == EMBEDDED
 }
 
-/// The notes about one question. `is_embedded` is [`is_embedded`] of the reasoner's files.
+/// The notes about one question. `is_embedded` is the result of [`is_embedded`] for the reasoner.
 ///
 /// # Errors
 ///
-/// When the question cannot be tokenized.
+/// If the question cannot be tokenized.
 pub fn of_question(
     reasoner: &Reasoner,
     is_embedded: bool,
     question: &str,
 ) -> Result<Vec<Note>, Error> {
-    // The engine refuses longer texts; looking for words in them takes minutes and gigabytes.
+    // The engine rejects longer texts, and checking their words would take minutes and gigabytes.
     if question.len() > Prompt::MAX_BYTES {
         return Ok(Vec::new());
     }
@@ -83,7 +83,7 @@ pub fn of_question(
 ///
 /// # Errors
 ///
-/// When a question cannot be tokenized.
+/// If a question cannot be tokenized.
 pub fn of_questions(
     reasoner: &Reasoner,
     is_embedded: bool,
@@ -127,16 +127,16 @@ impl fmt::Display for Note {
         match self {
             Self::UnknownWords(words) => write!(
                 f,
-                "the model does not know {} and reads an unknown token there; its answer may be \
-                 wrong for that reason",
+                "words not in the model's vocabulary: {} (read as the unknown token); the answer \
+                 may be wrong",
                 quoted(words)
             ),
             Self::OutOfRange(reasons) => {
                 let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
                 write!(
                     f,
-                    "the question is outside what the embedded model was trained on: {}; its \
-                     answer means little (docs/corpus.md)",
+                    "the question is outside the training distribution of the embedded model: {}; \
+                     the answer is unreliable (docs/explanation/corpus.md)",
                     reasons.join(", ")
                 )
             }
@@ -154,14 +154,14 @@ impl fmt::Display for QuestionNotes {
                 more => format!(" and {more} more"),
             };
             parts.push(format!(
-                "{} with words that it does not know ({}{more})",
+                "{} with unknown words ({}{more})",
                 self.with_unknown_words,
                 quoted(&self.words)
             ));
         }
         if let Some(example) = &self.example {
             parts.push(format!(
-                "{} unlike the corpus it was trained on (e.g. {example})",
+                "{} outside its training distribution (e.g. {example})",
                 self.out_of_range
             ));
         }

@@ -1,4 +1,4 @@
-//! Further voting rules on the recorded trajectories of a run. Nothing is sampled.
+//! Applies further voting rules to the recorded trajectories of a run, without sampling.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use report::metrics::{self, MetricSettings};
 
 use crate::Error;
 
-/// Measures rules on a finished run, beside those that its results have, and replaces
-/// `results.json`. Rules that another program registered keep their numbers.
+/// Measures rules on a finished run in addition to those in its results, and replaces
+/// `results.json`. Results of rules registered by other programs are kept.
 ///
 /// # Errors
 ///
-/// The run has no results yet, or a rule fails; `results.json` is unchanged then.
+/// If the run has no results yet or a rule fails; `results.json` is then unchanged.
 pub fn rescore(run: &RunDir, rules: &[Rule]) -> Result<Results, Error> {
     let before = run.results()?;
     let recorded = before.metrics.iter().filter_map(|metric| match metric.name {
@@ -41,7 +41,7 @@ pub fn rescore(run: &RunDir, rules: &[Rule]) -> Result<Results, Error> {
     Ok(results)
 }
 
-/// The failure of one of these rules since this was last asked.
+/// Returns the failure of one of these rules since the last call.
 pub(crate) fn check_rules(rules: &[Rule]) -> Result<(), Error> {
     let failed = rules.iter().find_map(|rule| Some((rule, rule.take_failure()?)));
     failed.map_or(Ok(()), |(rule, error)| {

@@ -1,16 +1,16 @@
-//! Sampling options for an engine: what evaluations add to the model's defaults.
+//! Resolves sampling options for an engine, with the defaults of evaluations.
 
 use engine::{Engine, Perturbation, SamplingParams};
 use schema::{SamplingError, SamplingOptions};
 
 use crate::Error;
 
-/// The parameters of an evaluation: with the greedy trajectory, and with a beam search where there
-/// are rewards and thoughts to guide it, unless the options say otherwise.
+/// The parameters of an evaluation. By default with the greedy trajectory, and with a beam search
+/// if there are rewards and thoughts to guide it.
 ///
 /// # Errors
 ///
-/// When fields contradict one another.
+/// If fields contradict one another.
 pub fn evaluation_params(
     options: &SamplingOptions,
     engine: &Engine,
@@ -27,11 +27,11 @@ pub fn evaluation_params(
     options.clone().or(defaults).resolve(method)
 }
 
-/// The failure of a sampler of the calling program since this was last asked.
+/// Returns the failure of a user-defined sampler since the last call.
 ///
 /// # Errors
 ///
-/// The failure. Replies made since the last call are not to be used.
+/// The failure of the sampler. Replies since the last call must be discarded.
 pub fn check_sampler(perturbation: &Perturbation) -> Result<(), Error> {
     let Perturbation::Custom(sampler) = perturbation else { return Ok(()) };
     sampler.take_failure().map_or(Ok(()), |error| {

@@ -1,25 +1,30 @@
-//! Rewards from outside: a [`Scorer`] takes the place of a reward model in an evaluation.
+//! External rewards: a [`Scorer`] replaces the reward model in an evaluation.
 //!
-//! A reward model scores thoughts inside the engine. A scorer sees finished trajectories: texts,
-//! answers, thoughts, log-probabilities, and the rewards of the reward model if there is one. Its
-//! rewards replace those, so every rule that reads rewards reads the scorer's: the reward of a
-//! trajectory is that of its answer and of each of its thoughts.
+//! A reward model scores thoughts inside the engine. A scorer receives finished trajectories:
+//! texts, answers, thoughts, log-probabilities, and the rewards of the reward model if there is
+//! one. Its rewards replace them for all rules: the reward of a trajectory becomes its outcome
+//! reward and the process reward of each of its thoughts.
 //!
 //! Tested by tests/scorer.rs and, from Python, by python/tests/test_extensions.py.
+
+#[cfg(feature = "http")]
+mod http;
 
 use std::error::Error as StdError;
 use std::sync::Arc;
 
 use aggregate::Rule;
-use data::Question;
 use engine::{Reply, SamplingParams, Trajectory};
 
 use crate::Error;
 
-/// Gives each trajectory of a question a reward.
+#[cfg(feature = "http")]
+pub use http::{HttpScorer, HttpScorerError, HttpScorerOptions};
+
+/// Computes a reward for each trajectory of a question.
 ///
 /// ```
-/// use latent_tts::{Question, Scorer, Trajectory};
+/// use latent_tts::{Scorer, Trajectory};
 ///
 /// /// Prefers short answers.
 /// struct Brevity;
@@ -31,7 +36,7 @@ use crate::Error;
 ///
 ///     fn score(
 ///         &self,
-///         _question: &Question,
+///         _question: &str,
 ///         trajectories: &[&Trajectory],
 ///     ) -> Result<Vec<f32>, Box<dyn std::error::Error + Send + Sync>> {
 ///         Ok(trajectories.iter().map(|trajectory| -(trajectory.text.len() as f32)).collect())
@@ -39,26 +44,31 @@ use crate::Error;
 /// }
 /// ```
 pub trait Scorer: Send + Sync {
-    /// The name in the manifest: a run is resumed with the same scorer only.
+    /// The name in the manifest. A run can only be resumed with the same scorer.
     fn name(&self) -> &str;
 
-    /// One finite reward for each trajectory, larger for better ones. The greedy trajectory, if
-    /// there is one, comes last.
+    /// Returns one finite reward per trajectory; larger is better. The greedy trajectory, if
+    /// present, is last.
     ///
     /// # Errors
     ///
-    /// Ends the evaluation; what is recorded stays.
+    /// An error ends the evaluation; recorded samples are kept.
     fn score(
         &self,
-        question: &Question,
+        question: &str,
         trajectories: &[&Trajectory],
     ) -> Result<Vec<f32>, Box<dyn StdError + Send + Sync>>;
 }
 
-/// Replaces the rewards of a reply by a scorer's, and the chosen answer by that of the rule.
-pub(crate) fn apply(
+/// Replaces the rewards of a reply by those of a scorer and selects the answer again: by weighted
+/// votes, unless the parameters name another rule.
+///
+/// # Errors
+///
+/// The scorer fails, or returns rewards that are not finite or not one for each trajectory.
+pub fn apply_scorer(
     scorer: &dyn Scorer,
-    question: &Question,
+    question: &str,
     params: &SamplingParams,
     reply: &mut Reply,
 ) -> Result<(), Error> {
@@ -84,7 +94,7 @@ fn check(scorer: &dyn Scorer, rewards: &[f32], expected: usize) -> Result<(), Er
     let problem = if rewards.len() != expected {
         format!("returned {} rewards for {expected} trajectories", rewards.len())
     } else if let Some(reward) = rewards.iter().find(|reward| !reward.is_finite()) {
-        format!("returned {reward}; return finite rewards")
+        format!("returned {reward}; rewards must be finite")
     } else {
         return Ok(());
     };

@@ -1,4 +1,4 @@
-//! Where models come from: inside the program, a directory, a GGUF file, or the Hugging Face Hub.
+//! Sources of models: embedded, a directory, a GGUF file, or the Hugging Face Hub.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,11 @@ use model::hub::{HubClient, HubEvent};
 
 use crate::Error;
 
-/// The name of the embedded reasoner, and of its reward model where a reward model is asked for.
+/// The name of the embedded reasoner, or of its reward model where a reward model is expected.
 pub const EMBEDDED: &str = "embedded";
 
-/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or an id of the Hugging Face
-/// Hub (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`): in its cache, else
-/// downloaded.
+/// The files of a reasoner: [`EMBEDDED`], a directory, a GGUF file, or a Hugging Face Hub id
+/// (`owner/name`, `owner/name@revision`, `owner/name/file.gguf`), from the cache or downloaded.
 pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reasoner(),
@@ -26,7 +25,7 @@ pub fn reasoner_files(name: &str) -> Result<ModelFiles, Error> {
     }
 }
 
-/// The files of a reward model, named likewise.
+/// The files of a reward model, with the same kinds of names.
 pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
     match name {
         EMBEDDED => embedded_reward_model(),
@@ -34,7 +33,7 @@ pub fn reward_model_files(name: &str) -> Result<ModelFiles, Error> {
     }
 }
 
-/// The embedded files that messages call by this name.
+/// The embedded files with this display name.
 pub fn embedded_files(name: &str) -> Option<ModelFiles> {
     #[cfg(feature = "embedded")]
     return crate::embedded::by_name(name);
@@ -62,17 +61,17 @@ fn embedded_reward_model() -> Result<ModelFiles, Error> {
     Err(Error::NotEmbedded)
 }
 
-/// The directory or GGUF file of a model.
+/// The path of a model's directory or GGUF file.
 fn model_path(name: &str) -> Result<PathBuf, Error> {
     match hub_id(name, &MODEL_EXTENSIONS) {
         Some(id) => remote::model(&id, &mut |_| {}),
-        // A path is taken as it is, so that errors name the path that was given.
+        // An existing path is not changed, so that errors show the given path.
         None => Ok(name.into()),
     }
 }
 
-/// The id that a name is, unless it is a path: one that exists, or one in a directory that does,
-/// where a mistyped name was meant as a path.
+/// The Hub id in a name, unless the name is a path: an existing one, or one in an existing
+/// directory, which is treated as a mistyped path.
 fn hub_id(name: &str, extensions: &[&str]) -> Option<HubId> {
     let path = Path::new(name);
     let in_a_directory =
@@ -80,7 +79,7 @@ fn hub_id(name: &str, extensions: &[&str]) -> Option<HubId> {
     HubId::parse(name, extensions).filter(|_| !path.exists() && !in_a_directory)
 }
 
-/// The file of a dataset by name: a path, or an id of the Hub.
+/// The file of a dataset, given as a path or a Hub id.
 pub fn data_file(name: &str) -> Result<PathBuf, Error> {
     match hub_id(name, &DATA_EXTENSIONS) {
         Some(id) => remote::data(&id, &mut |_| {}),
@@ -88,15 +87,16 @@ pub fn data_file(name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Downloads the model of a name into the Hugging Face cache, unless it is a path or there already,
-/// and tells the progress. Whoever loads the model by its name then finds it.
+/// Downloads the model with this name into the Hugging Face cache and reports the progress, unless
+/// the name is a path or already cached. Loading the model by name then finds it.
 #[cfg(feature = "hub")]
 pub fn fetch_model(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
     let id = hub_id(name, &MODEL_EXTENSIONS);
     id.map_or(Ok(()), |id| remote::model(&id, progress).map(drop))
 }
 
-/// The same for the bases that an adapter of this name, and adapters below it, record by an id.
+/// Like [`fetch_model`], for the bases that an adapter with this name, and adapters below it,
+/// record by id.
 #[cfg(feature = "hub")]
 pub fn fetch_bases(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
     match name {
@@ -105,20 +105,20 @@ pub fn fetch_bases(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result
     }
 }
 
-/// Downloads the bases that files record by an id and that are not there. Without a network, or
-/// in a build without downloads, whoever reads the files says how to get them.
+/// Downloads missing bases that the files record by id. Without a network, or in a build without
+/// downloads, reading the files reports how to get them.
 pub(crate) fn find_bases(files: &ModelFiles) -> Result<(), Error> {
     remote::bases(files, &mut |_| {})
 }
 
-/// The same for the file of a dataset.
+/// Like [`fetch_model`], for the file of a dataset.
 #[cfg(feature = "hub")]
 pub fn fetch_data(name: &str, progress: &mut dyn FnMut(HubEvent<'_>)) -> Result<(), Error> {
     let id = hub_id(name, &DATA_EXTENSIONS);
     id.map_or(Ok(()), |id| remote::data(&id, progress).map(drop))
 }
 
-/// What the Hub has: from the cache, else downloaded.
+/// Files of the Hub, from the cache or downloaded.
 #[cfg(feature = "hub")]
 mod remote {
     use super::*;
@@ -137,7 +137,7 @@ mod remote {
 
     pub(super) fn bases(files: &ModelFiles, progress: Progress<'_>) -> Result<(), Error> {
         let mut fetched = None;
-        // Each download uncovers the base below it, if that is an adapter.
+        // Each download reveals the base below it, if it is an adapter.
         while let Err(ModelError::MissingBase { file, id: Some(id), how, .. }) = files.chain() {
             if fetched.as_ref() == Some(&id) {
                 break;
@@ -159,7 +159,7 @@ mod remote {
     }
 }
 
-/// What the Hub has, from the cache alone.
+/// Files of the Hub, from the cache only.
 #[cfg(not(feature = "hub"))]
 mod remote {
     use super::*;
@@ -191,7 +191,7 @@ mod remote {
     }
 }
 
-/// Adapters over a base of this name, where one is given.
+/// Sets the base of adapters, if given.
 pub fn with_base(files: ModelFiles, base: Option<&str>) -> Result<ModelFiles, Error> {
     let Some(base) = base else { return Ok(files) };
     Ok(files.with_base(reasoner_files(base)?)?)

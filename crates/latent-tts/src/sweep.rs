@@ -1,12 +1,12 @@
-//! A sweep: an evaluation for each strength of the perturbation, and the best of them.
+//! A sweep: one evaluation per perturbation strength, and the best of them.
 //!
 //! ```text
 //! grid (values, or an interval) -> points (one run directory each) -> sweep.json
 //! ```
 //!
-//! All points are evaluated under the same seeds, so that they are compared question by question.
-//! Recorded points are read, not run again; a resumed search therefore takes the same path. How a
-//! point is evaluated is the caller's affair ([`PointRunner`]): in this process, or on a cluster.
+//! All points are evaluated under the same seeds, so they can be compared question by question.
+//! Recorded points are read instead of rerun, so a resumed search follows the same path. The caller
+//! implements the evaluation of a point ([`PointRunner`]), in this process or on a cluster.
 
 mod band;
 mod grid;
@@ -34,43 +34,43 @@ pub use self::summary::{SamplerSummary, SweepPointSummary, SweepSummary};
 use self::summary::{interval_json, metric_interval};
 use crate::{DataSource, Error, manifest};
 
-/// The file of a sweep's directory that names its runs.
+/// The file in a sweep's directory that lists its runs.
 pub const SUMMARY_FILE: &str = "sweep.json";
-/// Strengths of dropout unless given: the paper's interval without p close to 1, where dropout
-/// leaves no signal.
+/// Default strengths of dropout: the paper's interval, without p close to 1, where dropout leaves
+/// no signal.
 pub const DEFAULT_DROPOUT_GRID: SweepGrid = SweepGrid::Interval(0.0, 0.9);
-/// Strengths of noise unless given: the paper's interval.
+/// Default strengths of noise: the paper's interval.
 pub const DEFAULT_NOISE_GRID: SweepGrid = SweepGrid::Interval(0.01, 1.5);
-/// Temperatures of mixtures unless given: around 1, the default of an evaluation.
+/// Default temperatures of mixtures: around 1, the default of an evaluation.
 pub const DEFAULT_GUMBEL_GRID: SweepGrid = SweepGrid::Interval(0.1, 3.0);
-/// The tolerance unless given, as a share of the interval.
+/// Default tolerance, as a fraction of the interval.
 const DEFAULT_TOLERANCE: f64 = 0.02;
 
-/// What a sweep goes over.
+/// The values that a sweep evaluates.
 #[derive(Debug, Clone, Default)]
 pub struct SweepSpec {
-    /// Probabilities of dropout; from 0 to 0.9 if no strength of any kind is given.
+    /// Dropout probabilities; 0 to 0.9 if no strength of any kind is given.
     pub p: Option<SweepGrid>,
     /// Standard deviations of noise.
     pub sigma: Option<SweepGrid>,
     /// Temperatures of mixtures.
     pub tau: Option<SweepGrid>,
-    /// The block outputs that dropout falls on, each swept; the model's if empty.
+    /// Block outputs to apply dropout to, each swept; empty for the model's default.
     pub sites: Vec<DropoutSites>,
-    /// The passes that dropout falls on, each swept; thoughts if empty.
+    /// Forward passes to apply dropout in, each swept; empty for thoughts.
     pub scopes: Vec<DropoutScope>,
-    /// The lifetimes of dropout masks, each swept; a step if empty.
+    /// Lifetimes of dropout masks, each swept; empty for a step.
     pub masks: Vec<MaskLifetime>,
-    /// A search ends when its interval is this wide; a fiftieth of the whole unless given.
+    /// Width of the interval at which a search ends; defaults to 1/50 of the initial interval.
     pub tolerance: Option<f64>,
-    /// Evaluations of a search, at most.
+    /// Maximum number of evaluations of a search.
     pub evaluations: Option<NonZeroUsize>,
-    /// What is maximized, by a search and by the point called best: coverage unless given, or the
-    /// accuracy of a rule, one of [`METRICS`].
+    /// The metric that a search maximizes and that selects the best point: coverage by default, or
+    /// the accuracy of a rule in [`METRICS`].
     pub metric: Option<MetricName>,
 }
 
-/// What a sweep can maximize, by its name in results.json.
+/// The metrics that a sweep can maximize, with their names in results.json.
 pub const METRICS: [(&str, MetricName); 4] = [
     ("coverage", MetricName::Coverage),
     ("majority", MetricName::MAJORITY),
@@ -78,7 +78,7 @@ pub const METRICS: [(&str, MetricName); 4] = [
     ("best_of", MetricName::BEST_OF),
 ];
 
-/// What makes the trajectories of a point differ, but for its strength.
+/// The sampler of a point, without its strength.
 #[derive(Debug, Clone, Copy)]
 enum SweptSampler {
     Dropout { sites: Option<DropoutSites>, scope: Option<DropoutScope>, mask: Option<MaskLifetime> },
@@ -86,14 +86,14 @@ enum SweptSampler {
     Gumbel,
 }
 
-/// A kind of perturbation, and the strengths to evaluate.
+/// A kind of perturbation and the strengths to evaluate.
 struct SweepAxis {
     sampler: SweptSampler,
     grid: SweepGrid,
 }
 
 impl SweepSpec {
-    /// Whether the metric is measured with a reward model only.
+    /// Whether the metric requires a reward model.
     pub fn needs_rewards(&self) -> bool {
         matches!(self.metric(), MetricName::WEIGHTED | MetricName::BEST_OF)
     }
@@ -148,7 +148,7 @@ impl SweepAxis {
         }
     }
 
-    /// The sampling options at one strength; all but the sampler's fields are open.
+    /// The sampling options at one strength; only the fields of the sampler are set.
     fn sampling(&self, strength: f64) -> SamplingOptions {
         let open = SamplingOptions::default();
         match self.sampler {
@@ -183,7 +183,8 @@ impl SweepAxis {
     }
 }
 
-/// The numbers of trajectories that a sweep compares: those given, else powers of four and N.
+/// The numbers of trajectories that a sweep compares: the given ones, otherwise powers of four and
+/// N.
 pub fn ks(given: &[usize], samples: NonZeroUsize) -> Vec<usize> {
     let mut ks = given.to_vec();
     if ks.is_empty() {
@@ -195,8 +196,8 @@ pub fn ks(given: &[usize], samples: NonZeroUsize) -> Vec<usize> {
     ks
 }
 
-/// The directory of a sweep unless given: like that of an evaluation it ends with a digest of the
-/// settings, so that another sweep of the same model and data has another directory.
+/// The default directory of a sweep. Like that of an evaluation, its name ends with a digest of the
+/// settings, so that other sweeps of the same model and data use other directories.
 pub fn default_out(model: &Path, data: &DataSource, sweep: &Sweep<'_>) -> PathBuf {
     let settings = sweep.settings().to_string();
     Path::new("runs").join(format!("sweep-{}", manifest::name_with_digest(model, data, &settings)))
@@ -204,30 +205,31 @@ pub fn default_out(model: &Path, data: &DataSource, sweep: &Sweep<'_>) -> PathBu
 
 /// Evaluates the points of a sweep.
 pub trait PointRunner {
-    /// Why a point could not be evaluated.
+    /// The error of a point that cannot be evaluated.
     type Error: From<Error>;
 
-    /// Evaluates all questions with a sampler, into the run directory `out`.
+    /// Evaluates all questions with the given sampler, into the run directory `out`.
     fn evaluate(&mut self, out: &Path, sampling: SamplingOptions) -> Result<RunDir, Self::Error>;
 
-    /// Is told how the sweep goes.
+    /// Reports progress of the sweep.
     fn note(&mut self, _text: &str) {}
 }
 
 /// A sweep to run.
 #[derive(Debug, Clone)]
 pub struct Sweep<'a> {
-    /// What it goes over.
+    /// The values to evaluate.
     pub spec: &'a SweepSpec,
-    /// Its directory: one run directory per point, and [`SUMMARY_FILE`].
+    /// The directory of the sweep, with one run directory per point and [`SUMMARY_FILE`].
     pub out: &'a Path,
-    /// The numbers of trajectories to compare; coverage is compared at the last. See [`ks`].
+    /// The numbers of trajectories to compare; the best point is selected at the last one. See
+    /// [`ks`].
     pub ks: Vec<usize>,
-    /// The reasoner's backbone, for which the paper recommends strengths.
+    /// The architecture of the reasoner, for which the paper recommends strengths.
     pub architecture: Architecture,
-    /// The manifest of an evaluation of any point: what all points share, but for the sampler.
+    /// The manifest of an evaluation of any point. All points share it, except for the sampler.
     pub evaluation: &'a Manifest,
-    /// Go on with the sweep that is in the directory, if there is one.
+    /// Whether to continue an existing sweep in the directory.
     pub resume: bool,
 }
 
@@ -235,13 +237,13 @@ pub struct Sweep<'a> {
 pub struct SweepOutput {
     /// The content of `sweep.json`.
     pub summary: SweepSummary,
-    /// The runs of its points, in their order.
+    /// The runs of its points, in order.
     pub runs: Vec<RunDir>,
 }
 
 impl Sweep<'_> {
-    /// Evaluates all points and writes the summary. An existing sweep is only continued on request,
-    /// with equal settings.
+    /// Evaluates all points and writes the summary. An existing sweep is only continued if
+    /// requested and if its settings are equal.
     pub fn run<R: PointRunner>(&self, runner: &mut R) -> Result<SweepOutput, R::Error> {
         let _lock = self.begin()?;
         let mut points = SweepPoints { sweep: self, points: Vec::new() };
@@ -260,7 +262,7 @@ impl Sweep<'_> {
         self.ks.last().copied().unwrap_or(1)
     }
 
-    /// The summary of a sweep that has just begun.
+    /// The summary of a sweep without points.
     fn empty_summary(&self) -> SweepSummary {
         SweepSummary {
             version: record::FORMAT,
@@ -320,8 +322,7 @@ impl SweepPoints<'_> {
         let evaluations = evaluations.map(NonZeroUsize::get);
         let search = GoldenSectionSearch::new(low, high, tolerance, evaluations);
         runner.note(&format!(
-            "searching {} in {low} to {high} for the largest {}@{}: {} evaluations to a \
-             tolerance of {}",
+            "searching {} from {low} to {high} for the highest {}@{}: {} evaluations, tolerance {}",
             axis.parameter_name(),
             display_name(self.sweep.spec.metric()),
             self.sweep.max_k(),
@@ -363,7 +364,7 @@ impl SweepPoints<'_> {
         Ok(SweepPoint { name, strength, run, results, columns })
     }
 
-    /// The best point, and how the others compare with it.
+    /// Selects the best point and compares the others with it.
     fn summarize(&self) -> Result<SweepSummary, Error> {
         let best = self.best(|_| true).ok_or(Error::EmptySweep)?;
         let points = self
@@ -387,8 +388,8 @@ impl SweepPoints<'_> {
         })
     }
 
-    /// The point with the largest metric; of ties that with the largest majority, then the first,
-    /// which on each axis is the weakest.
+    /// The point with the highest metric. Ties are decided by the higher majority accuracy, then by
+    /// the first, which is the weakest on each axis.
     fn best(&self, among: impl Fn(&SweepPoint) -> bool) -> Option<&SweepPoint> {
         let k = self.sweep.max_k();
         let key = |point: &SweepPoint| {
@@ -400,7 +401,7 @@ impl SweepPoints<'_> {
             .reduce(|best, point| if key(point) > key(best) { point } else { best })
     }
 
-    /// Whether the paired 95% interval of the difference to the best contains zero.
+    /// Whether the paired 95% confidence interval of the difference to the best contains zero.
     fn is_indistinguishable(&self, point: &SweepPoint, best: &SweepPoint) -> bool {
         let k = self.sweep.max_k();
         let column =

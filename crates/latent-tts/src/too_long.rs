@@ -1,4 +1,4 @@
-//! Questions that do not fit the model's positions, told apart from those that do.
+//! Separates questions that exceed the model's context from those that fit.
 
 use data::Question;
 use engine::EngineError;

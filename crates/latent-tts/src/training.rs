@@ -14,10 +14,10 @@
 //! # Ok::<(), latent_tts::Error>(())
 //! ```
 //!
-//! `examples` reads and checks the data of a reasoner, `reasoner`, `reward` and `rl` make a task of
-//! the options; here is what they share: the output directory, the settings of the loop, its
-//! events.
-//! Everything below is in [`train`], to which a training method is added as one file.
+//! `examples` reads and validates the training data of a reasoner. `reasoner`, `reward` and `rl`
+//! convert their options to a task. This module contains the shared parts: the output directory,
+//! the settings of the loop, and its events. The training itself is in [`train`], where a new
+//! training method is one file.
 
 mod examples;
 mod probe;
@@ -61,17 +61,17 @@ pub use train::trainer::TrainEvent;
 
 /// Callbacks for the progress of a training.
 pub trait TrainObserver {
-    /// A sentence about the data, the memory or the result. Names of options stand in backticks.
+    /// A note about the data, the memory or the result. Option names are in backticks.
     fn note(&mut self, _text: &str) {}
 
-    /// The initial model has a flaw that does not keep it from being used.
+    /// The initial model has a problem that does not prevent its use.
     fn warning(&mut self, _warning: &ModelWarning) {}
 
-    /// A step or an evaluation is done.
+    /// A step or an evaluation was completed.
     fn event(&mut self, _event: &TrainEvent<'_>) {}
 }
 
-/// Observes nothing.
+/// Ignores all events.
 impl TrainObserver for () {}
 
 /// The result of a training.
@@ -80,22 +80,23 @@ impl TrainObserver for () {}
 pub struct TrainReport {
     /// The directory of the model.
     pub out: PathBuf,
-    /// Whether all steps are done, or early stopping ended them; otherwise it was cancelled, and
-    /// its state is saved.
+    /// Whether training is complete, by the number of steps or by early stopping. Otherwise it was
+    /// cancelled and its state was saved.
     pub finished: bool,
-    /// Seconds of this call's steps and evaluations.
+    /// Seconds spent in steps and evaluations by this call.
     pub seconds: f64,
-    /// The evaluation of the model that is kept, if there was one.
+    /// The evaluation of the saved model, if there was one.
     pub kept: Option<EvalRecord>,
 }
 
-/// The callbacks and the cancellation of a training.
+/// The callbacks and the cancellation token of a training.
 struct TrainControl<'a> {
     observer: &'a mut dyn TrainObserver,
     cancel: &'a CancelToken,
 }
 
-/// Where a training writes: checked before anything is read, claimed before anything is written.
+/// The output directory of a training. It is checked before anything is read and locked before
+/// anything is written.
 struct TrainOutput<'a> {
     dir: &'a Path,
     inputs: InputPaths,
@@ -103,12 +104,12 @@ struct TrainOutput<'a> {
 }
 
 impl<'a> TrainOutput<'a> {
-    /// Refuses an output directory that is an input, or that holds a model which the options do not
-    /// say to continue or to replace.
+    /// Fails if the output directory is an input, or if it contains a model and the options neither
+    /// continue nor replace it.
     fn check(dir: &'a Path, options: &TrainingOptions, inputs: InputPaths) -> Result<Self, Error> {
         let existing = match (options.resume, options.overwrite) {
             (true, true) => {
-                let reason = "`resume` continues a training and `overwrite` replaces it; give one";
+                let reason = "`resume` continues a training and `overwrite` replaces it; pass one";
                 return Err(TrainError::Options { reason: reason.to_owned() }.into());
             }
             (true, false) => ExistingModel::Resume,
@@ -116,14 +117,14 @@ impl<'a> TrainOutput<'a> {
             (false, false) => ExistingModel::Refuse,
         };
         if options.change_optimizer && !options.resume {
-            let reason = "`change_optimizer` is for a training that is resumed; pass `resume` too";
+            let reason = "`change_optimizer` applies to a resumed training; pass `resume` as well";
             return Err(TrainError::Options { reason: reason.to_owned() }.into());
         }
         ModelDir::check(dir, &inputs, existing)?;
         Ok(Self { dir, inputs, existing })
     }
 
-    /// Fails if a training that is to be resumed had other settings.
+    /// Fails if the training to resume had other settings.
     fn check_settings(&self, config: &TrainConfig) -> Result<(), Error> {
         match self.existing {
             ExistingModel::Resume => Ok(check_state(config)?),
@@ -137,7 +138,7 @@ impl<'a> TrainOutput<'a> {
     }
 }
 
-/// The paths of models, those below an adapter included.
+/// The paths of models, including the bases of adapters.
 fn model_paths<'m>(
     models: impl IntoIterator<Item = &'m ModelFiles>,
 ) -> Result<Vec<PathBuf>, Error> {
@@ -182,8 +183,8 @@ fn train_config(out: &Path, options: &TrainingOptions, settings: TrainSettings) 
     }
 }
 
-/// Every setting that determines the trained weights: those of the model and those of the loop.
-/// `inputs` is the digest of what is read.
+/// Every setting that determines the trained weights, of the model and the loop. `inputs` is the
+/// digest of the input files.
 fn train_settings(model: Value, options: &TrainingOptions, inputs: String) -> TrainSettings {
     let shared = json!({
         "steps": options.steps,
@@ -214,7 +215,7 @@ fn lora_settings(lora: &LoraOptions) -> Value {
     [json!(rank), json!(alpha), json!(dropout), json!(targets)].into_iter().chain(start).collect()
 }
 
-/// The entries of a JSON object, for people to read.
+/// The entries of a JSON object, with shortened floats.
 fn entries(value: Value) -> Map<String, Value> {
     match shorten_floats(value) {
         Value::Object(entries) => entries,
@@ -222,7 +223,7 @@ fn entries(value: Value) -> Map<String, Value> {
     }
 }
 
-/// Writes every number that was an f32 with the digits of an f32: 0.1 for 0.10000000149011612.
+/// Writes numbers that were f32 with the shortest decimal: 0.1 instead of 0.10000000149011612.
 fn shorten_floats(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -239,7 +240,7 @@ fn shorten_floats(value: Value) -> Value {
     }
 }
 
-/// Runs the loop, and draws the learning curves after every evaluation and at the end.
+/// Runs the loop, and plots the learning curves after every evaluation and at the end.
 fn run_loop(
     out: &Path,
     task: &mut dyn TrainTask,
@@ -274,27 +275,26 @@ fn run_loop(
     })
 }
 
-/// Draws the learning curves so far. A training goes on without its page.
+/// Plots the learning curves so far. A failure does not stop the training.
 fn write_page(config: &TrainConfig, observer: &mut dyn TrainObserver) {
     let options = ReportOptions { page_only: true, ..ReportOptions::default() };
     match report::write_trainings(&[TrainingDir::new(&config.dir)], &config.dir, options) {
-        // The log is written some steps at a time: there will be a page at the end.
+        // The log is written in blocks of several steps; the page is written again at the end.
         Ok(_) | Err(ReportError::NoSteps { .. }) => {}
-        Err(error) => observer.note(&format!("note: no page of learning curves: {error}")),
+        Err(error) => observer.note(&format!("note: cannot plot the learning curves: {error}")),
     }
 }
 
-/// The disk space that the training state takes, beside the model itself.
+/// The disk space of the training state, in addition to the model.
 fn disk_note(memory: &TrainMemory, config: &TrainConfig) -> String {
-    // Parameters and both moments, in float32.
+    // Parameters and both moments, in f32.
     let size = match (12 * memory.trained) as f64 {
         bytes if bytes < 1e6 => format!("{:.0} kB", bytes / 1e3),
         bytes if bytes < 1e9 => format!("{:.0} MB", bytes / 1e6),
         bytes => format!("{:.1} GB", bytes / 1e9),
     };
     format!(
-        "the state of the training takes {size} of disk in {}; it can be deleted when the training \
-         is done",
+        "the training state uses {size} of disk space in {}; it can be deleted after training",
         config.dir.display()
     )
 }

@@ -1,8 +1,8 @@
 //! Comparison of this engine with a reference dump.
 //!
-//! A dump holds a checkpoint, the prompts, the dropout masks and the noise that a reference
-//! implementation used, and its results. The engine's own stages run on the same inputs; each check
-//! has the largest error of one of them.
+//! A dump contains a checkpoint, the prompts, dropout masks and noise used by a reference
+//! implementation, and its results. The stages of the engine run on the same inputs; each check
+//! reports the largest error of one stage.
 //!
 //! ```text
 //! golden    reads a dump      fit       whether it fits its models
@@ -35,11 +35,11 @@ pub use checks::{CheckOutcome, GoldenCheck};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Verification {
-    /// The dump's name of its model's family.
+    /// The family name recorded in the dump.
     pub dump_family: String,
     /// The family that the checkpoint was loaded as.
     pub family: Family,
-    /// Every check, in the order of the stages.
+    /// All checks, in the order of the stages.
     pub checks: Vec<GoldenCheck>,
 }
 
@@ -49,14 +49,14 @@ impl Verification {
         self.checks.iter().filter(|check| check.outcome == outcome).count()
     }
 
-    /// Whether no check has failed.
+    /// Whether no check failed.
     pub fn has_passed(&self) -> bool {
         self.count(CheckOutcome::Failed) == 0
     }
 }
 
-/// Runs every check that a dump has data for. `base` is the model that its adapters are added to,
-/// where they do not record it.
+/// Runs every check that the dump has data for. `base` is the base model of its adapters, if they
+/// do not record it.
 pub fn verify(dir: &Path, base: Option<&str>, device: &Device) -> Result<Verification, Error> {
     let golden = GoldenDump::read(dir)?;
     let part = |name: &str| -> Result<ModelFiles, Error> {

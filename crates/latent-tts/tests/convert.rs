@@ -1,4 +1,4 @@
-//! Checkpoints as their authors pickled them, converted and loaded.
+//! Checkpoints pickled as their authors published them, converted and loaded.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 
@@ -11,7 +11,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec, pickle_file, write_checkp
 use model::{Checkpoint, ModelFiles};
 use serde_json::{Value, json};
 
-/// The texts that make up a base without weights.
+/// The text files of a base without weights.
 const TEXTS: [&str; 3] = ["config.json", "tokenizer.json", "tokenizer_config.json"];
 
 struct Published {
@@ -19,7 +19,7 @@ struct Published {
 }
 
 impl Published {
-    /// A checkpoint of a family, in `whole` as this project writes it.
+    /// A checkpoint of a family, stored in `whole` in this project's format.
     fn new(family: CheckpointFamily, lora: bool) -> Self {
         let root = tempfile::tempdir().unwrap();
         let spec = CheckpointSpec { family, lora, ..CheckpointSpec::default() };
@@ -32,13 +32,13 @@ impl Published {
         self.root.path().join(name)
     }
 
-    /// Pickles a file of the whole checkpoint under other names.
+    /// Pickles a file of the complete checkpoint under other names.
     fn pickle(&self, from: &str, to: &str, rename: impl Fn(&str) -> Option<String>) {
         let tensors = fs::read(self.path("whole").join(from)).unwrap();
         fs::write(self.path(to), pickle_file(&tensors, rename)).unwrap();
     }
 
-    /// The base with the configuration of the whole checkpoint, changed.
+    /// The base with the modified configuration of the complete checkpoint.
     fn base(&self, change: impl FnOnce(&mut Value)) -> String {
         let base = self.path("base");
         fs::create_dir_all(&base).unwrap();
@@ -65,7 +65,7 @@ fn converter<'a>(inputs: &'a [PathBuf], out: &'a Path, base: Option<&'a str>) ->
     Converter { inputs, out, base, lora_alpha: None, overwrite: false }
 }
 
-/// The same weights, merged where there are low-rank factors.
+/// The same weights, with low-rank factors merged.
 fn assert_same_weights(a: impl Into<ModelFiles>, b: impl Into<ModelFiles>) {
     let a = Checkpoint::open(a).unwrap();
     let b = Checkpoint::open(b).unwrap();
@@ -106,7 +106,7 @@ fn codi_with_unmerged_adapters_and_a_projector_beside() {
 fn simcot_over_coconut_without_its_step_decoder() {
     let published = Published::new(CheckpointFamily::Coconut, false);
     let tensors = fs::read(published.path("whole/model.safetensors")).unwrap();
-    // The decoder is another model; here a copy of one tensor stands for it.
+    // The decoder is a separate model; a copy of one tensor represents it here.
     let content = pickle_file(&tensors, |name| Some(format!("base_causallm.{name}")));
     fs::write(published.path("published/checkpoint_28"), content).unwrap();
     let decoder = pickle_file(&tensors, |name| {
@@ -146,7 +146,7 @@ fn colars_trained_parameters_become_an_adapter_over_its_base() {
     let inputs = [published.path("published/colar.ckpt")];
     let out = published.path("out");
     let error = converter(&inputs, &out, None).run().unwrap_err().to_string();
-    assert!(error.contains("name the base model"), "{error}");
+    assert!(error.contains("pass the base model"), "{error}");
     assert!(!out.exists(), "nothing is written where a part is missing");
     let report = converter(&inputs, &out, plain.to_str()).run().unwrap();
     let names: Vec<&str> = report.files.iter().map(|file| file.name.as_str()).collect();
@@ -172,7 +172,7 @@ fn render_of_thoughts_heads_go_beside_its_weights() {
     assert_eq!(report.files.len(), 2);
     assert_same_weights(&published.path("expected"), &whole);
     let again = converter(&inputs, &whole, None).run().unwrap_err().to_string();
-    assert!(again.contains("is there already") && again.contains("overwrite"), "{again}");
+    assert!(again.contains("already exists") && again.contains("overwrite"), "{again}");
 }
 
 #[test]

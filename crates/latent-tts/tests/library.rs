@@ -1,4 +1,4 @@
-//! The library alone: what a user builds on it.
+//! The library without the command line, as its users call it.
 
 #![expect(clippy::unwrap_used, reason = "what fails to load or to run fails the test")]
 
@@ -19,7 +19,7 @@ fn count(n: usize) -> NonZeroUsize {
     NonZeroUsize::new(n).unwrap()
 }
 
-/// A tiny random reasoner in a directory, as a user's checkpoint would be.
+/// A tiny random reasoner in a directory, like a user's checkpoint.
 fn checkpoint(dir: &Path) -> (ModelSelection, Model) {
     let spec = CheckpointSpec { family: CheckpointFamily::CodiGpt2, ..CheckpointSpec::default() };
     write_checkpoint(dir, &spec).unwrap();
@@ -40,7 +40,7 @@ fn params(model: &Model) -> SamplingParams {
 }
 
 #[test]
-fn unlike_requests_in_one_batch_get_what_each_gets_alone() {
+fn batched_requests_get_the_same_results_as_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (_, model) = checkpoint(dir.path());
     let engine = model.engine().unwrap();
@@ -75,7 +75,7 @@ fn unlike_requests_in_one_batch_get_what_each_gets_alone() {
         .unwrap();
     for (request, together) in requests.iter().zip(&mut together) {
         let mut alone = engine.solve(request).unwrap();
-        // Times are the only part of a reply that is measured and not computed.
+        // Only the times of a reply vary between runs.
         (alone.seconds, together.seconds) = Default::default();
         assert_eq!(*together, alone);
     }
@@ -140,7 +140,7 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
     let refused = evaluation("run", OnExisting::Refuse).run(&engine, &questions, &mut ());
     assert!(refused.unwrap_err().to_string().contains("already holds a run"));
 
-    // A run that was cut after its first record goes on.
+    // A run that was cut off after its first record continues.
     let whole = samples("run");
     evaluation("cut", OnExisting::Refuse).run(&engine, &questions, &mut ()).unwrap();
     let first = whole.iter().position(|&byte| byte == b'\n').unwrap() + 1;
@@ -149,8 +149,8 @@ fn a_file_is_evaluated_and_resumed_to_the_same_bytes() {
     assert_eq!(samples("cut"), whole);
 }
 
-/// Workers send records as bytes and may be late; a writer that takes them in order, and goes on
-/// after it was cut, writes what one process writes.
+/// Workers send records as bytes, possibly late. A writer that adds them in order, and continues
+/// after an interruption, produces the same file as a single process.
 #[test]
 fn records_of_other_processes_make_the_same_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -175,7 +175,7 @@ fn records_of_other_processes_make_the_same_run() {
         let mut recorder = pieces.open(&engine, &questions).unwrap();
         let mut sent = Vec::new();
         for seed in [0, 7] {
-            // Both workers of a seed, the later questions first.
+            // Both workers of a seed, with the later questions first.
             let missing = recorder.missing(seed, &questions);
             let (first, second) = missing.split_at(missing.len() / 2);
             let mut records = [second, first].map(|part| {
@@ -224,8 +224,8 @@ fn cancelled_evaluations_and_annotations_end_with_an_error() {
     assert!(matches!(ended, Err(Error::Engine(EngineError::Cancelled { .. }))));
 }
 
-/// Continuations are likelier than their continuations, and a text's likelihood is the product of
-/// its parts'.
+/// A prefix of a continuation is more likely than the whole, and the log-likelihood of a text is
+/// the sum of those of its parts.
 #[test]
 fn loglikelihoods_add_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -255,7 +255,8 @@ fn grading_compares_answers_with_gold() {
         steps: Vec::new(),
     };
     let mut reply = engine.solve(&grade::request(&question, params)).unwrap();
-    // A random model answers nothing: these are the answers of a right, a wrong and a silent one.
+    // A random model answers nothing, so these answers simulate a correct, a wrong and a missing
+    // one.
     let answers = ["The answer is: 4.0", "The answer is: 5", "none"];
     for (trajectory, text) in reply.trajectories.iter_mut().zip(answers) {
         trajectory.answer = AnswerRule::LastNumber.extract(AnswerKind::Number, text);
@@ -266,8 +267,8 @@ fn grading_compares_answers_with_gold() {
     assert!(graded.eq([(Some("4"), Some(true)), (Some("5"), Some(false)), (None, Some(false))]));
 }
 
-/// The embedded reasoner feeds its hidden states back, so that its thoughts' logits are the head on
-/// its latents.
+/// The embedded reasoner feeds its hidden states back, so the logits of its thoughts are the head
+/// applied to its latents.
 #[cfg(feature = "embedded")]
 #[test]
 fn a_lens_on_the_embedded_model_is_the_argmax_of_its_logits() {

@@ -1,7 +1,7 @@
 //! Every family against transformers on a tiny checkpoint in its published layout.
 //!
-//! tests/reference/reference.py wrote the folders. Larger dumps, with trainings, are compared where
-//! they are beside the checkout.
+//! tests/reference/reference.py wrote the directories. Larger dumps, with trainings, are compared
+//! if they exist beside the checkout.
 
 #![expect(clippy::unwrap_used, reason = "a broken test should fail loudly")]
 

@@ -1,4 +1,4 @@
-//! A scorer's rewards in the place of a reward model's, and rules on a recorded run.
+//! A scorer that replaces the reward model, and rules on a recorded run.
 
 #![cfg(feature = "embedded")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use latent_tts::aggregate::{Candidate, Signals, VoteParams, VotingRule};
 use latent_tts::record::{MetricName, RunDir};
 use latent_tts::{
-    DataSource, Error, Evaluation, Model, ModelSelection, Question, RewardModelChoice, Rule,
-    SamplingParams, Scorer, Trajectory, rescore,
+    DataSource, Error, Evaluation, Model, ModelSelection, RewardModelChoice, Rule, SamplingParams,
+    Scorer, Trajectory, rescore,
 };
 
 /// Rewards by the first thought's first element; fails for a question without text.
@@ -26,11 +26,11 @@ impl Scorer for FirstElement {
 
     fn score(
         &self,
-        question: &Question,
+        question: &str,
         trajectories: &[&Trajectory],
     ) -> Result<Vec<f32>, Box<dyn StdError + Send + Sync>> {
         if self.rewards == 0 {
-            return Err(format!("question {} has no reward", question.id).into());
+            return Err(format!("the question {question:?} has no reward").into());
         }
         Ok(trajectories.iter().map(|t| t.latents.row(0)[0]).take(self.rewards).collect())
     }

@@ -1,5 +1,5 @@
-//! Training by the library alone: a method of the user's, cancelling and resuming, and options that
-//! are refused.
+//! Training with only the library: a user-defined method, cancelling and resuming, and invalid
+//! options.
 
 #![expect(clippy::unwrap_used, reason = "a training that cannot be set up fails the test")]
 
@@ -22,8 +22,8 @@ use latent_tts::{CancelToken, Device, Error, TrainObserver, TrainReport, Trainer
 use model::{ModelError, Tokenizer, TrainableHead};
 use serde_json::{Value, json};
 
-/// A method in one file: thoughts in place of all steps from the first example on, and no loss but
-/// the answer's.
+/// A training method in one file: thoughts replace all steps from the first example on, and the
+/// loss is only that of the answer.
 const PAUSE: MethodEntry = MethodEntry {
     name: "pause",
     about: "Thoughts instead of steps from the start",
@@ -129,7 +129,7 @@ fn a_method_of_the_users_trains_a_reasoner() {
     assert_eq!(reasoner.method.length.limit(), 3);
 }
 
-/// Cancels after a step, and counts what it observes.
+/// Cancels after a step, and counts the events it observes.
 struct Canceller {
     after: u32,
     token: CancelToken,
@@ -167,7 +167,7 @@ fn a_cancelled_training_resumes_to_the_same_bytes() {
         let bytes = |out: &Path| std::fs::read(out.join(file)).unwrap();
         assert_eq!(bytes(&whole), bytes(&parts), "{file}");
     }
-    // Other examples are another training.
+    // Other examples are a different training.
     let other = trainer(&parts, resumed).with_examples(examples()[1..].to_vec());
     assert!(matches!(run(&other), Err(Error::Train(TrainError::InputsChanged { .. }))));
 }

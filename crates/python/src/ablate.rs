@@ -1,4 +1,4 @@
-//! Ablations: the accuracy of greedy runs whose thoughts are replaced.
+//! Ablations: the accuracy of greedy runs with replaced thoughts.
 
 use latent_tts::{Ablator, CancelToken};
 use pyo3::prelude::*;
@@ -13,15 +13,15 @@ use crate::waiting::wait_for;
 #[pyo3(from_item_all)]
 pub struct AblateArguments {
     data: String,
-    /// The names of the fields of question, answer and steps.
+    /// The names of the fields for question, answer and steps.
     fields: FieldTuple,
     limit: Option<usize>,
     default_count: usize,
     kinds: Vec<String>,
 }
 
-/// Answers all questions with their own thoughts and with each replacement; gives the accuracies
-/// and answers as JSON.
+/// Answers all questions with their own thoughts and with each replacement; returns accuracies and
+/// answers as JSON.
 #[pyfunction]
 pub fn ablate(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! Voting over candidates that Python has as columns.
+//! Voting over candidates passed as columns.
 
 use latent_tts::aggregate::{self as voting, AnswerVotes};
 use latent_tts::{Rule, TrajectoryRecord};
@@ -45,7 +45,7 @@ impl Candidates {
     }
 }
 
-/// The index of the candidate that a rule chooses, with the constants of the sampling options.
+/// The index of the candidate selected by a rule, with the parameters in the sampling options.
 #[pyfunction]
 pub fn aggregate(candidates: Candidates, rule: &str, options: Sampling) -> PyResult<Option<usize>> {
     let rule = options::rule(rule)?;

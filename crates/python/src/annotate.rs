@@ -1,4 +1,4 @@
-//! Annotations: made in this process, or opened here and made shard by shard in several.
+//! Annotations: computed in this process, or opened here and computed shard by shard in several.
 
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
@@ -20,12 +20,12 @@ use crate::options::{
 };
 use crate::waiting::{ProgressEvent, wait_for};
 
-/// What is annotated and how; perhaps its directory, while shards are made.
+/// An annotation, with its directory while shards are being written.
 #[pyclass(frozen, name = "Annotation", module = "latent_tts._core")]
 pub struct PyAnnotation {
     data: DataSource,
     questions: Vec<Question>,
-    /// Ids of the questions that are too long and left out.
+    /// Ids of the skipped questions, which exceed the model's context.
     #[pyo3(get)]
     skipped: Vec<u32>,
     sampling: SamplingOptions,
@@ -42,15 +42,15 @@ pub struct PyAnnotation {
 #[pyo3(from_item_all)]
 pub struct AnnotateArguments {
     data: String,
-    /// The names of the fields of question, answer and steps.
+    /// The names of the fields for question, answer and steps.
     fields: FieldTuple,
-    /// Whether the questions are read: a worker is sent its own.
+    /// Whether to read the questions; a worker receives its own.
     read: bool,
     limit: Option<usize>,
-    /// Whether questions that do not fit the model are left out.
+    /// Whether to skip questions that exceed the model's context.
     skip_too_long: bool,
     default_count: usize,
-    /// 0 labels thoughts by their trajectory's own outcome.
+    /// Number of rollouts; 0 labels thoughts by the outcome of their trajectory.
     rollouts: usize,
     per_shard: usize,
     dtype: String,
@@ -85,7 +85,7 @@ impl PyAnnotation {
             dtype: match arguments.dtype.as_str() {
                 "f32" => ThoughtsDtype::F32,
                 "bf16" => ThoughtsDtype::Bf16,
-                other => return Err(invalid(format!("thoughts_dtype={other:?}: f32 or bf16"))),
+                other => return Err(invalid(format!("thoughts_dtype={other:?}: use f32 or bf16"))),
             },
             out: arguments.out,
             on_existing: options::on_existing(&arguments.on_existing)?,
@@ -98,7 +98,7 @@ impl PyAnnotation {
         Ok(annotation)
     }
 
-    /// Makes all shards that are missing, in this process, and gives the directory.
+    /// Computes all missing shards in this process, and returns the directory.
     fn run(
         &self,
         py: Python<'_>,
@@ -111,7 +111,7 @@ impl PyAnnotation {
             let all = self.questions.len();
             let count = |shard: usize| index.questions_of(shard).len();
             let missing: usize = store.missing(0, 1).into_iter().map(count).sum();
-            // The receiver lives as long as the work.
+            // The receiver outlives the work.
             let _ =
                 events.send(ProgressEvent::Opened(out.display().to_string(), all - missing, all));
             let job = AnnotationJob {
@@ -126,7 +126,8 @@ impl PyAnnotation {
         done.map_err(raise)
     }
 
-    /// Opens the directory; gives it, the index as JSON, the missing shards, and all.
+    /// Opens the directory; returns it, the index as JSON, the missing shards, and the number of
+    /// all.
     fn open(
         &self,
         py: Python<'_>,
@@ -169,7 +170,7 @@ impl PyAnnotation {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Writes a shard that a worker made.
+    /// Writes a shard that a worker computed.
     fn write(&self, shard: usize, bytes: &[u8]) -> PyResult<()> {
         let stored = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, store) = stored.as_ref().ok_or_else(not_open)?;
@@ -178,7 +179,7 @@ impl PyAnnotation {
 }
 
 impl PyAnnotation {
-    /// Raises what a sampler that is a Python callable raised.
+    /// Raises the exception of a sampler that is a Python callable.
     fn check_sampler(&self, engine: &PyEngine) -> PyResult<()> {
         let params = self.sampling.resolve(&engine.engine.reasoner().method).map_err(raise)?;
         library::check_sampler(&params.perturbation).map_err(raise)
@@ -222,10 +223,10 @@ impl PyAnnotation {
 }
 
 fn not_open() -> PyErr {
-    invalid("the directory of annotations is not open")
+    invalid("the annotation directory is not open")
 }
 
-/// Sends progress to the waiting thread, which lives as long as the work.
+/// Sends progress to the waiting thread, which outlives the work.
 struct AnnotationProgressSender<'a>(&'a Sender<ProgressEvent>);
 
 impl AnnotationObserver for AnnotationProgressSender<'_> {

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::errors::{invalid, raise_loading};
 
-/// Converts files and directories of them; gives the report as JSON.
+/// Converts files and directories with such files; returns the report as JSON.
 #[pyfunction]
 pub fn convert(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! What ids of the Hugging Face Hub stand for, fetched into its cache before it is loaded.
+//! Downloads files of Hugging Face Hub ids into the cache before they are loaded.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -11,24 +11,27 @@ use pyo3::prelude::*;
 use crate::errors::{raise, raise_loading};
 use crate::waiting::POLL;
 
-/// A file of a download: its name, the bytes that are there, and all.
+/// The progress of a file: its name, the bytes downloaded so far, and its size.
 type DownloadProgress = (String, u64, u64);
 
-/// Downloads models with the bases of adapters, and data, unless they are paths or in the cache.
-/// `progress(file, done, size)` is called some times a second.
+/// Downloads models, the base of adapters and data, unless they are paths or cached. Without a
+/// given base it is the one that an adapter records.
+/// `progress(file, done, size)` is called several times per second.
 ///
-/// Ctrl-C is raised at once; what was downloaded is kept, and gone on with.
+/// Ctrl-C is raised immediately; partial downloads are kept and resumed later.
 #[pyfunction]
 pub fn fetch(
     py: Python<'_>,
     models: Vec<String>,
+    base: Option<String>,
     data: Option<String>,
     progress: Py<PyAny>,
 ) -> PyResult<()> {
     let (sender, events) = channel();
     let of_data = data.is_some();
-    let worker = std::thread::spawn(move || download(&models, data.as_deref(), &sender));
-    // Only what is shared may cross to where the GIL is released.
+    let worker =
+        std::thread::spawn(move || download(&models, base.as_deref(), data.as_deref(), &sender));
+    // Only shared values may be moved into the section without the GIL.
     let events = Mutex::new(events);
     let mut running = true;
     while running {
@@ -42,7 +45,7 @@ pub fn fetch(
     }
 }
 
-/// The last event of a tenth of a second; `running` is false when there will be none.
+/// The last event within a tenth of a second; `running` is false if there will be no more.
 fn latest(
     events: &Mutex<Receiver<DownloadProgress>>,
     running: &mut bool,
@@ -62,6 +65,7 @@ fn latest(
 
 fn download(
     models: &[String],
+    base: Option<&str>,
     data: Option<&str>,
     events: &Sender<DownloadProgress>,
 ) -> Result<(), Error> {
@@ -76,13 +80,16 @@ fn download(
             _ => return,
         };
         if events.send((name.clone(), done, size)).is_err() {
-            // The caller was interrupted: this thread ends here, without a message.
+            // The caller was interrupted; this thread exits without a message.
             std::panic::resume_unwind(Box::new(()));
         }
     };
     for model in models {
         fetch_model(model, &mut tell)?;
-        fetch_bases(model, &mut tell)?;
+        if base.is_none() {
+            fetch_bases(model, &mut tell)?;
+        }
     }
+    base.map_or(Ok(()), |base| fetch_model(base, &mut tell))?;
     data.map_or(Ok(()), |data| fetch_data(data, &mut tell))
 }

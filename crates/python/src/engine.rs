@@ -1,4 +1,4 @@
-//! A loaded reasoner: sampling, log-likelihoods, and the pieces of work of a cluster's workers.
+//! A loaded reasoner: sampling, log-likelihoods, and the work of a cluster's workers.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use crate::options::{
 use crate::trajectory::PyReply;
 use crate::waiting::{ProgressEvent, wait_for};
 
-/// A reasoner, perhaps its reward model, on a device.
+/// A reasoner and optionally a reward model, on a device.
 #[pyclass(frozen, name = "Engine", module = "latent_tts._core")]
 pub struct PyEngine {
     pub selection: ModelSelection,
@@ -77,7 +77,7 @@ impl PyEngine {
         wait_for(py, &CancelToken::default(), None, load)?
     }
 
-    /// The same reasoner, whose trajectories are not scored.
+    /// The same reasoner without scoring of trajectories.
     fn without_reward_model(&self) -> Self {
         let selection = ModelSelection { reward_model: None, ..self.selection.clone() };
         let model = self.model.clone().without_reward_model();
@@ -129,13 +129,12 @@ impl PyEngine {
         self.engine.default_rule().name()
     }
 
-    /// The parameters that options resolve to with this model, as complete options.
+    /// The complete options that the given options resolve to for this model.
     fn resolve<'py>(&self, py: Python<'py>, sampling: Sampling) -> PyResult<Bound<'py, PyDict>> {
         options::keywords(py, &self.params(&sampling)?)
     }
 
-    /// What to tell beside the answers of questions: words that the model does not know, and
-    /// questions unlike those that it was trained on.
+    /// Notes about questions: unknown words, and questions outside the training distribution.
     fn notes(&self, questions: Vec<String>) -> PyResult<Vec<String>> {
         let reasoner = self.engine.reasoner();
         let embedded = notes::is_embedded(&self.selection.reasoner);
@@ -149,8 +148,8 @@ impl PyEngine {
         Ok(found.iter().map(ToString::to_string).collect())
     }
 
-    /// Samples questions, each under its index as id, and gives their replies. With `lens`,
-    /// thoughts are read as that many tokens each.
+    /// Samples questions, with their indices as ids, and returns the replies. With `lens`, each
+    /// thought is decoded to that many tokens.
     fn sample(
         &self,
         py: Python<'_>,
@@ -178,7 +177,7 @@ impl PyEngine {
         replies.into_iter().zip(gold).map(|(reply, gold)| PyReply::new(py, reply, gold)).collect()
     }
 
-    /// Decodes the answers of a question after given thoughts, one trajectory for each array.
+    /// Decodes the answers of a question after given thoughts, one trajectory per array.
     fn decode(
         &self,
         py: Python<'_>,
@@ -197,12 +196,12 @@ impl PyEngine {
             ..Request::new(text, self.params(&sampling)?)
         };
         let replies = self.replies(py, &[request], &cancel, None)?;
-        let reply = replies.into_iter().next().ok_or_else(|| invalid("nothing was decoded"))?;
+        let reply = replies.into_iter().next().ok_or_else(|| invalid("no reply was decoded"))?;
         PyReply::new(py, reply, gold.as_deref())
     }
 
-    /// Hidden states of layers along a trajectory whose thoughts and tokens are given, perhaps its
-    /// logits, and how many positions are the prompt's, thoughts, end tokens and the answer's.
+    /// Hidden states of layers along a trajectory with given thoughts and tokens, optionally its
+    /// logits, and the number of positions of prompt, thoughts, end tokens and answer.
     fn hidden_states<'py>(
         &self,
         py: Python<'py>,
@@ -228,7 +227,7 @@ impl PyEngine {
         ))
     }
 
-    /// The log-likelihood of each continuation after its context, and whether it is greedy.
+    /// The log-likelihood of each continuation given its context, and whether it is greedy.
     fn loglikelihoods(
         &self,
         py: Python<'_>,
@@ -276,17 +275,17 @@ impl PyEngine {
     }
 }
 
-/// Arrays of layers, the array of logits, and numbers of positions.
+/// Arrays of layers, the array of logits, and the numbers of positions.
 type HiddenStatesTuple<'py> =
     (Vec<Bound<'py, PyArray2<f32>>>, Option<Bound<'py, PyArray2<f32>>>, [usize; 4]);
-/// A question of which only the text matters.
+/// A question without a gold answer.
 fn unanswered(text: String) -> library::Question {
     let kind = library::AnswerKind::default();
     library::Question { id: 0, text, gold: String::new(), kind, steps: Vec::new() }
 }
 
 impl PyEngine {
-    /// Thoughts in an array of Python's.
+    /// Thoughts from a NumPy array.
     fn thoughts_of(&self, array: &PyReadonlyArray2<'_, f32>) -> PyResult<Tensor> {
         let array = array.as_array();
         let found = array.ncols();
@@ -301,7 +300,7 @@ impl PyEngine {
         sampling.0.resolve(&self.engine.reasoner().method).map_err(raise)
     }
 
-    /// Runs requests without the GIL, and raises what a rule of Python's raised.
+    /// Runs requests without the GIL, and raises the exception of a rule that is a Python callable.
     fn replies(
         &self,
         py: Python<'_>,
@@ -313,7 +312,7 @@ impl PyEngine {
             let mut replies = Vec::new();
             self.engine.run(requests, |_, reply| -> Result<(), library::EngineError> {
                 replies.push(reply?);
-                // The receiver lives as long as the work.
+                // The receiver outlives the work.
                 let _ = events.send(ProgressEvent::Done(1));
                 Ok(())
             })?;
@@ -328,14 +327,15 @@ impl PyEngine {
     }
 }
 
-/// Refuses a reward model that cannot be found or is none.
+/// Fails for a reward model that is not found or is not a reward model.
 #[pyfunction]
 pub fn check_reward_model(py: Python<'_>, name: &str) -> PyResult<String> {
     let files = py.detach(|| library::reward_model_files(name)).map_err(raise_loading)?;
     Ok(files.path().display().to_string())
 }
 
-/// The questions in the text of a JSON list, read as a data file is; errors call it `name`.
+/// Parses questions from the text of a JSON list, in the format of a data file; errors call it
+/// `name`.
 #[pyfunction]
 pub fn parse_questions(name: &str, text: &str, fields: FieldTuple) -> PyResult<Vec<QuestionTuple>> {
     let fields = field_names(fields);

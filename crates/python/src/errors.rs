@@ -1,4 +1,4 @@
-//! The library's errors as Python exceptions with the library's messages.
+//! Converts the library's errors to Python exceptions with the same messages.
 
 use std::error::Error as StdError;
 
@@ -13,7 +13,7 @@ use pyo3::{PyErr, PyResult, Python, create_exception};
 
 create_exception!(latent_tts, LatentTTSError, PyException, "Any error of latent_tts.");
 create_exception!(latent_tts, ModelError, LatentTTSError, "A model could not be found or loaded.");
-create_exception!(latent_tts, DeviceError, LatentTTSError, "A device is missing or has failed.");
+create_exception!(latent_tts, DeviceError, LatentTTSError, "A device is missing or failed.");
 create_exception!(latent_tts, DataError, LatentTTSError, "Questions could not be read.");
 create_exception!(latent_tts, EngineError, LatentTTSError, "A request cannot be run.");
 create_exception!(
@@ -23,7 +23,7 @@ create_exception!(
     "A run directory or annotations could not be written or read."
 );
 
-/// What went wrong, as an exception.
+/// Converts an error to an exception.
 pub fn raise(error: impl Into<Error>) -> PyErr {
     let error = error.into();
     if let Error::Callback { error, .. } = &error
@@ -54,7 +54,7 @@ pub fn raise(error: impl Into<Error>) -> PyErr {
     }
 }
 
-/// An error while models are loaded: whatever is wrong, it is the model.
+/// Converts an error while loading models to a `ModelError`, whatever its kind.
 pub fn raise_loading(error: Error) -> PyErr {
     let device = matches!(&error, Error::Device(_) | Error::Engine(RequestError::Device(_)));
     if device { raise(error) } else { ModelError::new_err(message(&error)) }
@@ -64,7 +64,7 @@ pub fn raise_device(error: TensorError) -> PyErr {
     raise(Error::Device(error))
 }
 
-/// Raises what a rule that is a Python callable raised while it chose.
+/// Raises the exception of a rule that is a Python callable.
 pub fn check_rule(rule: Rule) -> PyResult<()> {
     let failed = rule.take_failure();
     failed
@@ -83,12 +83,12 @@ pub fn raise_annotations(error: AnnotationError) -> PyErr {
     raise(Error::Annotations(error))
 }
 
-/// An argument that has no meaning.
+/// The exception for an invalid argument.
 pub fn invalid(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
 }
 
-/// The message with those of its causes.
+/// The message, including the messages of its causes.
 fn message(error: &dyn StdError) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))

@@ -1,4 +1,4 @@
-//! An evaluation: run in this process, or opened here and sampled by several.
+//! Evaluations: run in this process, or opened here and sampled by several.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use pyo3::prelude::*;
 use crate::engine::PyEngine;
 use crate::errors::{invalid, raise, raise_record};
 use crate::options::{self, FieldTuple, QuestionTuple, Sampling, positive, question_tuple};
-use crate::scorer::PythonScorer;
+use crate::scorer;
 use crate::waiting::{ProgressEvent, wait_for};
 
-/// Trajectories of each question unless given, as on the command line.
+/// Default number of trajectories per question, as on the command line.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
-/// What is evaluated and how; perhaps its run directory, while that is being written.
+/// An evaluation, with its run directory while that is being written.
 #[pyclass(frozen, name = "Evaluation", module = "latent_tts._core")]
 pub struct PyEvaluation {
     data: DataSource,
@@ -37,7 +37,7 @@ pub struct PyEvaluation {
     lens: Option<NonZeroUsize>,
     ablations: Vec<AblationKind>,
     scorer: Option<Arc<dyn Scorer>>,
-    /// Ids of the questions that are too long and left out.
+    /// Ids of the skipped questions, which exceed the model's context.
     #[pyo3(get)]
     skipped: Vec<u32>,
     recorder: Mutex<Option<RunRecorder>>,
@@ -48,9 +48,9 @@ pub struct PyEvaluation {
 #[pyo3(from_item_all)]
 pub struct EvalArguments {
     data: String,
-    /// The names of the fields of question, answer and steps.
+    /// The names of the fields for question, answer and steps.
     fields: FieldTuple,
-    /// Whether the questions are read: a worker is sent its own.
+    /// Whether to read the questions; a worker receives its own.
     read: bool,
     limit: Option<usize>,
     default_count: usize,
@@ -60,12 +60,12 @@ pub struct EvalArguments {
     out: Option<PathBuf>,
     on_existing: String,
     keep_thoughts: bool,
-    /// Tokens to read of each of the greedy run's thoughts.
+    /// Number of tokens to record per thought of the greedy run.
     lens: Option<usize>,
     ablate: Vec<String>,
-    /// Whether questions that do not fit the model are left out.
+    /// Whether to skip questions that exceed the model's context.
     skip_too_long: bool,
-    /// A name and a callable.
+    /// The name of the scorer, and a callable.
     scorer: Option<(String, Py<PyAny>)>,
 }
 
@@ -90,7 +90,7 @@ impl PyEvaluation {
             return Err(invalid(format!("k={k} must be from 1 to samples={samples}")));
         }
         let end = sampling.seed.unwrap_or(0).checked_add(arguments.seeds.max(1));
-        let end = end.ok_or_else(|| invalid("the seeds go beyond the largest one"))?;
+        let end = end.ok_or_else(|| invalid("the seeds exceed the largest seed"))?;
         let skip = arguments.skip_too_long;
         let params = evaluation_params(&sampling, &engine.engine).map_err(raise)?;
         let check = |question: &Question| -> Result<(), Error> {
@@ -101,10 +101,10 @@ impl PyEvaluation {
             false => (questions, Vec::new()),
         };
         if questions.is_empty() && !skipped.is_empty() {
-            return Err(invalid("all questions are too long for the model; pass fewer thoughts"));
+            return Err(invalid("all questions exceed the model's context; pass fewer thoughts"));
         }
         let ablations = arguments.ablate.iter().map(|name| options::ablation(name));
-        let scorer = |(name, function)| Arc::new(PythonScorer::new(name, function)) as Arc<_>;
+        let scorer = |(name, function)| scorer::from_python(py, name, function);
         let rules = |names: Vec<String>| names.iter().map(|name| options::rule(name)).collect();
         Ok(Self {
             data,
@@ -117,14 +117,14 @@ impl PyEvaluation {
             keep_latents: arguments.keep_thoughts,
             lens: arguments.lens.map(|tokens| positive("lens", tokens)).transpose()?,
             ablations: ablations.collect::<PyResult<_>>()?,
-            scorer: arguments.scorer.map(scorer),
+            scorer: arguments.scorer.map(scorer).transpose()?,
             skipped,
             sampling,
             recorder: Mutex::default(),
         })
     }
 
-    /// Evaluates everything in this process and gives the run directory.
+    /// Evaluates all questions in this process and returns the run directory.
     fn run(
         &self,
         py: Python<'_>,
@@ -140,7 +140,7 @@ impl PyEvaluation {
         Ok(output.map_err(raise)?.out)
     }
 
-    /// Opens the run directory; gives it, the questions that are recorded, and all.
+    /// Opens the run directory; returns it, the number of recorded questions, and of all questions.
     fn open(&self, py: Python<'_>, engine: &PyEngine) -> PyResult<(PathBuf, usize, usize)> {
         let opened = wait_for(py, &CancelToken::default(), None, |_| {
             self.with(engine, CancelToken::default(), |evaluation| {
@@ -153,7 +153,7 @@ impl PyEvaluation {
         Ok(state)
     }
 
-    /// What is not recorded yet: each seed with its questions, in the order of the records.
+    /// The questions without a record: each seed with its questions, in record order.
     fn missing(&self) -> PyResult<Vec<(u64, Vec<QuestionTuple>)>> {
         self.recording(|recorder| {
             let missing = |&seed: &u64| {
@@ -170,7 +170,7 @@ impl PyEvaluation {
         self.recording(|recorder| recorder.add(&record).map_err(raise))
     }
 
-    /// Measures the run when all questions are recorded.
+    /// Computes the metrics once all questions are recorded.
     fn finish(&self, py: Python<'_>, engine: &PyEngine) -> PyResult<PathBuf> {
         let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let recorder = recorder.ok_or_else(not_open)?;
@@ -182,7 +182,7 @@ impl PyEvaluation {
 }
 
 impl PyEvaluation {
-    /// The library's evaluation by an engine's models.
+    /// Runs `work` on the library's evaluation for an engine's models.
     pub fn with<R>(
         &self,
         engine: &PyEngine,
@@ -204,7 +204,7 @@ impl PyEvaluation {
         work(&evaluation)
     }
 
-    /// The manifest of its run.
+    /// The manifest of the run.
     pub fn manifest(&self, engine: &PyEngine) -> Result<Manifest, Error> {
         self.with(engine, CancelToken::default(), |evaluation| {
             evaluation.manifest(&engine.engine, &self.questions)
@@ -230,7 +230,7 @@ fn not_open() -> PyErr {
     invalid("the run directory is not open")
 }
 
-/// Sends progress to the waiting thread, which lives as long as the work.
+/// Sends progress to the waiting thread, which outlives the work.
 struct EvalProgressSender<'a>(&'a Sender<ProgressEvent>);
 
 impl EvalObserver for EvalProgressSender<'_> {

@@ -19,9 +19,9 @@
 //! ```
 //!
 //! Everything here is private to the package in `python/latent_tts`, which has the documented API.
-//! Functions take and give plain types: strings, numbers, tuples, JSON text and arrays.
+//! Functions take and return plain types: strings, numbers, tuples, JSON text and arrays.
 
-// What a Python class or function is for is told in the package; items here are its plumbing.
+// The package documents the purpose of classes and functions; the items here implement it.
 #![allow(missing_docs, reason = "the documented API is the Python package")]
 
 mod ablate;
@@ -79,6 +79,8 @@ mod _core {
     use crate::rules::{PyCandidate, register_rule};
     #[pymodule_export]
     use crate::sampler::register_sampler;
+    #[pymodule_export]
+    use crate::scorer::PyHttpScorer;
     #[pymodule_export]
     use crate::selection::{calibrate, train_probe};
     #[pymodule_export]

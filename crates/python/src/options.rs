@@ -1,4 +1,4 @@
-//! Keyword arguments become options of the library.
+//! Converts keyword arguments to library options.
 
 use std::num::NonZeroUsize;
 
@@ -18,10 +18,10 @@ use serde_json::{Map, Value};
 
 use crate::errors::invalid;
 
-/// A question as Python has it: id, text, gold answer, kind and steps.
+/// A question from Python: id, text, gold answer, kind and steps.
 pub type QuestionTuple = (u32, String, String, String, Vec<String>);
 
-/// A question to sample: text, the correct answer where it is known, and kind.
+/// A question to sample: text, gold answer if known, and kind.
 pub type QuestionInput = (String, Option<String>, String);
 
 pub fn question((id, text, gold, kind, steps): QuestionTuple) -> PyResult<Question> {
@@ -45,7 +45,7 @@ pub fn answer_kind(name: &str) -> PyResult<AnswerKind> {
     named("answer_kind", name, &KINDS)
 }
 
-/// The keyword arguments of sampling: the fields of [`SamplingOptions`], as the schema reads them.
+/// The keyword arguments of sampling: the fields of [`SamplingOptions`], parsed by the schema.
 pub struct Sampling(pub SamplingOptions);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Sampling {
@@ -62,7 +62,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Sampling {
             let option = serde_json::from_value::<SamplingOptions>(Value::Object(field));
             let option = option.map_err(|error| match error.to_string() {
                 unknown if unknown.starts_with("unknown field") => {
-                    PyTypeError::new_err(format!("no option is called {name}: {unknown}"))
+                    PyTypeError::new_err(format!("unknown option {name}: {unknown}"))
                 }
                 message => invalid(format!("{name}: {message}")),
             })?;
@@ -73,7 +73,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Sampling {
     }
 }
 
-/// A number, text, bool, or dict of these as JSON.
+/// Converts a number, string, bool, or dict of these to JSON.
 fn json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     if let Ok(flag) = value.cast::<PyBool>() {
         return Ok(flag.is_true().into());
@@ -124,7 +124,7 @@ pub fn rule(name: &str) -> PyResult<Rule> {
 fn named<T: Copy>(argument: &str, name: &str, known: &[(&str, T)]) -> PyResult<T> {
     let found = known.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
     let names = || known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    found.ok_or_else(|| invalid(format!("{argument}={name:?} is not known; use {}", names())))
+    found.ok_or_else(|| invalid(format!("invalid {argument}={name:?}; use one of {}", names())))
 }
 
 pub fn sites(name: &str) -> PyResult<DropoutSites> {
@@ -147,12 +147,12 @@ pub fn mask(name: &str) -> PyResult<MaskLifetime> {
     named("mask", name, &[("step", MaskLifetime::Step), ("trajectory", MaskLifetime::Trajectory)])
 }
 
-/// What a sweep maximizes, by its name in results.json.
+/// The metric that a sweep maximizes, by its name in results.json.
 pub fn metric(name: &str) -> PyResult<MetricName> {
     named("metric", name, &METRICS)
 }
 
-/// What the thoughts of the greedy run are replaced with, by name.
+/// The kind of replacement for the thoughts of the greedy run, by name.
 pub fn ablation(name: &str) -> PyResult<AblationKind> {
     named("ablate", name, &AblationKind::ALL.map(|kind| (kind.name(), kind)))
 }
@@ -160,7 +160,7 @@ pub fn ablation(name: &str) -> PyResult<AblationKind> {
 pub fn family(name: &str) -> PyResult<Family> {
     let names = || FAMILIES.map(Family::name).join(", ");
     Family::from_name(name)
-        .ok_or_else(|| invalid(format!("family={name:?} is not known; use one of {}", names())))
+        .ok_or_else(|| invalid(format!("invalid family={name:?}; use one of {}", names())))
 }
 
 pub fn on_existing(name: &str) -> PyResult<OnExisting> {
@@ -172,8 +172,8 @@ pub fn on_existing(name: &str) -> PyResult<OnExisting> {
     named("on_existing", name, &known)
 }
 
-/// `auto`, `cpu`, `cuda` or `cuda:NUMBER`; `f32`, `bf16`, `int8` or `fp8`; worker threads; whether
-/// a GPU's bits depend on the row alone.
+/// Parses the device (`auto`, `cpu`, `cuda` or `cuda:INDEX`), the precision (`f32`, `bf16`, `int8`
+/// or `fp8`), the number of worker threads, and whether GPU results are independent of the batch.
 pub fn device_options(
     device: &str,
     dtype: Option<&str>,
@@ -187,7 +187,7 @@ pub fn device_options(
         Some(("cuda", number)) => number.parse().ok().map(DeviceKind::Cuda),
         _ => None,
     };
-    let unknown = || invalid(format!("device={device:?}: use auto, cpu, cuda or cuda:NUMBER"));
+    let unknown = || invalid(format!("device={device:?}: use auto, cpu, cuda or cuda:INDEX"));
     let precisions = [
         ("f32", Precision::F32),
         ("float32", Precision::F32),
@@ -205,15 +205,15 @@ pub fn device_options(
     })
 }
 
-/// The fields of question, answer and steps, where they are named.
+/// The field names for question, answer and steps, where given.
 pub type FieldTuple = (Option<String>, Option<String>, Option<String>);
 
-/// The names as the library takes them.
+/// Converts field names to the library's type.
 pub fn field_names((question, answer, steps): FieldTuple) -> FieldNames {
     FieldNames { question_field: question, answer_field: answer, steps_field: steps }
 }
 
-/// The data source of a name, with the names of its fields.
+/// The data source with this name, with field names.
 pub fn data_source(name: &str, fields: FieldTuple) -> Result<DataSource, Error> {
     DataSource::parse(name)?.with_fields(field_names(fields))
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::errors::{raise, raise_annotations, raise_record, raise_report};
 use crate::options;
 
-/// Manifest and results of a run, as JSON; the results are null until the run is finished.
+/// Manifest and results of a run, as JSON; the results are null while the run is unfinished.
 #[pyfunction]
 pub fn run_json(path: PathBuf) -> PyResult<(String, String)> {
     let run = RunDir::open(path).map_err(raise_record)?;
@@ -34,7 +34,7 @@ pub fn run_table(path: PathBuf, width: usize, all_rules: bool) -> PyResult<Strin
     Ok(table::render(&results, TableOptions { width, all_rules }))
 }
 
-/// Measures rules on a finished run, beside those that its results have.
+/// Measures rules on a finished run, in addition to those in its results.
 #[pyfunction]
 pub fn rescore_run(py: Python<'_>, path: PathBuf, rules: Vec<String>) -> PyResult<()> {
     let rules = rules.iter().map(|name| options::rule(name)).collect::<PyResult<Vec<_>>>()?;
@@ -42,7 +42,7 @@ pub fn rescore_run(py: Python<'_>, path: PathBuf, rules: Vec<String>) -> PyResul
     py.detach(measure).map(drop).map_err(raise)
 }
 
-/// Writes the page of some runs, with its figures, into a directory, and gives its path.
+/// Writes the HTML report of runs, with its figures, into a directory, and returns its path.
 #[pyfunction]
 pub fn write_report(py: Python<'_>, paths: Vec<PathBuf>, out: PathBuf) -> PyResult<PathBuf> {
     let write = || -> Result<PathBuf, Error> {
@@ -52,7 +52,7 @@ pub fn write_report(py: Python<'_>, paths: Vec<PathBuf>, out: PathBuf) -> PyResu
     py.detach(write).map_err(raise)
 }
 
-/// The trajectories of a run, column by column; `greedy` and `beam` are kinds of their own.
+/// The trajectories of a run as columns; `greedy` and `beam` are separate kinds.
 #[pyfunction]
 pub fn run_columns<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, PyDict>> {
     let columns = py.detach(|| RunColumns::read(&path)).map_err(raise_record)?;
@@ -75,7 +75,7 @@ pub fn run_columns<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Bound<'py, P
     Ok(dict)
 }
 
-/// The trajectories of a run; numbers that are not there are NaN.
+/// The trajectories of a run; missing numbers are NaN.
 #[derive(Default)]
 struct RunColumns {
     seed: Vec<u64>,
@@ -122,7 +122,7 @@ impl RunColumns {
     }
 }
 
-/// The figures of some runs, each as an SVG document and its data as JSON.
+/// The figures of runs, each as an SVG document and its data as JSON.
 #[pyfunction]
 pub fn run_figures(
     py: Python<'_>,
@@ -139,7 +139,7 @@ pub fn run_figures(
     drawn.map_err(raise_report)
 }
 
-/// The learning curves of some trained models, likewise.
+/// The learning curves of trained models, in the same format.
 #[pyfunction]
 pub fn training_figures(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Vec<(String, String)>> {
     let load = || -> Result<Vec<(String, String)>, ReportError> {
@@ -202,8 +202,9 @@ fn panel(panel: &figures::Panel) -> Value {
     })
 }
 
-/// The labelled thoughts of annotations, row by row, and the index as JSON: question, trajectory,
-/// position of the thought, label, whether the trajectory is correct; thoughts are (rows, width).
+/// The labeled thoughts of annotations as columns (question, trajectory, position of the thought,
+/// label, whether the trajectory is correct, and thoughts of shape (rows, width)), and the index as
+/// JSON.
 #[pyfunction]
 pub fn annotation_columns<'py>(
     py: Python<'py>,

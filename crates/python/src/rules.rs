@@ -1,4 +1,4 @@
-//! Voting rules that are Python callables, registered beside the built-in ones.
+//! Voting rules that are Python callables, registered in addition to the built-in ones.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use pyo3::types::{PyBool, PyList};
 
 use crate::errors::invalid;
 
-/// A trajectory as a rule sees it.
+/// A trajectory as passed to a rule.
 #[pyclass(frozen, get_all, name = "Candidate", module = "latent_tts._core")]
 pub struct PyCandidate {
     index: u32,
@@ -35,8 +35,8 @@ impl PyCandidate {
     }
 }
 
-/// A callable that takes a list of candidates and returns the chosen one's answer, its position in
-/// the list, the candidate itself, or None.
+/// A callable that takes a list of candidates and returns the answer of the selected one, its
+/// position in the list, the candidate itself, or None.
 struct PythonRule {
     name: String,
     label: String,
@@ -73,7 +73,7 @@ impl PythonRule {
                 candidates.len()
             ))),
             None => Err(PyTypeError::new_err(format!(
-                "rule {} returned {}; return an answer, a position in the list, a trajectory or \
+                "rule {} returned {}; expected an answer, a position in the list, a trajectory or \
                  None",
                 self.name,
                 chosen.repr()?
@@ -81,13 +81,13 @@ impl PythonRule {
         }
     }
 
-    /// Of the candidates that gave an answer, the position of the one with the lowest number.
+    /// The position of the lowest-numbered candidate with this answer.
     fn index_of(&self, answer: &str, candidates: &[&dyn Candidate]) -> PyResult<usize> {
         let gave = |index: &usize| candidates[*index].answer() == Some(answer);
         let first = (0..candidates.len()).filter(gave).min_by_key(|i| candidates[*i].number());
         first.ok_or_else(|| {
             PyValueError::new_err(format!(
-                "rule {} returned {answer:?}, which no trajectory answered",
+                "rule {} returned {answer:?}, which is not the answer of any trajectory",
                 self.name
             ))
         })
@@ -128,7 +128,7 @@ impl VotingRule for PythonRule {
     }
 }
 
-/// Registers a callable as a rule, or replaces the registered one of this name.
+/// Registers a callable as a rule, replacing a registered one of the same name.
 #[pyfunction]
 pub fn register_rule(
     name: String,
@@ -140,7 +140,7 @@ pub fn register_rule(
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if name.is_empty() || !name.chars().all(is_name) {
         return Err(invalid(format!(
-            "a rule cannot be called {name:?}; use lower-case letters, digits and _"
+            "invalid rule name {name:?}; use lowercase letters, digits and _"
         )));
     }
     let mut signals = Signals::default();
@@ -148,7 +148,7 @@ pub fn register_rule(
         match need.as_str() {
             "rewards" => signals.rewards = true,
             "logprobs" => signals.logprobs = true,
-            _ => return Err(invalid(format!("needs={need:?} is unknown; use rewards, logprobs"))),
+            _ => return Err(invalid(format!("invalid needs={need:?}; use rewards or logprobs"))),
         }
     }
     let rule = PythonRule {

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use crate::errors::invalid;
 
-/// A callable that takes thoughts (rows, width) and their keys (rows, 4): seed, question,
-/// trajectory and step; it returns thoughts of the same shape.
+/// A callable that takes thoughts (rows, width) and their keys (rows, 4), which are seed, question,
+/// trajectory and step, and returns thoughts of the same shape.
 struct PythonSampler {
     name: String,
     function: Py<PyAny>,
@@ -42,14 +42,14 @@ impl PythonSampler {
         let changed = changed.as_array();
         if changed.dim() != (rows, width) {
             return Err(PyValueError::new_err(format!(
-                "sampler {} returned thoughts of shape {:?} for ({rows}, {width})",
+                "sampler {} returned thoughts of shape {:?}, expected ({rows}, {width})",
                 self.name,
                 changed.dim()
             )));
         }
         if !changed.iter().all(|element| element.is_finite()) {
             return Err(PyValueError::new_err(format!(
-                "sampler {} returned thoughts that are not finite",
+                "sampler {} returned non-finite thoughts",
                 self.name
             )));
         }
@@ -79,13 +79,13 @@ impl LatentSampler for PythonSampler {
     }
 }
 
-/// Registers a callable as a sampler, or replaces the registered one of this name.
+/// Registers a callable as a sampler, replacing a registered one of the same name.
 #[pyfunction]
 pub fn register_sampler(name: String, function: Py<PyAny>) -> PyResult<()> {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if name.is_empty() || !name.chars().all(is_name) {
         return Err(invalid(format!(
-            "a sampler cannot be called {name:?}; use lower-case letters, digits and _"
+            "invalid sampler name {name:?}; use lowercase letters, digits and _"
         )));
     }
     let sampler = PythonSampler { name, function, failure: Mutex::default() };

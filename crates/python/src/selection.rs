@@ -1,4 +1,4 @@
-//! Probes and calibrations: how trajectories are chosen.
+//! Training of probes, and fitting of calibrations.
 
 use std::path::PathBuf;
 
@@ -16,8 +16,8 @@ use crate::errors::{invalid, raise};
 use crate::options::{QuestionTuple, Sampling, question};
 use crate::waiting::{ProgressEvent, wait_for};
 
-/// Trains a probe on the hidden states of an engine's reasoner; gives the report as JSON. Options
-/// are JSON, too; `progress` takes each evaluation as JSON.
+/// Trains a probe on the hidden states of an engine's reasoner; returns the report as JSON. Options
+/// are JSON as well; `progress` receives each evaluation as JSON.
 #[pyfunction]
 #[pyo3(signature = (engine, out, questions, sampling, options, overwrite, progress))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of the package's method")]
@@ -56,7 +56,7 @@ pub fn train_probe(
     Ok(report.to_string())
 }
 
-/// Sends evaluations to the waiting thread, which lives as long as the work.
+/// Sends evaluations to the waiting thread, which outlives the work.
 struct Evaluations(std::sync::mpsc::Sender<ProgressEvent>);
 
 impl ProbeObserver for Evaluations {
@@ -69,7 +69,7 @@ impl ProbeObserver for Evaluations {
     }
 }
 
-/// Fits a calibration to runs and measures it on others; gives the report as JSON.
+/// Fits a calibration to runs and evaluates it on others; returns the report as JSON.
 #[pyfunction]
 pub fn calibrate(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! The search over strengths. How a point is evaluated is a Python callable: here or on a cluster.
+//! Sweeps over strengths. A Python callable evaluates each point, in this process or on a cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -57,15 +57,15 @@ impl SweepArguments {
     }
 }
 
-/// Whether a sweep by this metric needs a reward model.
+/// Whether a sweep with this metric needs a reward model.
 #[pyfunction]
 pub fn needs_rewards(metric: &str) -> PyResult<bool> {
     let metric = Some(options::metric(metric)?);
     Ok(SweepSpec { metric, ..SweepSpec::default() }.needs_rewards())
 }
 
-/// Runs a sweep over points that share `evaluation` but for the sampler and the directory;
-/// `evaluate(out, sampler)` writes a point's run directory, `note(text)` is told how it goes. Gives
+/// Runs a sweep over points that share `evaluation`, except for the sampler and the directory.
+/// `evaluate(out, sampler)` writes a point's run directory; `note(text)` receives progress. Returns
 /// the sweep's directory.
 #[pyfunction]
 pub fn sweep(
@@ -79,7 +79,7 @@ pub fn sweep(
     let spec = arguments.spec()?;
     if spec.needs_rewards() && engine.selection.reward_model.is_none() {
         let metric = &arguments.metric;
-        return Err(invalid(format!("metric={metric:?} needs rewards; give a reward_model")));
+        return Err(invalid(format!("metric={metric:?} needs rewards; pass a reward_model")));
     }
     let ks = library::ks(&arguments.ks, evaluation.samples());
     let model = engine.selection.reasoner.path();
@@ -102,7 +102,7 @@ struct PythonPoints {
     note: Py<PyAny>,
 }
 
-/// An exception, perhaps of an error of the library.
+/// A Python exception, possibly from an error of the library.
 struct Raised(PyErr);
 
 impl From<Error> for Raised {
@@ -123,7 +123,8 @@ impl PointRunner for PythonPoints {
     }
 
     fn note(&mut self, text: &str) {
-        // A note is no reason to fail; what the callable raises, its next call raises again.
+        // A failing note does not end the sweep; if the callable keeps failing, its next call
+        // raises.
         let _ = Python::attach(|py| self.note.call1(py, (text,)).map(drop));
     }
 }

@@ -16,7 +16,7 @@ use crate::errors::{invalid, raise};
 use crate::options;
 use crate::waiting::{ProgressEvent, wait_for};
 
-/// What a training is besides its options.
+/// The arguments of a training, besides its options.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct TrainArguments {
@@ -32,7 +32,7 @@ pub struct TrainArguments {
 /// A question, its steps and its answer.
 type ExampleTuple = (String, Vec<String>, String);
 
-/// Trains a reasoner; gives the report as JSON. `progress` takes each event as JSON.
+/// Trains a reasoner; returns the report as JSON. `progress` receives each event as JSON.
 #[pyfunction]
 pub fn train_reasoner(
     py: Python<'_>,
@@ -53,7 +53,7 @@ pub fn train_reasoner(
     arguments.run(py, progress, |device, observer, cancel| trainer.run(device, observer, cancel))
 }
 
-/// Trains a reward model; gives the report as JSON. `progress` takes each event as JSON.
+/// Trains a reward model; returns the report as JSON. `progress` receives each event as JSON.
 #[pyfunction]
 pub fn train_reward(
     py: Python<'_>,
@@ -66,8 +66,8 @@ pub fn train_reward(
     arguments.run(py, progress, |device, observer, cancel| trainer.run(device, observer, cancel))
 }
 
-/// Trains a reasoner by reinforcement learning; gives the report as JSON. `progress` takes each
-/// event as JSON.
+/// Trains a reasoner by reinforcement learning; returns the report as JSON. `progress` receives
+/// each event as JSON.
 #[pyfunction]
 pub fn train_rl(
     py: Python<'_>,
@@ -100,7 +100,7 @@ pub fn training_options() -> PyResult<(String, String, String)> {
 }
 
 impl TrainArguments {
-    /// The options that are given, over those of the preset.
+    /// The given options, over those of the preset.
     fn fields(&self, command: &str) -> PyResult<Map<String, Value>> {
         let mut fields = match &self.preset {
             Some(name) => Preset::named(name, command).map_err(raise)?.fields(),
@@ -112,8 +112,8 @@ impl TrainArguments {
         Ok(fields)
     }
 
-    /// Opens the device and trains on it, without the GIL. Ctrl-C ends the training after a step,
-    /// with its state saved.
+    /// Opens the device and trains on it, without the GIL. Ctrl-C ends the training after the
+    /// current step and saves its state.
     fn run(
         &self,
         py: Python<'_>,
@@ -141,7 +141,7 @@ fn example((question, steps, answer): ExampleTuple) -> TrainExample {
     TrainExample { question, steps, answer }
 }
 
-/// Sends events to the waiting thread, which lives as long as the work.
+/// Sends events to the waiting thread, which outlives the work.
 struct TrainEventSender<'a>(&'a Sender<ProgressEvent>);
 
 impl TrainEventSender<'_> {

@@ -11,21 +11,21 @@ use pyo3::prelude::*;
 
 use crate::aggregate::{VoteTuple, vote_tuples};
 
-/// One trajectory. Its thoughts are the engine's own memory, moved into an array.
+/// A trajectory. Its thoughts are moved from the engine into an array without a copy.
 #[pyclass(frozen, get_all, name = "Trajectory", module = "latent_tts._core")]
 pub struct PyTrajectory {
     index: u32,
     latent_steps: usize,
     text: String,
     answer: Option<String>,
-    /// None where the correct answer is not known.
+    /// None if the gold answer is unknown.
     correct: Option<bool>,
     tokens: Vec<u32>,
     thoughts: Py<PyArray2<f32>>,
     process_rewards: Option<Py<PyArray1<f32>>>,
     outcome_reward: Option<f32>,
     logprob: Option<f32>,
-    /// Signals beside rewards and likelihood, by name.
+    /// Signals besides rewards and likelihood, by name.
     signals: BTreeMap<String, f32>,
     lens: Vec<Vec<(String, f32)>>,
 }
@@ -67,7 +67,7 @@ impl PyTrajectory {
     #[getter]
     fn number(&self, py: Python<'_>) -> PyResult<u32> {
         let kind = py.get_type::<PyDeprecationWarning>();
-        PyErr::warn(py, &kind, c"Trajectory.number is called index now", 1)?;
+        PyErr::warn(py, &kind, c"Trajectory.number is deprecated; use index", 1)?;
         Ok(self.index)
     }
 
@@ -95,7 +95,7 @@ pub struct PyReply {
 }
 
 impl PyReply {
-    /// Of a request for a question whose correct answer is `gold`, where that is known.
+    /// The reply to a question with gold answer `gold`, if known.
     pub fn new(py: Python<'_>, reply: library::Reply, gold: Option<&str>) -> PyResult<Self> {
         let answer = reply.answer().map(str::to_owned);
         let votes = vote_tuples(reply.votes());

@@ -1,5 +1,5 @@
-//! Long calls: the work runs on a thread of its own, without the GIL; the calling thread looks for
-//! Ctrl-C and hands on progress, some times a second.
+//! Long calls: the work runs on a separate thread without the GIL, while the calling thread checks
+//! for Ctrl-C and forwards progress several times per second.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 use latent_tts::CancelToken;
 use pyo3::prelude::*;
 
-/// How often the GIL is taken, for a moment, while work goes on.
+/// The interval at which the GIL is briefly acquired during the work.
 pub const POLL: Duration = Duration::from_millis(100);
 
-/// What happened meanwhile.
+/// Progress of the work.
 pub enum ProgressEvent {
-    /// A run directory or annotations are open: path, questions done, questions in all.
+    /// A run directory or annotations were opened: path, recorded questions, all questions.
     Opened(String, usize, usize),
-    /// So many questions more are done.
+    /// The number of newly finished questions.
     Done(usize),
-    /// An event of a training, as JSON: the only argument of its callable.
+    /// A training event as JSON, the only argument of its callable.
     Json(String),
 }
 
-/// Runs `work` without the GIL. `progress` is a callable that takes (path, done, total) or None
-/// and the number of questions that are newly done.
+/// Runs `work` without the GIL. `progress` is a callable that receives (path, done, total), or None
+/// and the number of newly finished questions.
 ///
-/// Ctrl-C cancels the work, which ends within a pass, and is raised.
+/// Ctrl-C cancels the work, which ends after the current forward pass, and is then raised.
 pub fn wait_for<T: Send>(
     py: Python<'_>,
     cancel: &CancelToken,

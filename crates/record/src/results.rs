@@ -167,6 +167,35 @@ impl MetricName {
         (Self::AucArithmetic, "auc_arithmetic", "auc_arithmetic"),
     ];
 
+    /// The metrics that are not a voting rule's: their names, and what they measure.
+    pub fn descriptions() -> impl Iterator<Item = (&'static str, &'static str)> {
+        Self::NAMED.into_iter().map(|(metric, name, _)| (name, metric.describe()))
+    }
+
+    /// What the metric measures, in one line.
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Greedy => "accuracy of the trajectory without perturbation",
+            Self::Coverage => {
+                "probability that at least one of k trajectories is right (pass@k, unbiased)"
+            }
+            Self::Rule(rule) => rule.describe(),
+            Self::Beam => "accuracy of beam search; k is width times candidates",
+            Self::Diversity => {
+                "mean pairwise cosine dissimilarity of the thoughts at the same step; k is N"
+            }
+            Self::Auc => {
+                "probability that a right trajectory has a larger process reward at thought k than \
+                 a wrong one of the same question"
+            }
+            Self::AucOutcome => "the same for outcome rewards; k is the number of trajectories",
+            Self::AucProbe => "the same for scores of a probe; k is the number of trajectories",
+            Self::AucArithmetic => {
+                "the same for the share of equations that hold; k is the number of trajectories"
+            }
+        }
+    }
+
     /// The name in results.
     pub fn name(self) -> &'static str {
         match self {

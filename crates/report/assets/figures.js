@@ -1,25 +1,25 @@
-// The values of the figures, as a table and as CSV, and the figures as SVG and PNG. Everything is made from the page itself: it is complete
-// as one file. The data come from `Figure::data_json` in src/figures/rows.rs.
+// Values of the figures as tables and CSV, and export of the figures as SVG and PNG, without any other file. The data are written by
+// `Figure::data_json` in src/figures/rows.rs.
 const figureData = JSON.parse($("figure-data")?.textContent || "[]");
 
 function csvField(text) {
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** The same as the file figures/NAME.csv. */
+/** The content of the file figures/NAME.csv. */
 function csvOf({ panels }) {
   const lines = panels.flatMap(({ title, rows }) => rows.map(([series, ...numbers]) => [csvField(title), csvField(series), ...numbers.map((x) => x ?? "")].join(",")));
   return `${["panel,series,x,y,low,high", ...lines].join("\n")}\n`;
 }
 
-/** A number with four significant digits, a share in percent. */
+/** Formats a number with four significant digits, or a fraction in percent. */
 function coordinate(value, isShare) {
   if (value === null) return "–";
   if (isShare) return `${(100 * value).toFixed(1)}%`;
   return Number.isInteger(value) ? `${value}` : `${Number(value.toPrecision(4))}`;
 }
 
-/** The values of a figure, a table for each panel. */
+/** The values of a figure, one table per panel. */
 function valueTables({ panels }) {
   const box = make("div", { class: "values", tabindex: "0", role: "region", "aria-label": "values of the figure" });
   for (const { title, x, y, rows } of panels) {
@@ -31,7 +31,7 @@ function valueTables({ panels }) {
   return box;
 }
 
-/** All panels of a figure side by side in one SVG, with title, legend and the colours of the page as it is now. */
+/** All panels of a figure side by side in one SVG, with title, legend and the current colors of the page. */
 function svgOf(section) {
   const panels = [...section.querySelectorAll(".panel svg")];
   const columns = Math.min(3, panels.length);
@@ -52,7 +52,7 @@ function svgOf(section) {
   return new XMLSerializer().serializeToString(whole);
 }
 
-/** A copy of an SVG element at a position, its colours written out: a file has no style sheet. */
+/** A copy of an SVG element at a position, with colors as attributes, because a file has no style sheet. */
 function nested(svg, x, y, width, height) {
   const copy = svg.cloneNode(true);
   const [from, to] = [svg.querySelectorAll("[class]"), copy.querySelectorAll("[class]")];
@@ -66,7 +66,7 @@ function nested(svg, x, y, width, height) {
   return copy;
 }
 
-/** Twice the size of the SVG. */
+/** Renders an SVG to PNG at twice its size. */
 async function pngOf(svg) {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
@@ -82,7 +82,7 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** The buttons of a figure. */
+/** Adds the buttons of a figure. */
 function addTools(figure) {
   const section = $(figure.name);
   const button = (text, label, action) => {
@@ -103,7 +103,7 @@ function addTools(figure) {
   section.querySelector("h2").append(tools);
 }
 
-/** A caption of more than three lines is folded, with a button that unfolds it. */
+/** Folds a caption of more than three lines and adds a button to unfold it. */
 function foldCaption(figure) {
   const caption = $(figure.name).querySelector(".caption");
   const button = make("button", { type: "button", class: "unfold", "aria-expanded": "false" }, "more");

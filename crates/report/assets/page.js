@@ -1,9 +1,9 @@
 
-// The page's script after tooltips.js, figures.js and question.js: the browser for single questions.
-// Data come from src/page/data.rs; nothing is fetched.
+// The browser for single questions of the report page; loaded after tooltips.js, figures.js and question.js.
+// The data are written by src/page/data.rs; nothing is fetched.
 const data = JSON.parse(document.getElementById("data").textContent);
 
-/** A question as an object; the order is that of `encode_question` in src/page/data.rs. */
+/** Converts the array of a question to an object; the order of fields is that of `encode_question` in src/page/data.rs. */
 function named(row) {
   const [id, question, gold, answers, given, thoughts, rewards, map, chosen, greedy, beam, range, outcomes, outcomeRange, lens, texts, said] = row;
   const right = given.filter((index) => answers[index][1]).length;
@@ -14,24 +14,24 @@ function named(row) {
 
 const FILTERS = [
   ["all", "all questions", () => true],
-  ["rescued", "greedy wrong, but some trajectory right", (q) => q.greedy && !isRight(q.greedy) && q.right > 0],
-  ["gained", "greedy wrong, majority right", (q) => q.greedy && !isRight(q.greedy) && isRight(q.vote)],
-  ["lost", "greedy right, majority wrong", (q) => isRight(q.greedy) && !isRight(q.vote)],
-  ["missed", "majority wrong, but some trajectory right", (q) => !isRight(q.vote) && q.right > 0],
-  ["misranked", "best of N wrong, but some trajectory right", (q) => q.best && !isRight(q.best) && q.right > 0],
-  ["never", "no trajectory right", (q) => q.right === 0],
-  ["always", "every trajectory right", (q) => q.right > 0 && q.right === q.given.length],
+  ["rescued", "greedy wrong, some trajectory correct", (q) => q.greedy && !isRight(q.greedy) && q.right > 0],
+  ["gained", "greedy wrong, majority correct", (q) => q.greedy && !isRight(q.greedy) && isRight(q.vote)],
+  ["lost", "greedy correct, majority wrong", (q) => isRight(q.greedy) && !isRight(q.vote)],
+  ["missed", "majority wrong, some trajectory correct", (q) => !isRight(q.vote) && q.right > 0],
+  ["misranked", "best of N wrong, some trajectory correct", (q) => q.best && !isRight(q.best) && q.right > 0],
+  ["never", "no trajectory correct", (q) => q.right === 0],
+  ["always", "every trajectory correct", (q) => q.right > 0 && q.right === q.given.length],
 ];
 const ORDERS = [
-  ["given", "as in the data", (a, b) => a.id - b.id],
-  ["hard", "fewest right first", (a, b) => a.right / a.given.length - b.right / b.given.length || a.id - b.id],
-  ["torn", "most different answers first", (a, b) => b.answers.length - a.answers.length || a.id - b.id],
+  ["given", "data order", (a, b) => a.id - b.id],
+  ["hard", "fewest correct first", (a, b) => a.right / a.given.length - b.right / b.given.length || a.id - b.id],
+  ["torn", "most distinct answers first", (a, b) => b.answers.length - a.answers.length || a.id - b.id],
 ];
-/** List entries created at a time. */
+/** Number of list entries to create at a time. */
 const PAGE = 150;
 
 const state = { run: 0, questions: [], found: [], shown: 0, current: null, byReward: true };
-/** What is shown of the trajectories of a question. */
+/** View state of the trajectories of a question. */
 const view = { sort: "k", descending: false, selected: [], redraw: () => redraw() };
 
 function options(select, all) {
@@ -80,7 +80,7 @@ function more() {
 
 function entry(q) {
   const share = q.given.length ? (100 * q.right) / q.given.length : 0;
-  const bar = make("span", { class: "bar-share", "data-tip": `${q.right} of ${q.given.length} trajectories right` });
+  const bar = make("span", { class: "bar-share", "data-tip": `${q.right} of ${q.given.length} trajectories correct` });
   bar.append(make("i", { style: `width:${share.toFixed(1)}%` }));
   const button = make("button", { type: "button", "data-id": q.id });
   button.append(make("span", { class: "number" }, `${q.id}`), make("span", { class: "words" }, q.question), make("span", { class: "share" }, bar));
@@ -102,7 +102,7 @@ function open(q) {
   redraw();
 }
 
-/** Draws the question again, at the same place of the table of its trajectories. */
+/** Redraws the question, keeping the scroll position of its table of trajectories and the focus. */
 function redraw() {
   const q = state.current;
   const top = $("detail").querySelector(".tall")?.scrollTop;
@@ -114,7 +114,7 @@ function redraw() {
   if (focused) $("detail").querySelector(focused)?.focus();
 }
 
-/** A selector that finds a focused control again after a redraw. */
+/** A selector to find the focused control after a redraw. */
 function focusKey(element) {
   if (!element || !$("detail").contains(element)) return null;
   const label = element.getAttribute("aria-label");
@@ -140,7 +140,7 @@ function heading(q) {
 function chips(q) {
   const rows = [["greedy", q.greedy], ["majority", q.vote], ["weighted vote", q.weighted], ["best of N", q.best], ["beam search", q.beam]];
   const box = make("div", { class: "chips" });
-  box.append(make("span", { class: "chip" }, "right answer: ", make("b", {}, q.gold)));
+  box.append(make("span", { class: "chip" }, "gold answer: ", make("b", {}, q.gold)));
   for (const [name, answer] of rows) {
     if (!answer) continue;
     const chip = make("span", { class: "chip", "data-tip": answer[2] || mark(answer) }, `${name}: `);
@@ -155,7 +155,7 @@ const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeA
 /** The inverse of `quantize` in src/page/data.rs. */
 const numbers = (text, range) => Array.from(bytes(text), (byte) => range[0] + (byte / 255) * (range[1] - range[0]));
 
-/** The question as question.js draws it: numbers instead of base64, one list for each trajectory. */
+/** The question in the format of question.js: numbers instead of base64, one list per trajectory. */
 function decoded(q) {
   const split = (all) => {
     let at = 0;
@@ -187,9 +187,9 @@ function rewardStrip(q) {
   return selectOnClick(heatMap, q, view);
 }
 
-/** The trajectories in the plane of the question's two principal components. */
+/** The trajectories projected onto the question's first two principal components. */
 function thoughtMap(q) {
-  if (!q.paths) return block("map-block", "Map of the thoughts", make("p", { class: "note" }, "The thoughts were not kept (eval --latents), or the page had no room for them."));
+  if (!q.paths) return block("map-block", "Map of the thoughts", make("p", { class: "note" }, "The thoughts were not recorded (use eval --latents) or did not fit the size limit of the page."));
   return selectOnClick(mapBlock(q, view), q, view);
 }
 
@@ -211,13 +211,13 @@ function start() {
   });
   const [first] = data.runs;
   if (first && first.seeds > 1) {
-    $("browser").append(make("p", { class: "caption" }, `Shown under the first of ${first.seeds} seeds, ${first.seed}; the figures are over all of them.`));
+    $("browser").append(make("p", { class: "caption" }, `This browser shows the first of ${first.seeds} seeds (${first.seed}); the figures use all seeds.`));
   }
   if (data.left_out) {
-    $("browser").append(make("p", { class: "caption" }, `${data.left_out} runs are left out here to keep the page small; report them alone to browse them.`));
+    $("browser").append(make("p", { class: "caption" }, `${data.left_out} runs were omitted from this browser to limit the size of the page; report them separately to browse them.`));
   }
   if (data.runs.length) openRun(0);
-  else $("browser").append(make("p", { class: "caption" }, "No run is small enough to be browsed here; report it alone."));
+  else $("browser").append(make("p", { class: "caption" }, "No run is small enough for this browser; report runs separately."));
   document.documentElement.dataset.ready = "true";
 }
 

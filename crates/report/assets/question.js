@@ -1,22 +1,22 @@
-// One question: its votes, its trajectories as rows, their comparison, rewards and map, as elements. Shared by the report's page
-// (page.js) and the server's (crates/serve/assets/explore.js); both give a question as an object:
-//   answers   [[answer, right, text]]: distinct answers; `right` is null where no right answer is known
-//   given     of each trajectory, the index of its answer in `answers`
-//   names     of each trajectory, its number
-//   lengths   of each trajectory, its thoughts
-//   rewards   of each trajectory, the rewards of its thoughts, or null; null where there is no reward model
-//   outcomes  of each trajectory, the reward of its answer, or null; null where there are none
-//   paths     of each trajectory, the positions of its thoughts on the map; null where there is no map
-//   greedyPath  the same without perturbation
+// DOM elements for one question: votes, table and comparison of trajectories, rewards and map. Shared by the report page (page.js) and
+// the server's page (crates/serve/assets/explore.js). Both pass a question as an object:
+//   answers     [[answer, right, text]]: distinct answers; `right` is null if the gold answer is unknown
+//   given       per trajectory: the index of its answer in `answers`
+//   names       per trajectory: its number
+//   lengths     per trajectory: its number of thoughts
+//   rewards     per trajectory: its process rewards, or null; null without a reward model
+//   outcomes    per trajectory: its outcome reward, or null; null without outcome rewards
+//   paths       per trajectory: the positions of its thoughts on the map; null without a map
+//   greedyPath  positions of the greedy trajectory's thoughts
 //   mapMethod   { name: "pca" } or { name: "tsne", perplexity }
-//   tokens    of each trajectory, [[[token, thousandths]]]: the tokens of its thoughts; null where they were not read
-//   texts, said  texts, and of each trajectory the index of its own
-// and a view, which outlives a question that is drawn again: { sort, descending, selected, redraw }; `selected` are trajectory numbers.
+//   tokens      per trajectory: [[[token, thousandths]]], the tokens of its thoughts; null if they were not decoded
+//   texts, said distinct texts, and per trajectory the index of its text
+// and a view, which persists across redraws: { sort, descending, selected, redraw }; `selected` holds trajectory numbers.
 const counted = (number, one, several) => `${number} ${number === 1 ? one : several}`;
 const isRight = (answer) => Boolean(answer && answer[1]);
 const isOpen = (answer) => answer[1] === null;
 const show = (answer) => (answer[0] === null ? "no answer" : answer[0]);
-/** The class of an answer and the sign before it, for those who do not see its colour. */
+/** The class of an answer, and a sign before it so that color is not the only cue. */
 const mark = (answer) => (isOpen(answer) ? "open" : answer[1] ? "right" : "wrong");
 const sign = (answer) => (isOpen(answer) ? "" : answer[1] ? "✓ " : "✗ ");
 const colour = (answer) => `var(--${isOpen(answer) ? "accent" : mark(answer)})`;
@@ -26,17 +26,17 @@ const spread = (all) => all.reduce(([low, high], x) => [Math.min(low, x), Math.m
 const fixed = (number, digits) => (Number.isFinite(number) ? number.toFixed(digits) : "–");
 const percentOf = (share) => `${(100 * share).toFixed(share === 1 || share === 0 ? 0 : 1)}%`;
 
-/** Trajectories that can be compared at a time: as many as have room side by side. */
+/** Maximum number of trajectories to compare side by side. */
 const MOST_COMPARED = 4;
-/** Answers with a bar. */
+/** Maximum number of answers with a bar. */
 const MOST_BARS = 12;
 
-/** A heading, a drawing and a note. */
+/** A block with a heading and children. */
 function block(name, title, ...children) {
   return make("div", { class: `block ${name}` }, make("h3", {}, title), ...children);
 }
 
-/** A big number with its label, and a small text below. */
+/** A large number with a label above and a small text below. */
 function tile(label, value, below = "", kind = "") {
   return make("div", { class: `tile ${kind}` }, make("span", { class: "label" }, label), make("span", { class: "value" }, value), make("span", { class: "below" }, below));
 }
@@ -52,10 +52,10 @@ function votes(q) {
     const bar = make("div", { class: `length ${mark(answer)}`, style: `width:${((100 * count) / most).toFixed(1)}%` });
     const tip = { "data-tip": `${signed(answer)}\n${counted(count, "vote", "votes")}, ${share}` };
     table.append(make("span", { class: `answer ${mark(answer)}`, ...tip }, signed(answer)), make("div", { class: "track", ...tip }, bar), make("span", { class: "count" }, `${count}`), make("span", { class: "share" }, share));
-    // Short texts hardly differ from their answer.
+    // Short texts are almost identical to their answer.
     if (answer[2].length > 40) table.append(make("span", { class: "text" }, answer[2]));
   }
-  const right = q.answers.some(isOpen) ? "" : `, ${q.given.filter((index) => isRight(q.answers[index])).length} right`;
+  const right = q.answers.some(isOpen) ? "" : `, ${q.given.filter((index) => isRight(q.answers[index])).length} correct`;
   const about = `${counted(q.given.length, "trajectory", "trajectories")}, ${counted(q.answers.length, "distinct answer", "distinct answers")}${right}`;
   const parts = [make("p", { class: "note" }, about), table];
   if (counts.length > MOST_BARS) parts.push(make("p", { class: "note" }, `and ${counts.length - MOST_BARS} answers with fewer votes`));
@@ -79,19 +79,19 @@ function columns(q) {
   return all;
 }
 
-/** Answers sort as numbers where they are some. */
+/** Converts numeric answers to numbers, for sorting. */
 const numberOrText = (answer) => (answer === null || answer.trim() === "" || !Number.isFinite(Number(answer)) ? answer : Number(answer));
 
 const isMissing = (value) => value === null || value === undefined || Number.isNaN(value);
 
-/** Numbers ascending before texts. */
+/** Orders numbers before texts, each ascending. */
 function compareValues(a, b) {
   if (isMissing(a)) return 0;
   if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
   return typeof a === "number" ? a - b : a.localeCompare(b);
 }
 
-/** The rewards of one trajectory as coloured cells, one for each thought. */
+/** The rewards of one trajectory as colored cells, one per thought. */
 function miniature(own, [low, high]) {
   const stops = own.map((value, t) => {
     const at = (i) => `${((100 * i) / own.length).toFixed(2)}%`;
@@ -101,7 +101,7 @@ function miniature(own, [low, high]) {
   return make("span", { class: "miniature", style, "data-tip": own.map((value, t) => `thought ${t + 1}: ${value.toFixed(3)}`).join("\n") });
 }
 
-/** Every trajectory as a row: a click on a heading sorts, a click on a row shows it, a tick compares it. */
+/** The table of trajectories: click a heading to sort, a row to show it, its checkbox to compare it. */
 function trajectories(q, view) {
   if (!q.given.length) return [];
   const all = columns(q);
@@ -123,16 +123,16 @@ function trajectories(q, view) {
     const box = make("input", { type: "checkbox", "aria-label": `compare trajectory ${q.names[k]}` });
     box.checked = view.selected.includes(q.names[k]);
     box.addEventListener("change", () => toggle(view, q.names[k], box.checked));
-    const row = make("tr", { "data-k": k, ...(box.checked ? { class: "picked" } : {}) }, make("td", {}, box), ...all.map(({ cell }) => cell(k)));
+    const row = make("tr", { "data-k": k, ...(box.checked ? { class: "selected" } : {}) }, make("td", {}, box), ...all.map(({ cell }) => cell(k)));
     row.addEventListener("click", (event) => { if (event.target !== box) { view.selected = [q.names[k]]; view.redraw(); } });
     body.append(row);
   }
   const table = make("table", { class: "rows" }, make("thead", {}, head), body);
-  const note = `Click a heading to sort and a row to show it; tick up to ${MOST_COMPARED} rows to compare them.`;
+  const note = `Click a heading to sort, click a row to show it, select up to ${MOST_COMPARED} rows to compare them.`;
   return [block("trajectories", "Trajectories", make("p", { class: "note" }, note), make("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": "trajectories" }, table))];
 }
 
-/** Adds a trajectory to those that are compared or removes it; the first of too many goes. */
+/** Adds a trajectory to the comparison or removes it; drops the oldest ones beyond the maximum. */
 function toggle(view, name, on) {
   view.selected = view.selected.filter((other) => other !== name);
   if (on) view.selected.push(name);
@@ -163,7 +163,7 @@ function comparison(q, view, wide = view.selected.length > 1) {
   const title = chosen.length === 1 ? `Trajectory ${q.names[chosen[0]]}` : `Trajectories ${chosen.map((k) => q.names[k]).join(", ")} compared`;
   const explained = [q.rewards && "the thought's reward", q.tokens && "the LM head's most probable tokens at the hidden state that becomes the thought"].filter(Boolean).join(" and ");
   const parts = [make("div", { class: "wide" }, make("table", { class: "compare" }, make("thead", {}, header), body))];
-  if (explained) parts.push(make("p", { class: "note" }, `A row is a thought: ${explained}.`));
+  if (explained) parts.push(make("p", { class: "note" }, `Each row is a thought: ${explained}.`));
   return [block(wide ? "comparison several" : "comparison", title, ...parts)];
 }
 
@@ -192,22 +192,22 @@ function reading(tokens) {
   return line;
 }
 
-/** The tokens that the LM head predicts where each thought of one trajectory is made. */
+/** The LM head's most probable tokens at the hidden states of one trajectory's thoughts. */
 function lens(tokens, of) {
   if (!tokens.length) return [];
   const table = make("table", { class: "lens" });
   tokens.forEach((thought, t) => {
     table.append(make("tr", {}, make("th", { scope: "row" }, `${t + 1}`), ...thought.map((token, index) => make("td", {}, tokenChip(token, index)))));
   });
-  const note = `Rows are the thoughts of ${of}; the tokens are the LM head's most probable ones at the hidden state from which the thought is made.`;
+  const note = `Rows are the thoughts of ${of}, with the LM head's most probable tokens at the hidden state that becomes the thought.`;
   return [block("lens-block", "Thoughts in tokens", make("p", {}, reading(tokens)), make("div", { class: "wide" }, table), make("p", { class: "note" }, note))];
 }
 
-/** Pixels of the rows of outcome rewards and of answers. */
+/** Height in pixels of the rows of outcome rewards and of answers. */
 const LAST_ROW = 15;
 
-/** Heat map of rewards: a column per trajectory, a row per thought, a row of outcome rewards if there are any, and a row that says which
- * answers are right. Columns are sorted by reward where `byReward` is set, and have their trajectory's index as data-k. */
+/** Heat map of rewards: one column per trajectory, one row per thought, a row of outcome rewards if there are any, and a row of correct
+ * and wrong answers. Columns are sorted by reward if `byReward` is set, and have their trajectory's index as data-k. */
 function strip(q, view, byReward) {
   const { rewards, outcomes } = q;
   const range = spread(rewards.flat().filter(Number.isFinite));
@@ -240,13 +240,13 @@ function strip(q, view, byReward) {
   return block("rewards", outcomes ? "Rewards" : "Process rewards", box, make("div", { class: "legends" }, ...legends, ...answerKeys(q)));
 }
 
-/** Labels of the rows: as many thoughts as have room. */
+/** Labels of as many rows as fit. */
 function rowLabels(longest, height, hasOutcomes) {
   const box = make("div", { class: "row-labels" });
   const label = (y, text) => box.append(make("span", { style: `top:${y.toFixed(1)}px` }, text));
   const stride = [1, 2, 5, 10, 20, 50, 100].find((step) => step * height >= 13) || 100;
   for (let t = 0; t < longest; t += 1) {
-    // The second label keeps its distance from the first.
+    // Keeps a distance between the first two labels.
     if (t === 0 || ((t + 1) % stride === 0 && t >= (stride > 1 ? stride : 1))) label((t + 0.5) * height, t === 0 ? "thought 1" : `${t + 1}`);
   }
   if (hasOutcomes) label(longest * height + LAST_ROW / 2, "outcome");
@@ -254,7 +254,7 @@ function rowLabels(longest, height, hasOutcomes) {
   return box;
 }
 
-/** Numbers of the trajectories below the columns, or of the first and the last where there are many. */
+/** Trajectory numbers below the columns, at regular intervals if there are many. */
 function columnLabels(q, all, byReward) {
   const box = make("div", { class: "column-labels" });
   const stride = Math.ceil(all.length / 12);
@@ -266,19 +266,19 @@ function columnLabels(q, all, byReward) {
   return box;
 }
 
-/** The colours of the heat map with the numbers at their ends. */
+/** The color scale of the heat map with its end values. */
 function legend(name, [low, high]) {
   const stops = Array.from({ length: 9 }, (_, i) => heat(i / 8)).join(",");
   return make("span", { class: "legend-bar" }, `${name} `, make("span", { class: "end" }, low.toFixed(2)), make("i", { style: `background:linear-gradient(to right,${stops})` }), make("span", { class: "end" }, high.toFixed(2)));
 }
 
-/** What the colours of answers mean. */
+/** Legend of the colors of answers. */
 function answerKeys(q) {
   if (q.answers.some(isOpen)) return [];
-  return [["right", "✓ right"], ["wrong", "✗ wrong"]].map(([kind, text]) => make("span", { class: "key" }, make("i", { class: kind }), text));
+  return [["right", "✓ correct"], ["wrong", "✗ wrong"]].map(([kind, text]) => make("span", { class: "key" }, make("i", { class: kind }), text));
 }
 
-/** A colour map from dark violet over red to light yellow, monotonic in lightness. */
+/** A color map from dark violet through red to light yellow, monotonic in lightness. */
 function heat(share) {
   const stops = [[35, 16, 71], [114, 31, 129], [205, 64, 113], [253, 150, 104], [252, 237, 176]];
   const position = Math.max(0, Math.min(0.9999, share)) * (stops.length - 1);
@@ -286,14 +286,14 @@ function heat(share) {
   return `rgb(${from.map((x, i) => Math.round(x + (to[i] - x) * (position % 1))).join(",")})`;
 }
 
-/** The colour of a thought on the map, from the first to the last. */
+/** The color of thought `t` of `count` on the map. */
 const stepColour = (t, count) => `color-mix(in oklab, var(--step-last) ${(count < 2 ? 100 : (100 * t) / (count - 1)).toFixed(0)}%, var(--step-first))`;
 
 const MAP_SIZE = [460, 350];
-/** Space for the axes of the map: left, top, right, bottom. */
+/** Margins of the map for its axes: left, top, right, bottom. */
 const MAP_EDGES = [30, 12, 14, 30];
 
-/** Pixels of positions, which span the whole map. */
+/** Maps positions to pixels so that they span the whole map. */
 function mapScale(q) {
   const [left, top, right, bottom] = MAP_EDGES;
   const all = [...q.paths, q.greedyPath].flat();
@@ -302,8 +302,8 @@ function mapScale(q) {
   return (position) => [left + 8 + share(position[0], x) * (MAP_SIZE[0] - left - right - 16), MAP_SIZE[1] - bottom - 8 - share(position[1], y) * (MAP_SIZE[1] - top - bottom - 16)];
 }
 
-/** The trajectories in the plane: thin lines, thoughts coloured by their step, a ring at the first and a sign at the last. Selected ones are
- * drawn on top with the numbers of their thoughts. */
+/** The trajectories in the plane: thin lines, thoughts colored by step, a ring at the first and a symbol at the last thought. Selected
+ * trajectories are drawn on top, with the numbers of their thoughts. */
 function map(q, view) {
   const [width, height] = MAP_SIZE;
   const place = mapScale(q);
@@ -335,7 +335,7 @@ function drawPath({ q, k, path, longest, faded, selected }, { lines, steps, ends
   const label = `trajectory ${q.names[k]}: ${signed(answer)}`;
   const about = { "data-tip": label, "data-k": k };
   const [line, dots, signs] = selected ? [top, top, top] : [lines, steps, ends];
-  line.append(draw("polyline", { class: selected ? "picked" : "", points: pointList(path), "stroke-opacity": faded ? 0.1 : 0.25, ...about }));
+  line.append(draw("polyline", { class: selected ? "selected" : "", points: pointList(path), "stroke-opacity": faded ? 0.1 : 0.25, ...about }));
   path.forEach(([x, y], t) => {
     const tip = `${label}\nthought ${t + 1} of ${path.length}`;
     dots.append(draw("circle", { class: "step", cx: x.toFixed(1), cy: y.toFixed(1), r: selected ? 4.5 : 2.6, style: `fill:${stepColour(t, longest)}`, "fill-opacity": faded ? 0.35 : 1, "data-tip": tip, "data-k": k }));
@@ -351,7 +351,7 @@ function drawPath({ q, k, path, longest, faded, selected }, { lines, steps, ends
   }
 }
 
-/** A diamond for a right answer, a cross for a wrong one, a square where no right answer is known. */
+/** A diamond for a correct answer, a cross for a wrong one, a square if the gold answer is unknown. */
 function endSign(answer, [x, y], r) {
   const [a, b] = [x.toFixed(1), y.toFixed(1)];
   if (isOpen(answer)) return `M${a} ${b}m${-r * 0.8} ${-r * 0.8}h${1.6 * r}v${1.6 * r}h${-1.6 * r}z`;
@@ -366,7 +366,7 @@ function star([x, y], r) {
   return `M${Array.from({ length: 10 }, (_, i) => corner(i)).join("L")}z`;
 }
 
-/** A frame and the names of the two axes: an embedding has no unit. */
+/** A frame and the names of the two axes; an embedding has no unit. */
 function mapAxes(q) {
   const [left, top, right, bottom] = MAP_EDGES;
   const [width, height] = MAP_SIZE;
@@ -379,7 +379,7 @@ function mapAxes(q) {
   ];
 }
 
-/** What the map shows and how it was made. */
+/** The legend of the map. */
 function mapLegend(q) {
   const longest = Math.max(1, ...q.lengths);
   const steps = make("span", { class: "legend-bar" }, "thought ", make("span", { class: "end" }, "1"), make("i", { class: "steps" }), make("span", { class: "end" }, `${longest}`));
@@ -387,7 +387,7 @@ function mapLegend(q) {
   const end = (answer) => draw("path", { class: `end ${mark(answer)}`, d: endSign(answer, [8, 8], 6) });
   const keys = [key(draw("circle", { class: "start", cx: 8, cy: 8, r: 5 }), "first thought")];
   if (q.answers.some(isOpen)) keys.push(key(end([null, null]), "last thought"));
-  else keys.push(key(end([null, true]), "last, right answer"), key(end([null, false]), "last, wrong answer"));
+  else keys.push(key(end([null, true]), "last thought, correct answer"), key(end([null, false]), "last thought, wrong answer"));
   if (q.greedyPath.length) keys.push(key(draw("path", { class: "greedy-end", d: star([8, 8], 7) }), "without perturbation"));
   return make("div", { class: "legends" }, steps, ...keys);
 }
@@ -397,7 +397,7 @@ function mapMethodNote(q) {
   const count = q.lengths.reduce((sum, length) => sum + length, 0) + q.greedyPath.length;
   const points = counted(count, "thought", "thoughts");
   if (q.mapMethod && q.mapMethod.name === "tsne") return `t-SNE of ${points} with perplexity ${q.mapMethod.perplexity.toFixed(1).replace(/\.0$/, "")}, initialized with principal components.`;
-  return `${points} on the two principal components of this question.`;
+  return `${points} projected onto the first two principal components of this question.`;
 }
 
 /** The map with its legend. */
@@ -405,7 +405,7 @@ function mapBlock(q, view, more = "") {
   return block("map-block", "Map of the thoughts", map(q, view), mapLegend(q), make("p", { class: "note" }, mapMethodNote(q) + more));
 }
 
-/** A click on something that belongs to a trajectory shows it. */
+/** Selects a trajectory when one of its elements is clicked. */
 function selectOnClick(element, q, view) {
   element.addEventListener("click", (event) => {
     const target = event.target.closest("[data-k]");

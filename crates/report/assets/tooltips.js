@@ -1,4 +1,4 @@
-// Tooltips, sortable tables, and how elements are made. Text is only set in text nodes and attributes.
+// DOM helpers, tooltips and sortable tables. Text is only written to text nodes and attributes, never as HTML.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -10,7 +10,7 @@ function make(name, attributes = {}, ...children) {
   return fill(element, attributes, children);
 }
 
-/** The same for SVG. */
+/** An SVG element with attributes and children. */
 function draw(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
@@ -21,9 +21,9 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// Tooltips: elements with a data-tip attribute, and in a figure the point nearest to the pointer.
+// Tooltips of elements with a data-tip attribute; in a figure, of the point nearest to the pointer.
 const tip = document.body.appendChild(make("div", { id: "tip", role: "tooltip" }));
-/** Pixels from a point of a figure at which its values are shown. */
+/** Maximum distance in pixels from the pointer to a point of a figure. */
 const REACH = 28;
 
 function showTip(event) {
@@ -51,10 +51,10 @@ function nearestPoint(svg, { clientX, clientY }) {
 
 for (const name of ["pointermove", "pointerdown"]) document.addEventListener(name, showTip);
 
-// Tables of the class `sortable`: a click on a heading sorts the rows by that column, another one the other way round.
+// Tables of the class `sortable`: a click on a heading sorts the rows by that column, a second click reverses the order.
 function sortTable(table, column, heading) {
   const before = heading.getAttribute("aria-sort");
-  // Names start with A, numbers with the largest.
+  // Names are sorted ascending first, numbers descending.
   const down = before === "none" ? column > 0 : before === "ascending";
   const text = (row) => row.cells[column].firstChild?.textContent.trim() ?? "";
   const value = (row) => (text(row) === "–" ? NaN : Number(text(row)));

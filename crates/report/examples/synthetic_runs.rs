@@ -23,7 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let out = arguments.next().ok_or("usage: synthetic_runs OUT [QUESTIONS] [SAMPLES]")?;
     let mut number = |default: usize| arguments.next().map_or(Ok(default), |text| text.parse());
-    let (questions, samples) = (number(200)?, number(64)?);
+    let questions = number(200)?;
+    let samples = number(64)?;
     let out = Path::new(&out);
     let mut runs = Vec::new();
     for strength in [0.05, 0.1, 0.2, 0.3, 0.5] {
@@ -61,7 +62,9 @@ fn write_training(model: &Path, lr: f64) -> Result<TrainingDir, Box<dyn std::err
     let records = TrainingDir::new(model.join(record::TRAINING_DIR));
     std::fs::create_dir_all(records.path())?;
     let mut random = SyntheticRng((lr * 1e6) as u64);
-    let (mut log, mut evals, mut timings) = (String::new(), String::new(), String::new());
+    let mut log = String::new();
+    let mut evals = String::new();
+    let mut timings = String::new();
     for step in 0..STEPS {
         let progress = f64::from(step) / f64::from(STEPS);
         let floor = 0.15 + 40.0 * lr * progress;
@@ -141,10 +144,11 @@ impl SyntheticRun {
         Ok(run)
     }
 
-    /// Clean runs as they were sampled; swapped thoughts give the next question's answer.
+    /// Ablation: unmodified greedy answers, and with swapped thoughts the next question's answer.
     fn ablation(&self) -> Ablation {
         let answer = |id: u32, of: u32| {
-            let (question, given) = (self.question(id).0, self.question(of).0);
+            let question = self.question(id).0;
+            let given = self.question(of).0;
             let answer = given.greedy.and_then(|greedy| greedy.answer);
             AblatedAnswer { correct: answer.as_ref() == Some(&question.gold), answer }
         };
@@ -169,7 +173,8 @@ impl SyntheticRun {
         let question =
             SyntheticQuestion { gold: 2 + shared.below(90), difficulty: 1.6 * shared.normal() };
         let base: Vec<f64> = (0..THOUGHTS * WIDTH).map(|_| shared.normal()).collect();
-        let (apples, given) = (3 + shared.below(20), 1 + shared.below(9));
+        let apples = 3 + shared.below(20);
+        let given = 1 + shared.below(9);
         let mut random = SyntheticRng(
             u64::from(id) << 20 | (self.strength * 1000.0) as u64 | u64::from(self.noisy) << 19,
         );

@@ -1,4 +1,4 @@
-//! What thoughts are worth: accuracy with replaced thoughts, as numbers, as text and on the page.
+//! Thought ablation: accuracy of the greedy run with replaced thoughts, as numbers and tables.
 
 use record::{
     AblatedAnswer, AblatedQuestion, Ablation, AblationKind, AblationMean, AblationResult,
@@ -6,7 +6,7 @@ use record::{
 
 use crate::interval::{Bootstrap, Interval};
 
-/// Accuracy of the clean run and under each replacement, with paired differences.
+/// Accuracy of the greedy run and under each replacement, with paired differences.
 pub fn measure(
     kinds: &[AblationKind],
     questions: Vec<AblatedQuestion>,
@@ -39,21 +39,21 @@ fn to_mean(interval: Option<Interval>) -> AblationMean {
     })
 }
 
-/// A row of the table: its cells are text.
+/// A row of the table, with cells as text.
 pub(crate) struct AblationRow {
     pub(crate) name: &'static str,
     pub(crate) meaning: &'static str,
     pub(crate) accuracy: String,
-    /// Empty for the clean run.
+    /// Empty for the greedy run.
     pub(crate) difference: String,
     pub(crate) changed: String,
 }
 
-/// The rows: the clean run, then each replacement.
+/// The rows: the greedy run, then each replacement.
 pub(crate) fn rows(ablation: &Ablation) -> Vec<AblationRow> {
     let clean = AblationRow {
-        name: "clean",
-        meaning: "greedy, with its own thoughts",
+        name: "greedy",
+        meaning: "unmodified thoughts",
         accuracy: interval(&ablation.clean, false),
         difference: String::new(),
         changed: String::new(),
@@ -70,7 +70,7 @@ pub(crate) fn rows(ablation: &Ablation) -> Vec<AblationRow> {
 
 fn interval(AblationMean { value, low, high }: &AblationMean, signed: bool) -> String {
     let show = |x: f64| {
-        // No sign on what rounds to nothing.
+        // No sign on values that round to zero.
         let percent = format!("{:.1}", 100.0 * x);
         match percent.as_str() {
             "-0.0" | "0.0" => "0.0".to_owned(),
@@ -88,20 +88,20 @@ pub fn render(ablation: &Ablation) -> String {
         rows.iter().map(|row| cell(row).len()).chain([head.len()]).max().unwrap_or(0)
     };
     let accuracy = widest(|row| &row.accuracy, "accuracy");
-    let difference = widest(|row| &row.difference, "to clean");
+    let difference = widest(|row| &row.difference, "difference");
     let line = |name: &str, cells: [&str; 3], meaning: &str| {
         let [a, d, c] = cells;
         let text = format!("{name:<9}{a:>accuracy$}  {d:>difference$}  {c:>7}  {meaning}");
         format!("{}\n", text.trim_end())
     };
-    let head = line("thoughts", ["accuracy", "to clean", "changed"], "");
+    let head = line("thoughts", ["accuracy", "difference", "changed"], "");
     let body = rows
         .iter()
         .map(|row| line(row.name, [&row.accuracy, &row.difference, &row.changed], row.meaning));
     format!(
-        "the greedy run with its thoughts replaced, {} questions\n\
-         accuracy in % with its 95% interval, the paired difference to the clean run in points, \
-         answers changed in %\n\n{head}{}",
+        "greedy decoding with replaced thoughts, {} questions\n\
+         accuracy in % with its 95% confidence interval, paired difference from greedy in points, \
+         changed answers in %\n\n{head}{}",
         ablation.questions.len(),
         body.collect::<String>()
     )
@@ -115,7 +115,7 @@ mod tests {
         AblatedAnswer { answer: Some(text.into()), correct: text == gold }
     }
 
-    /// 40 questions, all right when clean; zeros break every fourth and change another fourth.
+    /// 40 questions with correct greedy answers; zeroed thoughts change every fourth answer.
     fn ablation() -> Ablation {
         let question = |id: u32| {
             let zeroed = if id.is_multiple_of(4) { answer("0", "7") } else { answer("7", "7") };
@@ -147,8 +147,8 @@ mod tests {
     fn a_table() {
         let text = render(&ablation());
         let lines: Vec<&str> = text.lines().skip(3).collect();
-        assert_eq!(lines[0], "thoughts              accuracy                  to clean  changed");
-        assert!(lines[1].starts_with("clean    100.0 (91.2 to 100.0) "), "{text}");
+        assert_eq!(lines[0], "thoughts              accuracy                difference  changed");
+        assert!(lines[1].starts_with("greedy   100.0 (91.2 to 100.0) "), "{text}");
         assert!(lines[2].starts_with("zero "), "{text}");
         assert!(lines[2].contains(" -25.0 (") && lines[2].contains("  25.0  every thought"));
         assert!(

@@ -1,4 +1,4 @@
-//! Runs side by side as text: accuracies, and differences to the first run question by question.
+//! Comparison of runs as text: accuracies, and paired differences from the first run.
 
 use record::MetricName;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::rules;
 use crate::run_data::RunData;
 use crate::table::count;
 
-/// What is compared, in the order of columns.
+/// The compared metrics, in the order of columns.
 const METRICS: [MetricName; 5] = [
     MetricName::Greedy,
     MetricName::MAJORITY,
@@ -18,33 +18,35 @@ const METRICS: [MetricName; 5] = [
     MetricName::Coverage,
 ];
 
-/// The difference of a run to the first one in one metric.
+/// The paired difference of a run from the first run in one metric.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RunDifference {
     /// The run.
     pub run: String,
     /// The first run.
     pub over: String,
-    /// What is compared.
+    /// The compared metric.
     pub metric: MetricName,
-    /// The number of trajectories at which it is.
+    /// The number of trajectories of the metric.
     pub k: usize,
-    /// The mean difference over the questions of both.
+    /// The mean difference over the questions of both runs.
     pub value: f64,
-    /// The lower end of its 95% interval.
+    /// The lower bound of the 95% confidence interval.
     pub low: f64,
-    /// The upper end of its 95% interval.
+    /// The upper bound of the 95% confidence interval.
     pub high: f64,
 }
 
-/// The differences of all runs to the first one. Runs on other questions have none.
+/// The differences of all runs from the first run. Runs on different questions are skipped.
 pub fn differences(runs: &[RunData]) -> Vec<RunDifference> {
     let Some((first, others)) = runs.split_first() else { return Vec::new() };
     let difference = |run: &RunData, metric: MetricName| {
         let k = shared_k(first, run, metric)?;
-        let (own, base) = (run.columns.column(metric, k)?, first.columns.column(metric, k)?);
+        let own = run.columns.column(metric, k)?;
+        let base = first.columns.column(metric, k)?;
         let Interval { value, low, high } = paired_difference(own, base, &Bootstrap::default())?;
-        let (run, over) = (run.label.clone(), first.label.clone());
+        let run = run.label.clone();
+        let over = first.label.clone();
         Some(RunDifference { run, over, metric, k, value, low, high })
     };
     others
@@ -60,14 +62,14 @@ fn shared_k(a: &RunData, b: &RunData, metric: MetricName) -> Option<usize> {
     b.curve(metric).into_iter().map(|(k, _)| k).filter(|k| own.contains(k)).max()
 }
 
-/// Whether questions of one number are the same question in both runs, and there are any.
+/// Whether the runs have questions in common, and questions with equal ids have equal texts.
 fn share_questions(a: &RunData, b: &RunData) -> bool {
     let of = |id: u32| a.questions.iter().find(|question| question.id == id);
     let mut shared = b.questions.iter().filter_map(|own| Some((own, of(own.id)?))).peekable();
     shared.peek().is_some() && shared.all(|(own, other)| own.question == other.question)
 }
 
-/// A table of all runs, and the differences to the first one.
+/// A table of all runs, and their differences from the first run.
 pub fn render(runs: &[RunData]) -> String {
     let shown: Vec<MetricName> = METRICS
         .into_iter()
@@ -102,7 +104,8 @@ fn row(run: &RunData, shown: &[MetricName]) -> Vec<String> {
         let last = run.curve(*metric).pop();
         last.map_or("-".to_owned(), |(_, interval)| format!("{:.1}", 100.0 * interval.value))
     };
-    let (questions, n) = (run.results.questions.to_string(), run.traits.n.to_string());
+    let questions = run.results.questions.to_string();
+    let n = run.traits.n.to_string();
     [run.label.clone(), questions, n].into_iter().chain(shown.iter().map(value)).collect()
 }
 
@@ -110,14 +113,14 @@ fn render_differences(runs: &[RunData]) -> String {
     let [first, others @ ..] = runs else { return String::new() };
     let all = differences(runs);
     let mut text = format!(
-        "\ndifferences to {} in points, question by question, with 95% intervals\n",
+        "\npaired differences from {} in points, with 95% confidence intervals\n",
         first.label
     );
     for run in others {
         let own: Vec<&RunDifference> = all.iter().filter(|d| d.run == run.label).collect();
         text.push_str(&format!("{}\n", run.label));
         if own.is_empty() {
-            text.push_str("  none: it has other questions\n");
+            text.push_str("  not comparable: different questions\n");
         }
         for RunDifference { metric, k, value, low, high, .. } in own {
             let name = rules::display_name(*metric);

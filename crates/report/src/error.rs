@@ -3,19 +3,18 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why metrics could not be computed or a report not be written.
+/// Errors of computing metrics and writing reports.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The run directory could not be read.
     #[error(transparent)]
     Record(#[from] record::RecordError),
     /// The run has no samples.
-    #[error("the run holds no samples yet; wait for its first question, or resume it")]
+    #[error("the run has no samples yet; wait for its first question, or resume it")]
     Empty,
     /// A requested k is 0 or exceeds the number of trajectories.
     #[error(
-        "k = {k} was asked for, but the run has {n} trajectories per question; \
-         ask for k >= 1 and <= {n}"
+        "k = {k} was requested, but the run has {n} trajectories per question; use k from 1 to {n}"
     )]
     InvalidK {
         /// The requested k.
@@ -25,24 +24,21 @@ pub enum ReportError {
     },
     /// Samples of one run differ in the requested number of trajectories.
     #[error(
-        "question {id} under seed {seed} has {found} trajectories, \
-         those before it have {expected}; \
-         the samples are of different runs: report them one by one"
+        "question {id} with seed {seed} has {found} trajectories, but earlier questions have \
+         {expected}; the samples are from different runs: report them separately"
     )]
     UnevenTrajectories {
         /// The question.
         id: u32,
         /// The seed.
         seed: u64,
-        /// Its number of trajectories.
+        /// The number of trajectories of the question.
         found: usize,
-        /// That of the first sample.
+        /// The number of trajectories of the first sample.
         expected: usize,
     },
-    /// One question appears twice under one seed.
-    #[error(
-        "question {id} under seed {seed} appears twice in the samples; remove one of the lines"
-    )]
+    /// A question occurs twice with the same seed.
+    #[error("question {id} with seed {seed} occurs twice in the samples; delete one of the lines")]
     Duplicate {
         /// The question.
         id: u32,
@@ -58,7 +54,7 @@ pub enum ReportError {
         source: Box<Self>,
     },
     /// The run is incomplete.
-    #[error("{path} holds {found} of {expected} records; resume it, or report it as partial")]
+    #[error("{path} has {found} of {expected} records; resume it, or report it as partial")]
     Incomplete {
         /// The run directory.
         path: PathBuf,
@@ -69,8 +65,8 @@ pub enum ReportError {
     },
     /// The run has more records than its manifest requests.
     #[error(
-        "{path} holds {found} records where its manifest.json says {expected}; \
-         its samples.jsonl is of another run"
+        "{path} has {found} records, but its manifest.json says {expected}; its samples.jsonl \
+         belongs to another run"
     )]
     Surplus {
         /// The run directory.
@@ -80,10 +76,10 @@ pub enum ReportError {
         /// The number of records according to the manifest.
         expected: usize,
     },
-    /// A sample has a seed that the manifest does not name.
+    /// A sample has a seed that is not in the manifest.
     #[error(
-        "{path} holds records under seed {seed}, which its manifest.json does not name; \
-         its samples.jsonl is of another run"
+        "{path} has records with seed {seed}, which is not in its manifest.json; its samples.jsonl \
+         belongs to another run"
     )]
     ForeignSeed {
         /// The run directory.
@@ -91,8 +87,8 @@ pub enum ReportError {
         /// The seed.
         seed: u64,
     },
-    /// `latents.safetensors` is damaged.
-    #[error("{path} cannot be used; remove it, or run again and keep the latents")]
+    /// `latents.safetensors` is corrupt.
+    #[error("cannot use {path}; delete it, or run again with latents recorded")]
     Latents {
         /// The file.
         path: PathBuf,
@@ -100,13 +96,15 @@ pub enum ReportError {
         source: io::Error,
     },
     /// The log of a training has no steps.
-    #[error("{path} holds no steps yet; wait for the first")]
+    #[error("{path} has no steps yet; wait for the first step")]
     NoSteps {
         /// The log.
         path: PathBuf,
     },
-    /// No run was named.
-    #[error("no run directory was given; name one or more that `latent-tts eval` wrote")]
+    /// No run was given.
+    #[error(
+        "no run directory was given; pass one or more directories written by `latent-tts eval`"
+    )]
     NoRuns,
     /// A file could not be read.
     #[error("cannot read {path}")]
@@ -118,18 +116,19 @@ pub enum ReportError {
     },
     /// A figure exceeds the size limit of PNG files.
     #[error(
-        "the figure {name} of {panels} panels is too large for a picture; report fewer runs at once"
+        "the figure {name} with {panels} panels is too large for a PNG image; report fewer runs at \
+         once"
     )]
     FigureTooLarge {
         /// The figure's name.
         name: &'static str,
-        /// Its number of panels.
+        /// The number of panels.
         panels: usize,
     },
 }
 
 impl ReportError {
-    /// Adds the run's path, unless the error names its file already.
+    /// Adds the run's path, unless the error already contains a path.
     pub(crate) fn in_run(self, path: &Path) -> Self {
         match self {
             Self::Record(_) => self,

@@ -1,7 +1,7 @@
-//! The figures of a report, as data. A figure is `None` if the runs lack what it needs.
+//! The figures of a report, as data. A figure is `None` if the runs do not have the required data.
 //!
-//! One file per figure. Each groups the runs into panels and series and explains in its caption how
-//! to read it and which runs were selected.
+//! There is one file per figure. Each groups the runs into panels and series; its caption explains
+//! how to read the figure and which runs were selected.
 
 mod accuracy;
 mod comparison;
@@ -26,7 +26,7 @@ pub use rows::FigureRow;
 use crate::error::ReportError;
 use crate::run_data::RunData;
 
-/// All figures that can be made of these runs, in the paper's order.
+/// All figures for which these runs have data, in the paper's order.
 pub fn all(runs: &[RunData]) -> Result<Vec<Figure>, ReportError> {
     let mut figures: Vec<Figure> =
         [coverage::figure, strength::figure, diversity::against_coverage, diversity::by_step]
@@ -58,7 +58,7 @@ fn group_by<'a, K: PartialEq>(
     groups
 }
 
-/// A title for a model and split, without the part that all runs share.
+/// A title from model and split, without the part that all runs share.
 fn pair_title(model: &str, split: &str, runs: &[RunData]) -> String {
     let one_model = runs.iter().all(|run| run.traits.model == model);
     let one_split = runs.iter().all(|run| run.traits.split == split);
@@ -69,7 +69,7 @@ fn pair_title(model: &str, split: &str, runs: &[RunData]) -> String {
     }
 }
 
-/// The run with the most trajectories, and of those the best.
+/// The best of the runs with the most trajectories.
 fn best_run<'a>(runs: &[&'a RunData]) -> Option<&'a RunData> {
     let most = runs.iter().map(|run| run.traits.n).max()?;
     let largest = runs.iter().copied().filter(|run| run.traits.n == most);
@@ -78,5 +78,5 @@ fn best_run<'a>(runs: &[&'a RunData]) -> Option<&'a RunData> {
 
 /// The device of a run, for captions of figures with times.
 fn device_name(run: &RunData) -> String {
-    run.dir.manifest().host["device"].as_str().unwrap_or("an unnamed machine").into()
+    run.dir.manifest().host["device"].as_str().unwrap_or("an unknown device").into()
 }

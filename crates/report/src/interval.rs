@@ -1,14 +1,13 @@
 //! 95% confidence intervals of means over questions.
 //!
-//! A share (of questions that are right, say) has Wilson's interval, which is never of width zero:
-//! none of three questions right does not prove that none ever is. Other means and paired
-//! differences have the percentile bootstrap: questions are resampled with replacement, and the
-//! interval is the middle 95% of the resampled means. For differences two imagined questions are
-//! resampled too, one won and one lost; with hundreds of questions they do not matter, and with few
-//! they keep the interval from claiming what so few cannot show.
+//! Proportions, such as accuracies, have Wilson's interval, which never has zero width. Other means
+//! and paired differences have a percentile bootstrap interval: questions are resampled with
+//! replacement, and the interval is the middle 95% of the resampled means. Differences use a paired
+//! bootstrap with two pseudo-observations (one win, one loss), so that a tiny test set never yields
+//! a zero-width interval; with hundreds of questions their effect is negligible.
 //!
-//! The generator is seeded anew for every call, so all metrics of a run use the same resamples and
-//! the intervals are reproducible on every machine.
+//! The generator is reseeded for every call, so all metrics of a run use the same resamples and the
+//! intervals are reproducible on every machine.
 
 /// A mean with its 95% confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,19 +20,20 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// The 0.975 quantile of the normal distribution.
+/// The 0.975 quantile of the standard normal distribution.
 const Z: f64 = 1.959_964;
 
-/// The squared deviations of the two imagined questions of a share: one right, one wrong.
-const IMAGINED: f64 = 0.5;
+/// Sum of the squared deviations of the two pseudo-observations of a proportion: one correct, one
+/// wrong.
+const PSEUDO_VARIANCE: f64 = 0.5;
 
 impl Interval {
     /// The mean of values from 0 to 1, one per question, with Wilson's interval; `None` if there
     /// are none.
     ///
-    /// Values between 0 and 1 (means over seeds or subsets) vary less than right and wrong do: the
-    /// number of questions counts as that many more as the variance is smaller. Two imagined
-    /// questions, one right and one wrong, keep equal values from claiming that there is none.
+    /// Values between 0 and 1 (means over seeds or subsets) have a smaller variance than binary
+    /// values: the effective number of questions is larger by the ratio of the variances. Two
+    /// pseudo-observations, one correct and one wrong, keep the variance of equal values positive.
     pub fn of_share(values: &[f64]) -> Option<Self> {
         if values.is_empty() {
             return None;
@@ -42,11 +42,13 @@ impl Interval {
         let value = values.iter().sum::<f64>() / count;
         let variance = values.iter().map(|x| (x - value).powi(2)).sum::<f64>() / count;
         let binomial = value * (1.0 - value);
-        let effective = count * (count * binomial + IMAGINED) / (count * variance + IMAGINED);
+        let effective =
+            count * (count * binomial + PSEUDO_VARIANCE) / (count * variance + PSEUDO_VARIANCE);
         let z = Z * Z / effective;
         let centre = (value + z / 2.0) / (1.0 + z);
         let half = (z * binomial + z * z / 4.0).sqrt() / (1.0 + z);
-        let (low, high) = (centre - half, centre + half);
+        let low = centre - half;
+        let high = centre + half;
         Some(Self { value, low: low.clamp(0.0, value), high: high.clamp(value, 1.0) })
     }
 }
@@ -78,19 +80,19 @@ impl Bootstrap {
         self.resample(values, &[1.0, -1.0])
     }
 
-    /// The mean of `values`, with the interval of `values` and `imagined`.
-    fn resample(&self, values: &[f64], imagined: &[f64]) -> Option<Interval> {
+    /// The mean of `values`, with the interval of `values` and `pseudo` observations.
+    fn resample(&self, values: &[f64], pseudo: &[f64]) -> Option<Interval> {
         if values.is_empty() {
             return None;
         }
         let value = values.iter().sum::<f64>() / values.len() as f64;
-        let all = [values, imagined].concat();
+        let all = [values, pseudo].concat();
         let mut rng = SplitMix64(self.seed);
         let mut resampled = || all.iter().map(|_| all[rng.below(all.len())]).sum::<f64>();
         let mut means: Vec<f64> =
             (0..self.resamples).map(|_| resampled() / all.len() as f64).collect();
         means.sort_by(f64::total_cmp);
-        // With few questions or resamples the middle 95% may exclude the mean itself.
+        // With few questions or resamples the middle 95% may exclude the mean.
         let low = quantile(&means, 0.025).unwrap_or(value).min(value);
         let high = quantile(&means, 0.975).unwrap_or(value).max(value);
         Some(Interval { value, low, high })
@@ -100,7 +102,8 @@ impl Bootstrap {
 /// The q-quantile of sorted values, linearly interpolated.
 fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
     let place = q * sorted.len().checked_sub(1)? as f64;
-    let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    let below = sorted[place.floor() as usize];
+    let above = sorted[place.ceil() as usize];
     Some(below + (above - below) * place.fract())
 }
 
@@ -168,7 +171,7 @@ mod tests {
         assert_eq!((all.value, all.high), (1.0, 1.0));
         assert!((all.low - 0.4385).abs() < 1e-4, "{all:?}");
         assert_eq!(Interval::of_share(&[]), None);
-        // Half right by every question: twice as many seeds say more than right and wrong do.
+        // Means over seeds have a smaller variance than binary values.
         let halves = Interval::of_share(&[0.4, 0.6, 0.4, 0.6]).unwrap();
         let wholes = Interval::of_share(&[0.0, 1.0, 0.0, 1.0]).unwrap();
         assert!(halves.high - halves.low < wholes.high - wholes.low);
@@ -188,7 +191,7 @@ mod tests {
             }
         }
         let one = Interval::of_share(&[0.5]).unwrap();
-        assert!(one.high - one.low > 0.5, "a single question shows little: {one:?}");
+        assert!(one.high - one.low > 0.5, "a single question has a wide interval: {one:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::error::ReportError;
 
 /// The size of the header's length field.
 const LENGTH_BYTES: usize = 8;
-/// Larger headers are rejected as corrupt: an entry takes about a hundred bytes a question.
+/// Larger headers are rejected as corrupt: an entry has about a hundred bytes per question.
 const MAX_HEADER_BYTES: u64 = 1 << 28;
 
 /// An open `latents.safetensors`.
@@ -30,7 +30,7 @@ pub struct LatentsReader {
 pub struct LatentRows {
     /// Elements per thought.
     pub width: usize,
-    /// All thoughts, trajectory after trajectory, `[thoughts, width]`.
+    /// All thoughts, concatenated over trajectories, `[thoughts, width]`.
     pub values: Vec<f32>,
 }
 
@@ -64,7 +64,7 @@ impl LatentsReader {
             Some(run) if *run == record::digest(RunDir::open(dir)?.manifest()).finish() => {
                 record::verify_latents(&path).err()
             }
-            _ => Some("the thoughts of another run".to_owned()),
+            _ => Some("the thoughts belong to another run".to_owned()),
         };
         if let Some(why) = damaged {
             let source = io::Error::new(io::ErrorKind::InvalidData, why);
@@ -91,7 +91,7 @@ impl LatentsReader {
             if info.dtype != Dtype::F32 || width == 0 && from != to {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    format!("tensor {name} is not of 32-bit floats"),
+                    format!("tensor {name} does not have the data type F32"),
                 ));
             }
             let mut file = record::files::open_regular(&self.path)?;
@@ -111,7 +111,7 @@ impl LatentsReader {
 }
 
 fn truncated_error() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before its numbers do")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file is truncated")
 }
 
 fn read_header(mut file: File) -> io::Result<(Metadata, u64)> {
@@ -139,8 +139,8 @@ mod tests {
 
     use super::*;
 
-    /// A run of one question whose two trajectories have two thoughts of three numbers, and the
-    /// unperturbed one a single one.
+    /// A run of one question. Its two trajectories have two thoughts of width 3 each; the greedy
+    /// trajectory has one thought.
     fn run() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let trajectory =

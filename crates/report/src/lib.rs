@@ -1,7 +1,7 @@
-//! Metrics with confidence intervals, tables, figures and an HTML page, from run directories and
-//! from the records of trainings.
+//! Computes metrics with confidence intervals, tables, figures and an HTML page from run
+//! directories and from the records of trainings.
 //!
-//! Everything is computed from the recorded samples, for any k; no model is needed.
+//! Everything is computed from the recorded samples, for any k, without a model.
 //!
 //! ```text
 //! samples -> metrics (one value per question) -> interval (mean and bounds) -> results -> table

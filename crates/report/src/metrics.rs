@@ -1,17 +1,17 @@
 //! Metrics from samples.
 //!
-//! Samples are read once, one at a time; of each, one number per metric and k is kept. A metric is
-//! the mean over questions of the mean over seeds, with an interval over questions. A voting rule
-//! at k is averaged over the subsets of k trajectories, as coverage is (`subsets`).
+//! Samples are read once, one at a time; one number per metric and k is kept of each. A metric is
+//! the mean over questions of the mean over seeds, with a confidence interval over questions. A
+//! voting rule at k is averaged over all subsets of k trajectories, like coverage (`subsets`).
 //!
-//! Missing values are left out: a question counts under the seeds it has (so an incomplete run can
-//! be measured), and a metric is averaged over the questions that have it. A voting rule applies to
-//! a question if every trajectory has the signals it needs; `diversity` needs two trajectories with
-//! a thought.
+//! Missing values are skipped: a question is averaged over its available seeds (so that incomplete
+//! runs can be evaluated), and a metric over the questions that have it. A voting rule applies to a
+//! question if every trajectory has the required signals; `diversity` needs two trajectories with
+//! thoughts.
 //!
-//! If sampling of a question stopped early, rules at a larger k use the trajectories there are.
+//! If sampling of a question stopped early, rules at a larger k use the available trajectories.
 //! Coverage at a larger k is unknown for such a question, and an average over the other, harder
-//! questions would be biased, so it is left out.
+//! questions would be biased, so it is omitted.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -33,20 +33,20 @@ pub struct MetricSettings {
     pub ks: Vec<usize>,
     /// The voting rules; `None` for [`Rule::DEFAULT`].
     pub aggregators: Option<Vec<Rule>>,
-    /// The constants of the voting rules.
+    /// The parameters of the voting rules.
     pub vote_params: VoteParams,
-    /// The bootstrap of the intervals.
+    /// The bootstrap for confidence intervals.
     pub bootstrap: Bootstrap,
 }
 
-/// The results of a run directory, stage times included.
+/// The results of a run directory, including stage times.
 pub fn results_of_run(run: &RunDir, settings: &MetricSettings) -> Result<Results, ReportError> {
     let mut results = results_of_samples(run.samples()?, settings)?;
     results.cost.seconds = run.seconds()?;
     Ok(results)
 }
 
-/// The results of `samples`, with zero stage times, which samples do not hold.
+/// The results of `samples`. Stage times are zero, since samples do not contain them.
 pub fn results_of_samples<I>(samples: I, settings: &MetricSettings) -> Result<Results, ReportError>
 where
     I: IntoIterator<Item = Result<Sample, record::RecordError>>,
@@ -59,7 +59,7 @@ where
     })
 }
 
-/// Texts without an answer that are kept.
+/// Number of example texts without an answer to keep.
 const UNANSWERED_EXAMPLES: usize = 2;
 
 /// Every metric of every question.
@@ -74,15 +74,15 @@ pub struct QuestionMetrics {
     /// Summed over samples, like `steps` and `flops`.
     beam: Option<BeamCost>,
     unanswered: Unanswered,
-    /// The confidence in each chosen answer, and whether it is right.
+    /// The confidence in each chosen answer, and whether it is correct.
     confidences: Vec<(f64, bool)>,
 }
 
 /// One metric at one k: a value per question.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MetricColumn {
-    /// By question: the sum over seeds, and the number of seeds. Ordered by question, so intervals
-    /// do not depend on the order of the samples.
+    /// Per question: the sum over seeds, and the number of seeds. Ordered by question, so that
+    /// intervals do not depend on the order of the samples.
     values: BTreeMap<u32, (f64, u32)>,
     seeds: BTreeSet<u64>,
 }
@@ -116,7 +116,7 @@ impl QuestionMetrics {
         self.columns.get(&(name, k))
     }
 
-    /// The metrics with intervals, and the cost; stage times are zero.
+    /// The metrics with confidence intervals, and the cost; stage times are zero.
     pub fn results(&self, bootstrap: &Bootstrap) -> Results {
         let metrics = self.columns.iter().filter_map(|(&(name, k), column)| {
             let Interval { value, low, high } = column.mean(name, bootstrap)?;
@@ -152,7 +152,7 @@ impl QuestionMetrics {
             .columns
             .keys()
             .filter(|(name, _)| name.is_accuracy() && *name != MetricName::Greedy);
-        // Keys ascend in k, so the map keeps the largest.
+        // Keys are sorted by k, so the map keeps the largest.
         let largest: BTreeMap<MetricName, usize> = rules.copied().collect();
         let gain = |name: MetricName, k: usize, over: MetricName, over_k: usize| {
             let Interval { value, low, high } =
@@ -171,7 +171,8 @@ impl QuestionMetrics {
     }
 
     fn add(&mut self, sample: &Sample, settings: &MetricSettings) -> Result<(), ReportError> {
-        let (id, seed) = (sample.id, sample.seed);
+        let id = sample.id;
+        let seed = sample.seed;
         if !self.seen.insert((seed, id)) {
             return Err(ReportError::Duplicate { id, seed });
         }
@@ -196,7 +197,7 @@ impl QuestionMetrics {
         Ok(())
     }
 
-    /// The confidence in the answer that the learned vote chooses.
+    /// Adds the confidence in the answer chosen by the calibrated vote.
     fn add_confidence(&mut self, sample: &Sample, params: &VoteParams) {
         let all = &sample.trajectories;
         let chosen = params.calibration.and_then(|calibration| calibration.choose(all));
@@ -209,7 +210,8 @@ impl QuestionMetrics {
         if trajectory.answer.is_some() {
             return;
         }
-        let (counts, text) = (&mut self.unanswered, trajectory.text.trim());
+        let counts = &mut self.unanswered;
+        let text = trajectory.text.trim();
         match trajectory.truncated {
             true => counts.truncated += 1,
             false if text.is_empty() => counts.empty += 1,
@@ -242,7 +244,7 @@ impl QuestionMetrics {
 }
 
 impl MetricColumn {
-    /// The mean over questions, with its interval: a share's if the metric is one.
+    /// The mean over questions with its interval, Wilson's if the metric is a proportion.
     pub fn mean(&self, name: MetricName, bootstrap: &Bootstrap) -> Option<Interval> {
         let values: Vec<f64> = self.values().map(|(_, value)| value).collect();
         match name {
@@ -251,7 +253,7 @@ impl MetricColumn {
         }
     }
 
-    /// The mean over seeds of every question that has this metric, by question id.
+    /// The mean over seeds for every question that has this metric, by question id.
     pub fn values(&self) -> impl Iterator<Item = (u32, f64)> {
         self.values.iter().map(|(&id, &(sum, seeds))| (id, sum / f64::from(seeds)))
     }
@@ -265,9 +267,10 @@ impl MetricColumn {
 }
 
 /// The mean of a - b over the questions that have both, with a paired-bootstrap interval; `None` if
-/// no question has both. The columns may come from two runs.
+/// no question has both. The columns may come from different runs.
 ///
-/// Difficulty is common to both, so this interval is narrower than the two separate ones suggest.
+/// Pairing removes the variance of question difficulty, so the interval is narrower than the two
+/// separate intervals suggest.
 pub fn paired_difference(
     a: &MetricColumn,
     b: &MetricColumn,
@@ -293,7 +296,7 @@ fn resolve_ks(requested: &[usize], n: usize) -> Result<Vec<usize>, ReportError> 
     Ok(ks)
 }
 
-/// A metric of one sample.
+/// The value of a metric for one sample.
 struct MetricValue {
     name: MetricName,
     k: usize,

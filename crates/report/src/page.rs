@@ -1,9 +1,9 @@
-//! The HTML page: lead, summary table, figures, and a browser for single questions.
+//! The HTML page: summary, table of runs, figures, and a browser for single questions.
 //!
-//! One file holds styles, script and data; its content security policy forbids all requests.
-//! Figures are inline SVG. `assets/tooltips.js` shows tooltips, `assets/question.js` draws a
-//! question, `assets/page.js` has the browser for the questions of [`data`]. The page of trainings
-//! ([`training`]) has the same figures and no questions.
+//! The page is one file with styles, scripts and data; its content security policy forbids all
+//! requests. Figures are inline SVG. `assets/tooltips.js` shows tooltips, `assets/question.js`
+//! draws a question, and `assets/page.js` is the browser for the questions of [`data`]. The page of
+//! trainings ([`training`]) has figures but no questions.
 
 mod data;
 mod headline;
@@ -21,12 +21,12 @@ use crate::run_data::RunData;
 use crate::table::gflop;
 use crate::write::BestRun;
 
-/// What the page shares with others that show questions: its styles, and scripts that need nothing
-/// else.
+/// Assets shared with other pages that show questions, such as the server's: styles and independent
+/// scripts.
 pub mod assets {
-    /// Colours, light and dark, and the parts of the page.
+    /// Style sheet with light and dark colors.
     pub const STYLE: &str = include_str!("../assets/page.css");
-    /// Elements, tooltips and sortable tables.
+    /// DOM helpers, tooltips and sortable tables.
     pub const TOOLTIPS: &str = include_str!("../assets/tooltips.js");
     /// The votes, rewards and thoughts of one question; needs the tooltips.
     pub const QUESTION: &str = include_str!("../assets/question.js");
@@ -34,7 +34,7 @@ pub mod assets {
 
 use assets::{QUESTION, STYLE, TOOLTIPS};
 
-/// Values of figures and their export.
+/// Script for the values of figures and their export.
 const FIGURES: &str = include_str!("../assets/figures.js");
 const SCRIPT: &str = include_str!("../assets/page.js");
 const BROWSER: &str = include_str!("../assets/browser.html");
@@ -71,10 +71,12 @@ pub fn html(
     Ok(document(&title, &body, &[QUESTION, SCRIPT].concat()))
 }
 
-/// The page's title, links to its sections, and its main result.
+/// The page's title, links to its sections, and its summary.
 fn header(title: &str, sections: &[(&str, &str)], headline: &str) -> String {
-    let link = |(id, name): &(&str, &str)| format!("<a href=\"#{id}\">{name}</a>");
-    let links: String = sections.iter().map(link).collect();
+    let links: String = sections
+        .iter()
+        .map(|(id, name): &(&str, &str)| format!("<a href=\"#{id}\">{name}</a>"))
+        .collect();
     format!(
         "<header class=\"top\"><div class=\"bar\"><span class=\"brand\">latent-tts</span>\
          <nav aria-label=\"sections\">{links}</nav></div>\n<h1>{}</h1>\n{headline}</header>\n",
@@ -82,7 +84,7 @@ fn header(title: &str, sections: &[(&str, &str)], headline: &str) -> String {
     )
 }
 
-/// The figures in rows that they fill: a figure is as wide as it has panels.
+/// The figures in a grid. The width of a figure is its number of panels.
 fn figure_grid(figures: &[Figure]) -> String {
     let sections: String = figures.iter().map(figure_section).collect();
     let data: Vec<serde_json::Value> = figures.iter().map(Figure::data_json).collect();
@@ -94,7 +96,7 @@ fn figure_grid(figures: &[Figure]) -> String {
     )
 }
 
-/// A page with this content and a script beside that of the tooltips.
+/// A page with this body, the shared scripts and an additional script.
 fn document(title: &str, body: &str, script: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -123,9 +125,10 @@ fn summary(runs: &[RunData]) -> String {
          <thead><tr><th>run</th><th>N</th>{heads}<th>diversity</th><th>GFLOP per question</th>\
          <th>seconds per question</th><th>questions</th><th>seeds</th></tr></thead>\n\
          <tbody>\n{rows}</tbody></table></div>\n\
-         <p class=\"caption\">Accuracy in % with all N trajectories, below it the 95% \
-         interval over questions. Coverage: at least one of the N is right; no rule can do better. \
-         Diversity: mean cosine dissimilarity of thoughts, 0 = all alike.</p>\n</section>\n"
+         <p class=\"caption\">Accuracy in % with all N trajectories and its 95% confidence interval \
+         over questions. Coverage: at least one of the N trajectories is correct, an upper bound \
+         for every rule. Diversity: mean cosine dissimilarity of thoughts, 0 = identical.</p>\n\
+         </section>\n"
     )
 }
 
@@ -137,7 +140,7 @@ fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
             format!("<td>{}<small>{}–{}</small></td>", show(value), show(low), show(high))
         }
     };
-    // Greedy is at k = 1 and beam search at its own k; the others at the full N.
+    // Greedy is measured at k = 1, beam search at its beam size, other metrics at k = N.
     let last = |name: MetricName| run.curve(name).pop().map(|(_, interval)| interval);
     let cells: String = shown.iter().map(|name| cell(last(*name), 100.0, 1)).collect();
     let results = &run.results;
@@ -154,9 +157,9 @@ fn summary_row(run: &RunData, shown: &[MetricName]) -> String {
     )
 }
 
-/// A table of accuracy with replaced thoughts, of all runs that have one.
+/// A table of the accuracy with replaced thoughts, for all runs with an ablation.
 fn ablations(runs: &[RunData]) -> String {
-    // The name of a run stands in its first row; a single run needs none.
+    // The name of a run is in its first row; a single run needs no name.
     let named = |name: &str| match runs {
         [_] => String::new(),
         _ => format!("<th>{}</th>", escape(name)),
@@ -182,13 +185,13 @@ fn ablations(runs: &[RunData]) -> String {
         return body;
     }
     format!(
-        "<section id=\"ablation\">\n<h2>Are the thoughts used?</h2>\n\
+        "<section id=\"ablation\">\n<h2>Accuracy with replaced thoughts</h2>\n\
          <div class=\"wide\"><table>\n<thead><tr>{}<th>thoughts</th><th>accuracy</th>\
-         <th>difference to clean</th><th>answers changed</th><th>what is fed</th></tr></thead>\n\
+         <th>difference from greedy</th><th>changed answers</th><th>input</th></tr></thead>\n\
          <tbody>\n{body}</tbody></table></div>\n\
-         <p class=\"caption\">Accuracy in % of the greedy run when its thoughts are replaced, with \
-         95% intervals; the difference to the clean run is paired by question. A \
-         reasoner that reads its thoughts loses accuracy where they are another question's.</p>\n\
+         <p class=\"caption\">Accuracy in % of greedy decoding with replaced thoughts, with 95% \
+         confidence intervals; differences from unmodified greedy decoding are paired by question. \
+         A reasoner that uses its thoughts loses accuracy with those of another question.</p>\n\
          </section>\n",
         named("run")
     )
@@ -222,8 +225,8 @@ fn provenance(runs: &[RunData]) -> String {
         let manifest = run.dir.manifest();
         let settings = serde_json::to_string_pretty(&manifest.settings).unwrap_or_default();
         let host = serde_json::to_string_pretty(&manifest.host).unwrap_or_default();
-        let (created, commit) =
-            (&manifest.created, manifest.commit.as_deref().unwrap_or("unknown"));
+        let created = &manifest.created;
+        let commit = manifest.commit.as_deref().unwrap_or("unknown");
         let text = format!(
             "{}\nstarted {created}\n{} (commit {commit})\nsettings {settings}\nhost {host}",
             run.dir.path().display(),

@@ -1,19 +1,19 @@
-//! What the page shows of one question: its distinct answers, and which trajectory gave which.
+//! The data of one question for the page: distinct answers, and the answer of each trajectory.
 
 use aggregate::RewardReduction;
 use record::{BeamResult, Sample, TrajectoryRecord};
 
-/// Decoded texts are cut to this length.
+/// Decoded texts are truncated to this number of characters.
 const MAX_TEXT_CHARS: usize = 240;
 
-/// An answer that at least one trajectory gave.
+/// A distinct answer of the trajectories.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DistinctAnswer {
     /// The canonical answer; `None` if the text has none.
     pub answer: Option<String>,
     /// Whether it equals the gold answer.
     pub correct: bool,
-    /// The first text that gave it, shortened.
+    /// The first text with this answer, truncated.
     pub text: String,
 }
 
@@ -39,20 +39,20 @@ fn shorten(text: &str) -> String {
     short
 }
 
-/// One question under one seed.
+/// One question with one seed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuestionSummary {
-    /// The question's index in its data set.
+    /// Index of the question in the data.
     pub id: u32,
     /// The question text.
     pub question: String,
     /// The gold answer.
     pub gold: String,
-    /// The distinct answers, in the order of their first trajectories.
+    /// The distinct answers, in the order of first occurrence.
     pub answers: Vec<DistinctAnswer>,
     /// For each trajectory, the index of its answer in `answers`.
     pub answer_index: Vec<usize>,
-    /// The distinct texts, uncut, in the order of their first trajectories.
+    /// The distinct texts, not truncated, in the order of first occurrence.
     pub texts: Vec<String>,
     /// For each trajectory, the index of its text in `texts`.
     pub text_index: Vec<usize>,
@@ -60,13 +60,13 @@ pub struct QuestionSummary {
     pub thought_counts: Vec<u32>,
     /// For each trajectory, its process rewards; empty without a reward model.
     pub process_rewards: Vec<Vec<f32>>,
-    /// For each trajectory, its outcome reward; empty if the reward model gives none.
+    /// For each trajectory, its outcome reward; empty without an outcome head.
     pub outcome_rewards: Vec<f32>,
     /// The trajectories chosen by majority, weighted vote and best-of-N; the last two need rewards.
     pub chosen: [Option<usize>; 3],
     /// The answer of the trajectory without perturbation.
     pub greedy: Option<DistinctAnswer>,
-    /// The tokens of its thoughts, text and probability, if they were recorded.
+    /// For each thought of the greedy trajectory, the recorded tokens (text and probability).
     pub greedy_lens: Vec<Vec<(String, f32)>>,
     /// The answer of beam search.
     pub beam: Option<DistinctAnswer>,
@@ -121,14 +121,14 @@ impl QuestionSummary {
         self.answer_index.get(k).is_some_and(|&index| self.answers[index].correct)
     }
 
-    /// The share of correct trajectories.
+    /// The fraction of correct trajectories.
     pub fn share_correct(&self) -> f64 {
         (0..self.answer_index.len()).filter(|&k| self.is_correct(k)).count() as f64
             / self.answer_index.len().max(1) as f64
     }
 }
 
-/// The index of the trajectory's answer in `answers`, to which it is added if it is new.
+/// The index of the trajectory's answer in `answers`; a new answer is added.
 fn intern_answer(answers: &mut Vec<DistinctAnswer>, trajectory: &TrajectoryRecord) -> usize {
     let known = answers
         .iter()
@@ -139,7 +139,7 @@ fn intern_answer(answers: &mut Vec<DistinctAnswer>, trajectory: &TrajectoryRecor
     })
 }
 
-/// The index of a text in `texts`, to which it is added if it is new.
+/// The index of a text in `texts`; a new text is added.
 fn intern_text(texts: &mut Vec<String>, text: &str) -> usize {
     texts.iter().position(|known| known == text).unwrap_or_else(|| {
         texts.push(text.to_owned());

@@ -18,7 +18,7 @@ pub const DISPLAY_ORDER: [MetricName; 7] = [
     MetricName::Coverage,
 ];
 
-/// The rules shown of some runs: the display order, then rules that a program has registered.
+/// The rules to show for some runs: the display order, then custom registered rules.
 pub fn shown(runs: &[&RunData]) -> Vec<MetricName> {
     let metrics = runs.iter().flat_map(|run| &run.results.metrics).map(|metric| metric.name);
     let registered: BTreeSet<MetricName> =
@@ -26,11 +26,11 @@ pub fn shown(runs: &[&RunData]) -> Vec<MetricName> {
     DISPLAY_ORDER.into_iter().chain(registered).collect()
 }
 
-/// Rules of signals that a run has only if they were asked for.
+/// Rules that use signals which a run has only on request.
 const SIGNAL_RULES: [Rule; 4] = [Rule::PROBE, Rule::ARITHMETIC, Rule::CALIBRATED, Rule::BEST_PROBE];
 
-/// Whether a metric is shown unless all are asked for: the paper's rules, those of signals that
-/// were asked for, and rules that the program has registered.
+/// Whether a metric is shown by default: the paper's rules, rules that use requested signals, and
+/// custom registered rules.
 pub fn is_main(name: MetricName) -> bool {
     match name {
         MetricName::Rule(rule) => {

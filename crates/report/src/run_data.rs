@@ -1,8 +1,7 @@
-//! A run in memory: its settings, metrics and question summaries, without the samples themselves.
+//! A run in memory: settings, metrics and question summaries, without the samples themselves.
 //!
-//! Figures and page are computed from this alone. Metrics are computed from the samples, at every
-//! k; of `results.json` only the format version is checked, and the numbers of rules that are not
-//! built in are taken.
+//! Figures and page are computed from this data. Metrics are computed from the samples, at every k;
+//! `results.json` is used only to check its format version and for the numbers of custom rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,17 +23,17 @@ pub enum SamplerInfo {
     Dropout {
         /// The dropout probability.
         p: f64,
-        /// Sites and scope, as in the settings, and whether trajectories keep their masks.
+        /// Sites and scope as in the settings, and the mask lifetime.
         sites: String,
     },
     /// Gaussian noise on every thought.
     Noise {
-        /// Its standard deviation.
+        /// The standard deviation.
         sigma: f64,
     },
     /// Gumbel noise on mixtures of token embeddings.
     Gumbel {
-        /// Their temperature.
+        /// The temperature of the Gumbel noise.
         tau: f64,
     },
     /// Any other sampler, by its display name.
@@ -68,7 +67,7 @@ impl SamplerInfo {
             (Some(SamplerKind::Noise), Some(sigma)) => Self::Noise { sigma },
             (Some(SamplerKind::Gumbel), Some(tau)) => Self::Gumbel { tau },
             (Some(SamplerKind::None), _) => Self::Other("no perturbation".into()),
-            // Baselines that reason in tokens.
+            // Baselines that reason in text.
             (Some(SamplerKind::Tokens), _) => {
                 let temperature = sampling.temperature.unwrap_or(Temperature::ONE);
                 Self::Other(format!("tokens at temperature {temperature}"))
@@ -97,7 +96,7 @@ impl SamplerInfo {
         }
     }
 
-    /// p, sigma or tau.
+    /// The strength: p, sigma or tau.
     pub fn strength(&self) -> Option<f64> {
         match self {
             Self::Dropout { p, .. } => Some(*p),
@@ -138,7 +137,8 @@ pub struct RunTraits {
 
 impl RunTraits {
     fn of_run(run: &RunDir, n: usize) -> Self {
-        let (host, settings) = (&run.manifest().host, &run.manifest().settings);
+        let host = &run.manifest().host;
+        let settings = &run.manifest().settings;
         let method = settings["method"].as_str().unwrap_or("model");
         let data = host["data"].as_str().unwrap_or("questions");
         let file =
@@ -169,7 +169,7 @@ pub fn model_name(dir: &Path) -> String {
 /// A loaded run.
 #[derive(Debug)]
 pub struct RunData {
-    /// Its directory and manifest.
+    /// The run directory and its manifest.
     pub dir: RunDir,
     /// Model, split, sampler and N.
     pub traits: RunTraits,
@@ -177,22 +177,22 @@ pub struct RunData {
     pub label: String,
     /// The metrics.
     pub results: Results,
-    /// The metrics by question.
+    /// The metrics per question.
     pub columns: QuestionMetrics,
     /// Diversity d_t at each step.
     pub step_diversity: Vec<Interval>,
-    /// The questions under the first seed.
+    /// The questions with the first seed.
     pub questions: Vec<QuestionSummary>,
-    /// The thoughts, if they were kept.
+    /// The thoughts, if they were recorded.
     pub latents: Option<LatentsReader>,
     /// Accuracy with replaced thoughts, if it was measured.
     pub ablation: Option<Ablation>,
-    /// Whether a [`BestRun`](crate::BestRun) calls it the best of the runs.
+    /// Whether it is the run selected by [`BestRun`](crate::BestRun).
     pub best: bool,
 }
 
 impl RunData {
-    /// Loads a run. An incomplete one is an error unless `partial` is set.
+    /// Loads a run. An incomplete run is an error unless `partial` is set.
     pub fn load(dir: RunDir, partial: bool) -> Result<Self, ReportError> {
         let recorded = recorded_results(&dir)?;
         let params = recorded.as_ref().and_then(|recorded| recorded.vote_params);
@@ -248,8 +248,8 @@ impl RunData {
         self.metric(MetricName::Coverage, self.traits.n).map_or(0.0, |coverage| coverage.value)
     }
 
-    /// Whether it comes before `other` in the order of runs: the one called best, then by coverage,
-    /// then by majority. Of equal ones the first is taken.
+    /// Whether it precedes `other` in the order of runs: the selected best run first, then by
+    /// coverage, then by majority.
     pub fn is_better(&self, other: &Self) -> bool {
         let key = |run: &Self| {
             let majority = run.metric(MetricName::MAJORITY, run.traits.n);
@@ -265,8 +265,8 @@ impl RunData {
     }
 }
 
-/// The content of `results.json`, if it is there; an error if it has another format version than
-/// its samples.
+/// The content of `results.json`, if it exists; an error if its format version differs from that of
+/// the samples.
 fn recorded_results(run: &RunDir) -> Result<Option<Results>, ReportError> {
     match run.results() {
         Err(record::RecordError::Read { source, .. })
@@ -278,8 +278,7 @@ fn recorded_results(run: &RunDir) -> Result<Option<Results>, ReportError> {
     }
 }
 
-/// Adds the recorded numbers of rules that are not built in: the program that registered them may
-/// be another one.
+/// Adds the recorded numbers of custom rules, which may have been registered by another program.
 fn add_registered_rules(results: &mut Results, recorded: Option<Results>) {
     let registered = |name| matches!(name, MetricName::Rule(rule) if !Rule::ALL.contains(&rule));
     let Some(recorded) = recorded else { return };
@@ -287,13 +286,13 @@ fn add_registered_rules(results: &mut Results, recorded: Option<Results>) {
     results.gains.extend(recorded.gains.into_iter().filter(|gain| registered(gain.name)));
 }
 
-/// Accumulates what is kept of the samples besides their metrics.
+/// Accumulates data of the samples other than metrics.
 #[derive(Default)]
 struct SampleAccumulator {
     count: usize,
     seeds: BTreeSet<u64>,
     first_seed: Option<u64>,
-    /// By step and question: the sum of d_t over seeds, and the number of seeds.
+    /// Per step and question: the sum of d_t over seeds, and the number of seeds.
     step_sums: Vec<BTreeMap<u32, (f64, u32)>>,
     questions: Vec<QuestionSummary>,
 }
@@ -324,11 +323,13 @@ impl SampleAccumulator {
         self.step_sums.iter().filter_map(step).collect()
     }
 
-    /// Checks the number of samples and their seeds against the manifest, unless that names no
-    /// questions.
+    /// Checks the number of samples and their seeds against the manifest, unless the manifest has
+    /// no questions.
     fn check_complete(&self, run: &RunDir, partial: bool) -> Result<(), ReportError> {
-        let (manifest, path) = (run.manifest(), run.path().to_owned());
-        let (found, expected) = (self.count, manifest.questions * manifest.seeds.len());
+        let manifest = run.manifest();
+        let path = run.path().to_owned();
+        let found = self.count;
+        let expected = manifest.questions * manifest.seeds.len();
         if expected == 0 {
             return Ok(());
         }
@@ -344,7 +345,7 @@ impl SampleAccumulator {
     }
 }
 
-/// Gives models of one name in several directories as much of their paths as tells them apart.
+/// Adds parent directories to the names of models with equal names, until they are distinct.
 fn distinguish_models(runs: &mut [RunData]) {
     let path = |run: &RunData| run.dir.manifest().host["model"].as_str().map(PathBuf::from);
     let named: Vec<(String, Option<PathBuf>)> =

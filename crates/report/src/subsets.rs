@@ -1,23 +1,23 @@
 //! Accuracy of a voting rule at k of n trajectories: the mean over all subsets of size k.
 //!
-//! Coverage at k is such a mean (pass@k), so that a rule must be one too where both stand in a
-//! table: with the first k trajectories alone a rule could lie above its own bound by chance.
+//! Coverage at k is the same mean (pass@k), which makes both comparable: if a rule used only the
+//! first k trajectories, it could exceed its upper bound by chance.
 //!
-//! Best-of-k has a closed form. Other rules are averaged over all subsets where these are few, and
-//! else over random ones: of the subsets that contain a right trajectory, the share that the rule
-//! gets right is estimated, and multiplied by the exact share of such subsets, which is coverage.
-//! So no rule exceeds coverage, whatever was drawn.
+//! Best-of-k has a closed form. Other rules are averaged over all subsets if there are few, and
+//! over random subsets otherwise: the accuracy of the rule is estimated on subsets that contain a
+//! correct trajectory, and multiplied by the exact fraction of such subsets, which is coverage. The
+//! estimate therefore never exceeds coverage.
 
 use aggregate::{Rule, VoteParams, best_first};
 use record::TrajectoryRecord;
 
 use crate::interval::SplitMix64;
 
-/// At most so many subsets are enumerated.
+/// Maximum number of subsets to enumerate.
 const ENUMERATED: u64 = 128;
-/// Subsets with a right trajectory that are drawn otherwise.
+/// Number of random subsets with a correct trajectory, if subsets are not enumerated.
 const DRAWN: u32 = 32;
-/// Draws in all, for questions of which few subsets contain a right trajectory.
+/// Maximum number of draws, for questions where few subsets contain a correct trajectory.
 const MAX_DRAWS: u32 = 8 * DRAWN;
 
 /// The trajectories of one question.
@@ -28,19 +28,19 @@ pub(crate) struct Subsets<'a> {
 }
 
 impl<'a> Subsets<'a> {
-    /// Of a question's trajectories; the seed names the random draws.
+    /// The subsets of a question's trajectories; the seed determines the random draws.
     pub(crate) fn new(trajectories: &'a [TrajectoryRecord], seed: u64) -> Self {
         let correct = trajectories.iter().filter(|trajectory| trajectory.is_correct()).count();
         Self { trajectories, correct, seed }
     }
 
-    /// The share of subsets of size k with a right trajectory.
+    /// The fraction of subsets of size k with a correct trajectory.
     pub(crate) fn coverage(&self, k: usize) -> f64 {
         coverage(self.trajectories.len(), self.correct, k)
     }
 
-    /// The share of subsets of size k of which the rule chooses a right trajectory; of all
-    /// trajectories, if there are not more than k.
+    /// The fraction of subsets of size k for which the rule chooses a correct trajectory. Uses all
+    /// trajectories if there are at most k.
     pub(crate) fn accuracy(&self, rule: Rule, params: &VoteParams, k: usize) -> f64 {
         let n = self.trajectories.len();
         if self.correct == 0 {
@@ -65,21 +65,22 @@ impl<'a> Subsets<'a> {
         }
     }
 
-    /// The chosen one is the first of the order that the subset contains.
+    /// Best-of-k: the rule chooses the first trajectory in `order` that is in the subset.
     fn best_of(&self, order: &[usize], k: usize) -> f64 {
         let n = self.trajectories.len();
-        // The share of subsets that contain none of the `place` better ones.
+        // The fraction of subsets that contain none of the first `place` trajectories.
         let without = |place: usize| 1.0 - coverage(n, place, k);
         let chosen = |place: usize| without(place) - without(place + 1);
         let right = |(_, index): &(usize, &usize)| self.trajectories[**index].is_correct();
         order.iter().enumerate().filter(right).map(|(place, _)| chosen(place)).sum()
     }
 
-    /// Of random subsets of size k with a right trajectory, the share that the rule gets right.
+    /// The rule's accuracy on random subsets of size k with a correct trajectory.
     fn drawn_share(&self, rule: Rule, params: &VoteParams, k: usize) -> f64 {
         let mut rng = SplitMix64(self.seed ^ (k as u64) << 48);
         let mut order: Vec<usize> = (0..self.trajectories.len()).collect();
-        let (mut right, mut drawn) = (0u32, 0u32);
+        let mut right = 0u32;
+        let mut drawn = 0u32;
         for _ in 0..MAX_DRAWS {
             for place in 0..k {
                 let other = place + rng.below(order.len() - place);
@@ -114,7 +115,7 @@ pub fn coverage(n: usize, c: usize, k: usize) -> f64 {
     1.0 - (wrong + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
 }
 
-/// The number of subsets of size k, unless it overflows.
+/// The number of subsets of size k; `None` on overflow.
 fn binomial(n: usize, k: usize) -> Option<u64> {
     (0..k as u64).try_fold(1u64, |count, i| Some(count.checked_mul(n as u64 - i)? / (i + 1)))
 }
@@ -124,7 +125,7 @@ fn combinations(n: usize, k: usize) -> impl Iterator<Item = Vec<usize>> {
     let mut next = (k <= n).then(|| (0..k).collect::<Vec<usize>>());
     std::iter::from_fn(move || {
         let current = next.take()?;
-        // The last place that can still move to the right, and those behind it next to it.
+        // The last element that can still move to the right; the following ones go next to it.
         let place = (0..k).rev().find(|&place| current[place] < n - k + place);
         next = place.map(|place| {
             let moved = (0..k - place).map(|i| current[place] + 1 + i);
@@ -140,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// The share of k-subsets of n trajectories, the first c of them correct, with a correct one.
+    /// The fraction of k-subsets of n trajectories with a correct one; the first c are correct.
     fn enumerated(n: usize, c: usize, k: usize) -> f64 {
         let all = combinations(n, k).count();
         combinations(n, k).filter(|chosen| chosen[0] < c).count() as f64 / all as f64
@@ -206,9 +207,11 @@ mod tests {
         ) {
             let rewards: Vec<f32> = rewards.into_iter().map(f32::from).collect();
             let trajectories = trajectories(&answers, &rewards);
-            let (n, k) = (answers.len(), k.min(answers.len()));
+            let n = answers.len();
+            let k = k.min(answers.len());
             let subsets = Subsets::new(&trajectories, 0);
-            let (rule, params) = (Rule::BEST_OF_MEAN, VoteParams::default());
+            let rule = Rule::BEST_OF_MEAN;
+            let params = VoteParams::default();
             let right = combinations(n, k).filter(|chosen| subsets.is_right(chosen, rule, &params));
             let expected = right.count() as f64 / binomial(n, k).unwrap() as f64;
             prop_assert!((subsets.accuracy(rule, &params, k) - expected).abs() < 1e-9);

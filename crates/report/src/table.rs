@@ -1,7 +1,8 @@
 //! Results as a plain-text table.
 //!
-//! Rows are aggregation rules, columns are ks; below each value is its 95% interval. Columns that
-//! do not fit the terminal continue in a second table. A legend under the table explains the rows.
+//! Rows are aggregation rules, columns are values of k; below each value is its 95% confidence
+//! interval. Columns that do not fit the terminal continue in a second table. A legend under the
+//! table explains the rows.
 
 use std::collections::BTreeSet;
 
@@ -29,24 +30,25 @@ fn rule_rows(results: &Results) -> Vec<RuleRow> {
         _ => None,
     };
     let others = [
-        (MetricName::Beam, "beam", "search guided by rewards, k extensions tried at each step"),
+        (MetricName::Beam, "beam", "beam search guided by rewards, k candidates per step"),
         (
             MetricName::Coverage,
             "coverage",
-            "at least one of k is right: no rule does better (pass@k)",
+            "at least one of k answers is correct: upper bound for every rule (pass@k)",
         ),
     ];
     let greedy = RuleRow {
         name: MetricName::Greedy,
         label: "greedy",
-        meaning: "one trajectory without perturbation",
+        meaning: "a single trajectory without perturbation",
     };
     let rules = measured.iter().filter_map(|name| rule_row(*name));
     let others = others.into_iter().map(|(name, label, meaning)| RuleRow { name, label, meaning });
     let rows = std::iter::once(greedy).chain(rules).chain(others);
     rows.filter(|row| measured.contains(&row.name)).collect()
 }
-/// The width of the label column.
+
+/// The width of the label column in characters.
 const LABEL_WIDTH: usize = 11;
 const GAP: &str = "  ";
 
@@ -55,7 +57,7 @@ const GAP: &str = "  ";
 pub struct TableOptions {
     /// The line width in characters; a single column may exceed it.
     pub width: usize,
-    /// Show every rule, instead of the main ones only.
+    /// Show every rule instead of only the main ones.
     pub all_rules: bool,
 }
 
@@ -78,17 +80,17 @@ pub fn render(results: &Results, options: TableOptions) -> String {
     text
 }
 
-/// Characters shown of a text without an answer.
+/// Maximum number of characters shown of a text without an answer.
 const EXAMPLE_CHARS: usize = 72;
 
-/// Why trajectories have no answer, with examples of what they say instead.
+/// Writes why trajectories have no answer, with examples of their texts.
 fn write_unanswered(text: &mut String, unanswered: &Unanswered) {
     let Unanswered { share, empty, truncated, not_found, examples } = unanswered;
     text.push_str(&format!("\n{}% of trajectories have no answer\n", percent(*share)));
     let reasons = [
-        (not_found, "no answer is found in the text"),
-        (truncated, "the limit of answer tokens ends the text (--max-new-tokens)"),
-        (empty, "the text is empty"),
+        (not_found, "no answer found in the text"),
+        (truncated, "text truncated at the maximum number of answer tokens (--max-new-tokens)"),
+        (empty, "empty text"),
     ];
     for (count, reason) in reasons.into_iter().filter(|(count, _)| **count > 0) {
         text.push_str(&format!("{count:>LABEL_WIDTH$}{GAP}{reason}\n"));
@@ -102,29 +104,31 @@ fn write_unanswered(text: &mut String, unanswered: &Unanswered) {
 }
 
 fn heading(results: &Results) -> String {
-    let (questions, seeds) = (count(results.questions, "question"), count(results.seeds, "seed"));
+    let questions = count(results.questions, "question");
+    let seeds = count(results.seeds, "seed");
     let trajectories = count(results.trajectories, "trajectory");
     let stopped = results.sampled < results.trajectories as f64;
     let each = if stopped {
-        format!("each at most, {:.1} on average", results.sampled)
+        format!("up to {trajectories} each ({:.1} on average)", results.sampled)
     } else {
-        "each".to_owned()
+        format!("{trajectories} each")
     };
     let warning = match results.questions {
-        0..FEW_QUESTIONS => "few questions: the intervals say how little that shows\n",
+        0..FEW_QUESTIONS => "few questions: the confidence intervals are wide\n",
         _ => "",
     };
     format!(
-        "{questions}, {seeds}, {trajectories} {each}\n\
-         accuracy in %, its 95% interval below; at k the mean over all choices of k trajectories\n\
+        "{questions}, {seeds}, {each}\n\
+         accuracy in % with its 95% confidence interval below\n\
+         accuracy at k is averaged over all size-k subsets of the trajectories (as in pass@k)\n\
          {warning}"
     )
 }
 
-/// With fewer questions a warning is printed: the interval of a share is up to 34 points wide.
+/// With fewer questions a warning is printed: the interval of an accuracy is up to 34 points wide.
 const FEW_QUESTIONS: usize = 30;
 
-/// A number with its noun, in the plural unless it is one.
+/// A number with its noun, in the plural unless the number is 1.
 pub fn count(number: usize, noun: &str) -> String {
     match (number, noun.strip_suffix('y')) {
         (1, _) => format!("1 {noun}"),
@@ -133,13 +137,13 @@ pub fn count(number: usize, noun: &str) -> String {
     }
 }
 
-/// One k and the width in characters of its column.
+/// The column of a k, with its width in characters.
 struct TableColumn {
     k: usize,
     width: usize,
 }
 
-/// The columns, in groups that fit the line width.
+/// The columns, split into groups that fit the line width.
 fn columns(results: &Results, rows: &[RuleRow], width: usize) -> Vec<Vec<TableColumn>> {
     let shown =
         || results.metrics.iter().filter(|metric| rows.iter().any(|row| row.name == metric.name));
@@ -217,14 +221,15 @@ fn write_legend(text: &mut String, rows: &[RuleRow], others: &[RuleRow]) {
     if !others.is_empty() {
         let names: Vec<&str> = others.iter().map(|row| row.label).collect();
         let rest = match names[..] {
-            [name] => format!("{name} is in results.json (--aggregate prints it)"),
-            _ => format!("{} are in results.json (--aggregate prints them)", names.join(", ")),
+            [name] => format!("{name} is in results.json (print it with --aggregate)"),
+            _ => format!("{} are in results.json (print them with --aggregate)", names.join(", ")),
         };
         line("", &rest);
     }
 }
 
-/// The gains of the rules over greedy and majority; not significant if the interval contains zero.
+/// Writes the paired gains of the rules over greedy and majority, significant if the interval
+/// excludes zero.
 fn write_gains(text: &mut String, results: &Results, rows: &[RuleRow]) {
     let shown = |MetricGain { over, value, low, high, .. }: &MetricGain| {
         let over = if *over == MetricName::Greedy { "greedy" } else { "majority" };
@@ -239,7 +244,7 @@ fn write_gains(text: &mut String, results: &Results, rows: &[RuleRow]) {
     });
     let Some((k, first)) = lines.next() else { return };
     text.push_str(&format!(
-        "\ngains in points at k = {k}, question by question, with 95% intervals\n{first}"
+        "\npaired gains in points at k = {k}, with 95% confidence intervals\n{first}"
     ));
     lines.for_each(|(_, line)| text.push_str(&line));
 }
@@ -252,7 +257,7 @@ fn write_footer(text: &mut String, results: &Results) {
     let diversity = |metric: &&Metric| metric.name == MetricName::Diversity;
     for Metric { value, low, high, k, .. } in results.metrics.iter().filter(diversity) {
         let content = format!(
-            "{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = all thoughts alike"
+            "{value:.3} ({low:.3}-{high:.3}) over {k} trajectories; 0 = identical thoughts"
         );
         line("diversity", content);
     }
@@ -265,17 +270,14 @@ fn write_footer(text: &mut String, results: &Results) {
             .next()
             .map_or_else(String::new, |auc| format!(", {auc} by answer"));
         let accuracy = format!("{} by thought{by_answer}", by_thought.join(" "));
-        line(
-            "ranking",
-            format!("{accuracy}: chance that a right path is rewarded above a wrong one"),
-        );
+        line("ranking", format!("{accuracy}: AUC of rewards, correct against wrong trajectories"));
     }
     for (label, name, of) in [
-        ("probe", MetricName::AucProbe, "scored"),
-        ("arithmetic", MetricName::AucArithmetic, "checked"),
+        ("probe", MetricName::AucProbe, "probe scores"),
+        ("arithmetic", MetricName::AucArithmetic, "fractions of correct equations"),
     ] {
         for auc in ranked(name) {
-            line(label, format!("{auc}: chance that a right path is {of} above a wrong one"));
+            line(label, format!("{auc}: AUC of {of}, correct against wrong trajectories"));
         }
     }
     if let Some(reliability) = &results.reliability {
@@ -288,11 +290,11 @@ fn write_footer(text: &mut String, results: &Results) {
     };
     line("cost", compute(*steps, *flops));
     if let Some(BeamCost { steps, flops }) = beam {
-        line("beam's cost", compute(*steps, *flops));
+        line("beam cost", compute(*steps, *flops));
     }
     line("time", format_seconds(seconds));
     if let Some(share) = seconds.scoring_share() {
-        line("scoring", format!("{}% of the time of samples", percent(share)));
+        line("scoring", format!("{}% of the sampling time", percent(share)));
     }
 }
 
@@ -424,8 +426,9 @@ mod tests {
     #[test]
     fn a_table() {
         let expected = "\
-1319 questions, 3 seeds, 4 trajectories each at most, 3.5 on average
-accuracy in %, its 95% interval below; at k the mean over all choices of k trajectories
+1319 questions, 3 seeds, up to 4 trajectories each (3.5 on average)
+accuracy in % with its 95% confidence interval below
+accuracy at k is averaged over all size-k subsets of the trajectories (as in pass@k)
 
 k                    1           4
 greedy            34.1
@@ -437,20 +440,20 @@ beam                          40.0
 coverage          30.0        95.0
              25.0-35.0  90.0-100.0
 
-greedy       one trajectory without perturbation
+greedy       a single trajectory without perturbation
 majority     the most frequent answer of k trajectories
-beam         search guided by rewards, k extensions tried at each step
-coverage     at least one of k is right: no rule does better (pass@k)
+beam         beam search guided by rewards, k candidates per step
+coverage     at least one of k answers is correct: upper bound for every rule (pass@k)
 
-gains in points at k = 4, question by question, with 95% intervals
+paired gains in points at k = 4, with 95% confidence intervals
 majority     +0.5 (-1.0 to +2.0) over greedy
 beam         +5.9 (+3.0 to +9.0) over greedy, +5.4 (+2.0 to +8.0) over majority
 
-diversity    0.125 (0.075-0.175) over 4 trajectories; 0 = all thoughts alike
+diversity    0.125 (0.075-0.175) over 4 trajectories; 0 = identical thoughts
 cost         53.2 decoding steps and 12.3 GFLOP per question
-beam's cost  30.0 decoding steps and 5.0 GFLOP per question
+beam cost    30.0 decoding steps and 5.0 GFLOP per question
 time         5.0 s: prefill 0.5, thoughts 2.0, scores 1.0, answers 1.2, beam 0.2
-scoring      21.1% of the time of samples
+scoring      21.1% of the sampling time
 ";
         assert_eq!(render(&results(), wide(80)), expected);
     }

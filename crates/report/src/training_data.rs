@@ -1,4 +1,4 @@
-//! A training in memory: its steps, evaluations, times and settings.
+//! A training in memory: steps, evaluations, times and settings.
 
 use std::path::{Path, PathBuf};
 
@@ -8,30 +8,31 @@ use serde_json::Value;
 use crate::error::ReportError;
 use crate::interval::Interval;
 
-/// The share of a training over which its curves are smoothed.
+/// Window of the moving averages, as a fraction of the training.
 const SMOOTHING: f64 = 0.02;
 
-/// A training.
+/// The records of a training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainingData {
-    /// The directory of its model.
+    /// The model directory.
     pub dir: PathBuf,
-    /// Its name among the trainings of a report.
+    /// The display name, unique within a report.
     pub label: String,
-    /// Its steps, at least one.
+    /// The steps, at least one.
     pub steps: Vec<StepRecord>,
-    /// Its evaluations on held-out data.
+    /// The evaluations on held-out data.
     pub evals: Vec<EvalRecord>,
-    /// Seconds of all steps whose time is recorded, and the number of these steps.
+    /// Total seconds of all steps with a recorded duration, and the number of these steps.
     pub seconds: (f64, usize),
-    /// Its settings; null if they are not recorded.
+    /// The settings; null if they are not recorded.
     pub settings: Value,
 }
 
 impl TrainingData {
     /// Reads the records of a training.
     pub fn load(training: &TrainingDir) -> Result<Self, ReportError> {
-        let (path, steps) = (training.path(), training.steps()?);
+        let path = training.path();
+        let steps = training.steps()?;
         if steps.is_empty() {
             return Err(ReportError::NoSteps { path: training.log_file() });
         }
@@ -64,19 +65,19 @@ impl TrainingData {
         names
     }
 
-    /// A value of every step that has it, after so many steps.
+    /// The values of a quantity, with their steps; skips steps without the quantity.
     pub fn curve(&self, value: impl Fn(&StepRecord) -> Option<f64>) -> Vec<(f64, f64)> {
         let point = |record: &StepRecord| Some((f64::from(record.step) + 1.0, value(record)?));
         self.steps.iter().filter_map(point).filter(|(_, y)| y.is_finite()).collect()
     }
 
-    /// The evaluation of the model that is kept.
+    /// The evaluation of the kept model.
     pub fn kept(&self) -> Option<&EvalRecord> {
         self.evals.iter().rfind(|eval| eval.kept)
     }
 }
 
-/// Labels trainings of one name by their paths.
+/// Labels trainings with equal names by their paths.
 pub fn label_trainings(trainings: &mut [TrainingData]) {
     let labels: Vec<String> = trainings.iter().map(|training| training.label.clone()).collect();
     for training in trainings {
@@ -89,7 +90,8 @@ pub fn label_trainings(trainings: &mut [TrainingData]) {
 /// The exponential moving average of a curve over 2% of its length.
 pub fn smooth(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let decay = 1.0 - 1.0 / (SMOOTHING * curve.len() as f64).max(1.0);
-    let (mut sum, mut weight) = (0.0, 0.0);
+    let mut sum = 0.0;
+    let mut weight = 0.0;
     let smoothed = |&(x, y): &(f64, f64)| {
         (sum, weight) = (decay * sum + y, decay * weight + 1.0);
         (x, sum / weight)
@@ -97,9 +99,10 @@ pub fn smooth(curve: &[(f64, f64)]) -> Vec<(f64, f64)> {
     curve.iter().map(smoothed).collect()
 }
 
-/// The score of an evaluation with its 95% Wilson interval, if it is a share of `problems`.
+/// The score of an evaluation with its 95% Wilson interval, if it is a fraction of `problems`.
 pub fn score_interval(eval: &EvalRecord) -> Option<Interval> {
-    let (p, n) = (eval.score, eval.metrics.get("problems")?.as_f64()?);
+    let p = eval.score;
+    let n = eval.metrics.get("problems")?.as_f64()?;
     if !(0.0..=1.0).contains(&p) || n < 1.0 {
         return None;
     }

@@ -1,34 +1,34 @@
 //! Dimensionality reduction to two dimensions: PCA and exact t-SNE.
 //!
-//! t-SNE (van der Maaten and Hinton, 2008) is the exact O(n^2) algorithm: the maps have a few
-//! hundred points, and crates with a faster one depend on FFT libraries. It is initialized with
-//! PCA, which preserves global structure (Kobak and Berens, 2019) and makes it deterministic.
+//! t-SNE (van der Maaten and Hinton, 2008) uses the exact O(n^2) algorithm: the maps have a few
+//! hundred points, and crates with a faster algorithm depend on FFT libraries. It is initialized
+//! with PCA, which preserves global structure (Kobak and Berens, 2019) and makes it deterministic.
 
-/// The effective number of neighbours of a point, where there are enough points.
+/// The effective number of neighbors of a point, if there are enough points.
 const PERPLEXITY: f64 = 20.0;
-/// Fewer points than this are projected by PCA: with so few neighbours t-SNE shows clusters that
-/// are not there.
+/// Fewer points than this are projected by PCA, because t-SNE shows spurious clusters with few
+/// neighbors.
 const MIN_TSNE_POINTS: usize = 60;
 /// Steps of gradient descent.
 const STEPS: usize = 500;
-/// The factor on attractive forces in the first steps.
+/// Factor on attractive forces in the first steps.
 const EARLY_EXAGGERATION: f64 = 12.0;
 /// The number of steps with early exaggeration.
 const EARLY_STEPS: usize = 120;
-/// Power iterations of PCA. An approximation is enough for display, and a page has one PCA for each
-/// of a thousand questions.
+/// Power iterations of PCA. An approximation is sufficient for display, and a page computes PCA for
+/// each of about a thousand questions.
 const POWER_ITERATIONS: usize = 10;
 /// Rows used in each power iteration, evenly spaced.
 const POWER_ROWS: usize = 64;
 
-/// How a map was made of its points.
+/// The method of a projection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Embedding {
     /// The first two principal components.
     Pca,
     /// t-SNE.
     Tsne {
-        /// The perplexity, smaller than 20 for few points.
+        /// The perplexity, less than 20 for few points.
         perplexity: f64,
     },
 }
@@ -72,8 +72,10 @@ pub fn pca(values: &[f32], width: usize) -> Vec<[f64; 2]> {
     let points: Vec<[f64; 2]> =
         rows.iter().map(|row| [dot(row, &components[0]), dot(row, &components[1])]).collect();
     let largest = points.iter().flatten().fold(0.0_f64, |most, x| most.max(x.abs()));
-    let scale = |x: f64| if largest > 0.0 { x / largest } else { 0.0 };
-    points.into_iter().map(|point| point.map(scale)).collect()
+    points
+        .into_iter()
+        .map(|point| point.map(|x: f64| if largest > 0.0 { x / largest } else { 0.0 }))
+        .collect()
 }
 
 /// The rows with their mean subtracted.
@@ -90,7 +92,7 @@ fn centered(values: &[f32], width: usize) -> Vec<Vec<f64>> {
     rows
 }
 
-/// Thoughts may overflow; the map must stay finite.
+/// Replaces non-finite elements by zero: thoughts may overflow, but the map must be finite.
 fn finite_or_zero(x: f32) -> f64 {
     if x.is_finite() { f64::from(x) } else { 0.0 }
 }
@@ -147,7 +149,8 @@ fn squared_distances(rows: &[Vec<f64>]) -> Vec<f64> {
     distances
 }
 
-/// Symmetric joint probabilities, `[n, n]`; each point's bandwidth gives it the same perplexity.
+/// Symmetric joint probabilities, `[n, n]`; bandwidths are chosen to give every point the same
+/// perplexity.
 fn joint_probabilities(distances: &[f64], n: usize) -> Vec<f64> {
     let entropy = perplexity(n).ln();
     let mut joint = vec![0.0; n * n];
@@ -162,7 +165,7 @@ fn joint_probabilities(distances: &[f64], n: usize) -> Vec<f64> {
     joint
 }
 
-/// Conditional probabilities of the neighbours of point `i`, by bisection on the precision `beta`.
+/// Conditional probabilities of the neighbors of point `i`, by bisection on the precision `beta`.
 fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
     let nearest = squared
         .iter()
@@ -170,7 +173,9 @@ fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
         .filter(|(j, _)| *j != i)
         .map(|(_, d)| *d)
         .fold(f64::INFINITY, f64::min);
-    let (mut beta, mut low, mut high) = (1.0, 0.0, f64::INFINITY);
+    let mut beta = 1.0;
+    let mut low = 0.0;
+    let mut high = f64::INFINITY;
     let mut p = vec![0.0; squared.len()];
     for _ in 0..60 {
         p.iter_mut().enumerate().for_each(|(j, p)| {
@@ -201,7 +206,8 @@ fn neighbor_probabilities(squared: &[f64], i: usize, entropy: f64) -> Vec<f64> {
 fn gradient(positions: &[[f64; 2]], joint: &[f64], exaggeration: f64) -> Vec<[f64; 2]> {
     let n = positions.len();
     let kernel = |i: usize, j: usize| {
-        let (dx, dy) = (positions[i][0] - positions[j][0], positions[i][1] - positions[j][1]);
+        let dx = positions[i][0] - positions[j][0];
+        let dy = positions[i][1] - positions[j][1];
         (dx, dy, 1.0 / (1.0 + dx * dx + dy * dy))
     };
     let total: f64 = (0..n).map(|i| (0..i).map(|j| 2.0 * kernel(i, j).2).sum::<f64>()).sum();
@@ -231,7 +237,8 @@ impl TsneDescent {
     fn step(&mut self, gradient: &[[f64; 2]], momentum: f64) {
         for (i, slopes) in gradient.iter().enumerate() {
             for (axis, &slope) in slopes.iter().enumerate() {
-                let (velocity, gain) = (&mut self.velocity[i][axis], &mut self.gain[i][axis]);
+                let velocity = &mut self.velocity[i][axis];
+                let gain = &mut self.gain[i][axis];
                 *gain = if (slope > 0.0) == (*velocity > 0.0) {
                     (*gain * 0.8).max(0.01)
                 } else {
@@ -262,7 +269,8 @@ mod tests {
     fn cluster_distances(map: &[[f64; 2]]) -> (f64, f64) {
         let distance =
             |a: [f64; 2], b: [f64; 2]| ((a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2)).sqrt();
-        let (mut within, mut between) = (0.0_f64, f64::INFINITY);
+        let mut within = 0.0_f64;
+        let mut between = f64::INFINITY;
         for i in 0..map.len() {
             for j in 0..i {
                 let d = distance(map[i], map[j]);
@@ -299,11 +307,17 @@ mod tests {
 
     #[test]
     fn principal_components_are_the_largest_directions() {
-        // Along (1, 1) by 10, along (1, -1) by 1.
+        // Extends by 10 along (1, 1) and by 1 along (1, -1).
         let rows = [[10.0, 10.0], [-10.0, -10.0], [1.0, -1.0], [-1.0, 1.0f32]].concat();
-        let places = pca(&rows, 2);
-        assert!((places[0][0].abs() - 1.0).abs() < 1e-9 && places[0][1].abs() < 1e-6, "{places:?}");
-        assert!(places[2][0].abs() < 1e-6 && (places[2][1].abs() - 0.1).abs() < 1e-6, "{places:?}");
+        let positions = pca(&rows, 2);
+        assert!(
+            (positions[0][0].abs() - 1.0).abs() < 1e-9 && positions[0][1].abs() < 1e-6,
+            "{positions:?}"
+        );
+        assert!(
+            positions[2][0].abs() < 1e-6 && (positions[2][1].abs() - 0.1).abs() < 1e-6,
+            "{positions:?}"
+        );
     }
 
     #[test]

@@ -19,27 +19,26 @@ const FIGURES_DIR: &str = "figures";
 pub struct ReportOptions {
     /// Accept incomplete runs.
     pub partial: bool,
-    /// Write the page without figure files; it embeds its own figures.
+    /// Write only the page, which embeds its figures, and no figure files.
     pub page_only: bool,
-    /// Which of the runs is the best, where that was decided before; else the one with the largest
-    /// coverage.
+    /// The best run, if it was selected before; otherwise the run with the largest coverage.
     pub best_run: Option<BestRun>,
 }
 
-/// The best of several runs, where something decided it before.
+/// The best of several runs, selected before the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BestRun {
     /// The index of the best run.
     pub index: usize,
-    /// What was compared.
+    /// The metric of the selection.
     pub metric: MetricName,
-    /// The number of trajectories at which it was compared.
+    /// The number of trajectories of the selection.
     pub k: usize,
     /// The indices of the other runs with the same value.
     pub ties: Vec<usize>,
 }
 
-/// The files written.
+/// The written files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportFiles {
     /// The page.
@@ -57,7 +56,7 @@ pub fn write(
     write_loaded(&load_runs(runs, &options)?, out, &options)
 }
 
-/// Loads runs and labels them; the one that the options call the best is marked.
+/// Loads and labels runs; marks the best run of the options.
 pub fn load_runs(runs: &[RunDir], options: &ReportOptions) -> Result<Vec<RunData>, ReportError> {
     if runs.is_empty() {
         return Err(ReportError::NoRuns);
@@ -84,14 +83,14 @@ pub fn write_loaded(
     write_files(&figures, &page, out, options)
 }
 
-/// The page of some runs, complete or not, as text: nothing is written.
+/// The page of some runs, complete or not, as text; writes no files.
 pub fn page_of_runs(runs: &[RunDir]) -> Result<String, ReportError> {
     let options = ReportOptions { partial: true, ..ReportOptions::default() };
     let runs = load_runs(runs, &options)?;
     page::html(&runs, &figures::all(&runs)?, None)
 }
 
-/// The page of some trainings as text: nothing is written.
+/// The page of some trainings as text; writes no files.
 pub fn page_of_trainings(trainings: &[TrainingDir]) -> Result<String, ReportError> {
     Ok(training_page(trainings)?.1)
 }
@@ -148,7 +147,7 @@ fn write_files(
     Ok(ReportFiles { page, figures: files })
 }
 
-/// Writes a file atomically and creates its directory if it is missing.
+/// Writes a file atomically, creating its directory if necessary.
 fn write_creating_dirs(path: &Path, bytes: &[u8]) -> Result<PathBuf, ReportError> {
     let dir = path.parent().unwrap_or(Path::new(""));
     fs::create_dir_all(dir)

@@ -87,7 +87,7 @@ fn a_single_training_shows_its_losses_and_the_kept_model() {
     assert_eq!(values, [(200.0, 0.3), (400.0, 0.6), (500.0, 0.5)]);
     let (low, high) = points[1].interval.unwrap();
     assert!(low > 0.52 && low < 0.6 && high > 0.6 && high < 0.68, "{low} {high}");
-    let kept = &series(accuracy, "the model that is kept").points;
+    let kept = &series(accuracy, "kept model").points;
     assert_eq!((kept.len(), kept[0].x), (1, 400.0));
 
     assert_eq!(panel(&figures, "gradient norm").y.scale, AxisScale::Log10);
@@ -131,12 +131,12 @@ fn the_page_says_what_was_kept_and_which_settings_differ() {
     let dir = tempfile::tempdir().unwrap();
     let two = [training(dir.path().join("a"), 1e-3), training(dir.path().join("b"), 3e-4)];
     let one = page(&two[..1], &dir.path().join("one"));
-    let lead = "The model after 400 steps is kept: it answers 60.0% of held-out problems, the last \
-                one 50.0%.";
+    let lead = "The kept model is from step 400: it answers 60.0% of held-out problems correctly, \
+                the last model 50.0%.";
     assert!(one.contains(lead) && !one.contains("Settings that differ"));
     assert!(
         one.contains("<td>4.0</td><td>32.0</td><td>–</td>"),
-        "steps, examples, tokens a second"
+        "steps, examples, tokens per second"
     );
     assert!(one.contains("&lt;b&gt;.json") && !one.contains("<b>"));
     let both = page(&two, &dir.path().join("both"));
@@ -188,7 +188,7 @@ fn a_training_by_rewards_has_a_panel_for_each_scale() {
     assert_eq!(labels(panel(&figures, "lengths")), ["answer_tokens"]);
     assert_eq!(labels(panel(&figures, "loss")), ["loss", "distill"]);
     let held_out = panel(&figures, "held-out problems");
-    assert_eq!(labels(held_out), ["held-out accuracy", "majority", "the model that is kept"]);
+    assert_eq!(labels(held_out), ["held-out accuracy", "majority", "kept model"]);
     let majority: Vec<f64> = series(held_out, "majority").points.iter().map(|p| p.y).collect();
     assert!(majority.iter().zip([0.4, 0.7, 0.6]).all(|(y, expected)| (y - expected).abs() < 1e-9));
 }

@@ -372,7 +372,7 @@ fn invalid_inputs_are_errors() {
     };
     assert!(matches!(fail(vec![], &[]), ReportError::Empty));
     let error = fail(samples(), &[8]);
-    assert!(error.to_string().ends_with("ask for k >= 1 and <= 4"), "{error}");
+    assert!(error.to_string().ends_with("use k from 1 to 4"), "{error}");
     assert!(matches!(
         fail([samples(), samples()].concat(), &[]),
         ReportError::Duplicate { id: 0, seed: 5 }

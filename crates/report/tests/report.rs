@@ -159,7 +159,7 @@ fn figures_match_the_samples() {
 
     let accuracy = figure(&figures, "accuracy");
     assert_points(accuracy, 0, "greedy", &[(1.0, 0.5), (4.0, 0.5)]);
-    // Of the pairs of the first question three elect a right answer, of the second none: the lower
+    // Three pairs of the first question elect a correct answer, none of the second: the lower
     // number wins a tie.
     assert_points(accuracy, 0, "majority", &[(1.0, 0.375), (2.0, 0.25), (4.0, 0.5)]);
     // Right answers have the largest rewards, so that the best of N is right wherever one of N is;
@@ -253,9 +253,9 @@ fn the_page_holds_every_question_with_its_markup_escaped() {
     let tokens = json!([["</b>", 250], ["1", 123]]);
     assert_eq!(question[14], json!([tokens, tokens]), "probabilities in thousandths");
     assert_eq!(page.matches("</script>").count(), 3, "only the page's own");
-    let verdict = "Majority voting over 4 trajectories answers 50.0% of 2 questions; the difference \
-                   to greedy decoding, +0.0, is within noise (95% CI ";
-    assert!(page.contains(verdict));
+    let summary = "Majority voting over 4 trajectories answers 50.0% of 2 questions correctly; the \
+                   difference from greedy decoding, +0.0 points, is within noise (95% CI ";
+    assert!(page.contains(summary));
     let tile = "<span class=\"label\">coverage</span><span class=\"value\">100.0%</span>";
     assert!(page.contains(tile));
     assert!(

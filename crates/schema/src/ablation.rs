@@ -1,10 +1,10 @@
-//! What an ablation replaces thoughts with.
+//! Replacements for latent thoughts in an ablation.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a question's thoughts are replaced with; the number of thoughts stays the same.
+/// The replacement for a question's thoughts. The number of thoughts stays the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
@@ -28,7 +28,7 @@ impl AblationKind {
     pub const ALL: [Self; 6] =
         [Self::Zero, Self::Mean, Self::Swap, Self::Freeze, Self::Shuffle, Self::Round];
 
-    /// The name in `ablation.json` and on command lines.
+    /// The name in `ablation.json` and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Zero => "zero",
@@ -40,7 +40,7 @@ impl AblationKind {
         }
     }
 
-    /// What is fed instead, in a few words.
+    /// A short description of the vectors that are fed instead of the thoughts.
     pub fn describe(self) -> &'static str {
         match self {
             Self::Zero => "every thought is zero",

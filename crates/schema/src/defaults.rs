@@ -1,4 +1,4 @@
-//! What a model says about fields that a request leaves open.
+//! Model-specific defaults for options that a request omits.
 
 use std::num::NonZeroUsize;
 
@@ -6,22 +6,23 @@ use crate::latent_length::LatentLength;
 use crate::params::ColdStop;
 use crate::perturbation::DropoutSites;
 
-/// The defaults of a model: what its checkpoint says, else its family's.
+/// The defaults of a model: the values of its checkpoint, otherwise those of its family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelDefaults {
-    /// Thoughts of each trajectory.
+    /// Number of thoughts per trajectory.
     pub latent_length: LatentLength,
-    /// Answer tokens of each trajectory, at most.
+    /// Maximum number of answer tokens per trajectory.
     pub max_new_tokens: NonZeroUsize,
-    /// The dropout probability; dropout is off where it is not a
+    /// The dropout probability. Dropout is off if this is not a valid
     /// [`Probability`](crate::Probability).
     pub dropout_p: f32,
     /// The standard deviation of Gaussian noise.
     pub noise_std: f32,
-    /// The block outputs that dropout falls on.
+    /// The block outputs that dropout is applied to.
     pub sites: DropoutSites,
-    /// When low entropy ends the thoughts.
+    /// When low entropy ends the thoughts; `None` disables Cold Stop.
     pub cold_stop: Option<ColdStop>,
-    /// Whether thoughts are mixtures of a plain language model, which differ by Gumbel noise.
+    /// Whether thoughts are mixtures of token embeddings of an ordinary language model. Their
+    /// default sampler is Gumbel noise.
     pub soft_thoughts: bool,
 }

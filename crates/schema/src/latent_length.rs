@@ -1,4 +1,4 @@
-//! How many thoughts a trajectory has.
+//! The number of thoughts per trajectory.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -7,21 +7,21 @@ use std::str::FromStr;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// How many thoughts a trajectory has: `6`, `<=64`, `4-6` or `0`.
+/// The number of thoughts per trajectory: `6`, `<=64`, `4-6` or `0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatentLength {
-    /// None: the answer follows the prompt.
+    /// No thoughts: the answer follows the prompt.
     None,
-    /// That many.
+    /// Exactly this many thoughts.
     Exactly(NonZeroUsize),
-    /// Until the model's argmax is the end token; at the limit the end tokens are forced. No
-    /// thought at all is legal.
+    /// Thoughts until the model's argmax is the end token, possibly none. At the limit the end
+    /// tokens are forced.
     AtMost(NonZeroUsize),
-    /// Each trajectory draws its number uniformly from the range.
+    /// A number drawn uniformly from the range for each trajectory.
     Between(LengthRange),
 }
 
-/// Numbers of thoughts, both ends included; never empty.
+/// An inclusive, nonempty range of thought counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LengthRange {
     low: NonZeroUsize,
@@ -29,7 +29,7 @@ pub struct LengthRange {
 }
 
 impl LengthRange {
-    /// From `low` to `high`, unless `high` is the smaller one.
+    /// The range from `low` to `high`; `None` if `high < low`.
     pub fn new(low: NonZeroUsize, high: NonZeroUsize) -> Option<Self> {
         (low <= high).then_some(Self { low, high })
     }
@@ -46,7 +46,7 @@ impl LengthRange {
 }
 
 impl LatentLength {
-    /// The most thoughts that a trajectory can have.
+    /// The maximum number of thoughts of a trajectory.
     pub fn limit(self) -> usize {
         match self {
             Self::None => 0,
@@ -55,7 +55,7 @@ impl LatentLength {
         }
     }
 
-    /// The same rule for another number of thoughts.
+    /// The same kind of length with a limit of `thoughts`.
     #[must_use]
     pub fn with_limit(self, thoughts: usize) -> Self {
         match (self, NonZeroUsize::new(thoughts)) {
@@ -66,7 +66,7 @@ impl LatentLength {
     }
 }
 
-/// As [`LatentLength::from_str`] reads it.
+/// The format that [`LatentLength::from_str`] parses.
 impl fmt::Display for LatentLength {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -78,16 +78,16 @@ impl fmt::Display for LatentLength {
     }
 }
 
-/// More thoughts than any model has positions for.
+/// Upper bound on the number of thoughts; no model has this many positions.
 const MAX_THOUGHTS: usize = 1 << 20;
 
-/// Why a text is no [`LatentLength`].
+/// Why a text is not a valid [`LatentLength`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLength {
-    /// Something else than a count.
+    /// Not a count from 1 to the maximum.
     #[error("{0:?} is not a count from 1 to {MAX_THOUGHTS}; write 6, <=64 or 4-6")]
     NotACount(String),
-    /// The ends of a range in the wrong order.
+    /// A range whose upper end is below its lower end.
     #[error("the range is empty; write {high}-{low}")]
     EmptyRange {
         /// The first number.

@@ -1,62 +1,63 @@
-//! Samplers of the calling program: functions on the latents of a step, registered by name.
+//! User-defined samplers: functions on the latents of a step, registered by name.
 //!
-//! A registered sampler is named like a built-in one (`sampler = "mine"`); the command line and the
-//! JSON schema list the built-in ones only. The engine calls it where it adds Gaussian noise.
+//! A registered sampler is selected like a built-in one (`sampler = "mine"`); the command line and
+//! the JSON schema list only the built-in ones. The engine calls it at the point where it adds
+//! Gaussian noise.
 
 use std::error::Error;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::options::SamplerKind;
 
-/// A function that makes trajectories differ: it changes thoughts just before they are fed.
+/// A function that perturbs thoughts just before they are fed to the model.
 ///
-/// Thoughts of several trajectories and questions come together. What a sampler does to a thought
-/// must depend on that thought and its [`ThoughtKey`] alone, or results depend on the batch.
+/// A call covers thoughts of several trajectories and questions. The perturbation of a thought must
+/// depend only on that thought and its [`ThoughtKey`]; otherwise results depend on the batch.
 pub trait LatentSampler: Send + Sync {
-    /// The name in options and manifests; `snake_case`.
+    /// The name in options and manifests, in `snake_case`.
     fn name(&self) -> &str;
 
-    /// Changes thoughts in place: one of `width` elements for each key, one after the other.
+    /// Perturbs thoughts in place. `thoughts` has shape `[keys.len(), width]`, row-major.
     fn perturb(&self, keys: &[ThoughtKey], thoughts: &mut [f32], width: usize);
 
-    /// Why the sampler failed since this was last called, where it calls code that can fail. The
-    /// trajectories sampled since then are not to be used.
+    /// The failure since the last call, if the sampler calls code that can fail. Trajectories
+    /// sampled since then must be discarded.
     fn take_failure(&self) -> Option<Arc<dyn Error + Send + Sync>> {
         None
     }
 }
 
-/// The name of a thought.
+/// Identifies a thought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ThoughtKey {
     /// The seed of the request.
     pub seed: u64,
-    /// The question's index in its data set.
+    /// The index of the question in its data set.
     pub question: u32,
-    /// The trajectory's number.
+    /// The index of the trajectory.
     pub trajectory: u32,
-    /// The thought's number in its trajectory, from 0.
+    /// The index of the thought in its trajectory, counted from 0.
     pub step: u32,
 }
 
-/// A sampler of the calling program by its name: an index of the registry.
+/// A registered sampler: an index into the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CustomSampler(u16);
 
-/// Samplers registered by the program. They live as long as the program.
+/// Registered samplers. They are never freed.
 static REGISTERED: RwLock<Vec<&'static dyn LatentSampler>> = RwLock::new(Vec::new());
 
-/// Why a sampler cannot be registered.
+/// A sampler cannot be registered because a built-in sampler has the same name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a built-in sampler is called {0:?}; choose another name")]
+#[error("{0:?} is the name of a built-in sampler; choose another name")]
 pub struct SamplerNameTaken(pub String);
 
 impl CustomSampler {
-    /// Adds a sampler, or replaces a registered one of the same name.
+    /// Registers a sampler, replacing a registered one of the same name.
     ///
     /// # Errors
     ///
-    /// When a built-in sampler has the name.
+    /// If a built-in sampler has the same name.
     pub fn register(sampler: Box<dyn LatentSampler>) -> Result<Self, SamplerNameTaken> {
         if SamplerKind::BUILT_IN.into_iter().any(|kind| kind.name() == sampler.name()) {
             return Err(SamplerNameTaken(sampler.name().to_owned()));

@@ -1,20 +1,19 @@
-//! What all interfaces and files share, defined once: sampling parameters, results, the manifest of
-//! a run, the log of a training.
+//! Types shared by all interfaces and files, each defined once: sampling parameters, results, the
+//! run manifest and the training log.
 //!
 //! ```text
 //! command line, TOML, HTTP `latent`, Python keywords -> SamplingOptions
 //! SamplingOptions + the model's defaults             -> SamplingParams -> engine, manifest.json
 //! ```
 //!
-//! [`SamplingOptions`] is what a person or a program asks for: every field is optional, and every
-//! interface is derived from it (clap, serde, JSON Schema), so a field has one name, one range and
-//! one description everywhere. [`SamplingOptions::resolve`] fills the open fields in with the
-//! model's defaults and refuses fields of another sampler. The result, [`SamplingParams`], has no
-//! options left; serialized, it is a complete set of options again. Results have one definition as
-//! well ([`TrajectoryRecord`], [`Vote`], [`ComputeCost`], [`StageSeconds`]), and so have the
-//! [`Manifest`] of a run and the log of a training ([`StepRecord`], [`EvalRecord`],
-//! [`TrainTiming`]). Voting rules and early stopping are functions of trajectories, whose names
-//! come from [`aggregate`].
+//! [`SamplingOptions`] holds the options of a request. Every field is optional, and every interface
+//! is derived from it (clap, serde, JSON Schema), so a field has one name, one range and one
+//! description everywhere. [`SamplingOptions::resolve`] fills omitted fields with the model's
+//! defaults and rejects fields of other samplers. The result, [`SamplingParams`], has no optional
+//! settings; serialized, it is again a complete set of options. Results ([`TrajectoryRecord`],
+//! [`Vote`], [`ComputeCost`], [`StageSeconds`]), the run [`Manifest`] and the training log
+//! ([`StepRecord`], [`EvalRecord`], [`TrainTiming`]) are defined here as well. Voting rules and
+//! early stopping are functions of trajectories; their names come from [`aggregate`].
 
 mod ablation;
 mod defaults;

@@ -1,4 +1,4 @@
-//! The manifest of a run: settings and seeds, program and host.
+//! The manifest of a run: settings, seeds, program version and host.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use crate::options::SamplingOptions;
 
 /// The format version of the run directory. Incremented when an older reader would misread it.
 pub const FORMAT: u32 = 2;
-/// The oldest format version that is still read. Its runs are not resumed.
+/// The oldest format version that can be read. Runs in that format cannot be resumed.
 pub const OLDEST_FORMAT: u32 = 1;
 
 /// The content of `manifest.json`.
@@ -21,15 +21,15 @@ pub struct Manifest {
     pub commit: Option<String>,
     /// When the run was first started, RFC 3339.
     pub created: String,
-    /// Device, threads, memory: nothing that changes results.
+    /// Device, threads and memory, none of which change results.
     pub host: Value,
-    /// Every setting that changes results, and no other.
+    /// Every setting that changes results, and no others.
     pub settings: Value,
     /// The seeds, in processing order.
     pub seeds: Vec<u64>,
     /// The number of questions under each seed.
     pub questions: usize,
-    /// The digest of the inputs: weights and questions.
+    /// The digest of the inputs (weights and questions).
     pub fingerprint: String,
 }
 
@@ -50,13 +50,13 @@ impl Default for Manifest {
 }
 
 impl Manifest {
-    /// Samples of the complete run: each question under each seed.
+    /// The number of samples of a complete run: every question under every seed.
     pub fn sample_count(&self) -> usize {
         self.seeds.len() * self.questions
     }
 
-    /// How the run was sampled, whatever its format version. Empty where the settings are not those
-    /// of an evaluation.
+    /// The sampling options of the run, for every supported format version. Empty if the settings
+    /// are not those of an evaluation.
     pub fn sampling(&self) -> SamplingOptions {
         let options = match self.version {
             OLDEST_FORMAT => sampling_of_version_1(&self.settings),
@@ -66,8 +66,8 @@ impl Manifest {
     }
 }
 
-/// The sampling options in settings of version 1, which had an object for the sampler and other
-/// names.
+/// The sampling options in settings of version 1, which used a nested object for the sampler and
+/// other field names.
 fn sampling_of_version_1(settings: &Value) -> Value {
     let mut options = Map::new();
     for name in ["samples", "greedy", "thoughts", "max_new_tokens"] {

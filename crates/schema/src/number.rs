@@ -1,16 +1,17 @@
-//! Numbers with a range. Out-of-range values do not parse, whatever the interface.
+//! Numbers with a range. Every interface rejects values out of range when it parses them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a value is outside a type's range.
+/// A value is outside the range of its type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidNumber(&'static str);
 
-/// A number in JSON: the shortest decimal of an `f32`, because widening to `f64` adds digits.
+/// Conversion to and from JSON numbers. An `f32` is written as its shortest decimal, because
+/// widening to `f64` adds digits.
 trait Decimal: Copy {
     fn decimal(self) -> f64;
     fn of(decimal: f64) -> Self;
@@ -44,7 +45,7 @@ macro_rules! number {
         pub struct $name($inner);
 
         impl $name {
-            /// The number, unless it is out of range or NaN.
+            /// The number; `None` if it is out of range or NaN.
             pub fn new($value: $inner) -> Option<Self> {
                 ($check).then_some(Self($value))
             }
@@ -127,7 +128,7 @@ number! {
     { "type": "number", "minimum": 0 }
 }
 number! {
-    /// A weight that divides: finite and above 0.
+    /// A weight used as a divisor: finite and above 0.
     PositiveWeight(f64), w => w.is_finite() && w > 0.0, "finite and above 0",
     { "type": "number", "exclusiveMinimum": 0 }
 }
@@ -140,7 +141,7 @@ impl Temperature {
 impl TopP {
     /// The whole distribution.
     pub const ONE: Self = Self(1.0);
-    /// The nucleus that published samplers most often have.
+    /// The nucleus size of most published samplers.
     pub const PUBLISHED: Self = Self(0.95);
 }
 

@@ -1,4 +1,4 @@
-//! Sampling options: what every interface accepts. A field is declared here and nowhere else.
+//! Sampling options, accepted by every interface. Fields are declared only here.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -15,7 +15,7 @@ use crate::number::{NoiseStd, PositiveWeight, Probability, Temperature, TopP, We
 use crate::params::{AdaptiveSampling, BeamSize, ColdStop, SamplingParams};
 use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, OneSidedNoise, Perturbation};
 
-/// How to sample and aggregate; what is not given is the model's default.
+/// How to sample and aggregate. Omitted fields take the model's defaults.
 ///
 /// The doc comment of a field is its help text on the command line and its description in the
 /// JSON schema.
@@ -24,7 +24,7 @@ use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, OneSidedNois
 #[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "clap", derive(clap::Args), command(next_help_heading = "Sampling"))]
 pub struct SamplingOptions {
-    /// Trajectories of each question, N
+    /// Number of trajectories per question, N
     #[serde(alias = "n", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -32,15 +32,15 @@ pub struct SamplingOptions {
     )]
     pub samples: Option<NonZeroU32>,
 
-    /// What makes trajectories differ: dropout, noise, gumbel, multiplex, tokens or none [default:
-    /// the sampler that the given fields belong to, else dropout, or tokens where there are no
-    /// thoughts, or gumbel where thoughts are soft]
+    /// The sampler that makes trajectories differ: dropout, noise, gumbel, multiplex, tokens or
+    /// none [default: the sampler of the given options, otherwise dropout; tokens for models
+    /// without thoughts, gumbel for soft thoughts]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub sampler: Option<SamplerKind>,
 
-    /// Dropout: the probability that an element is dropped, at least 0 and below 1 [default: the
-    /// value in the model's config.json (`latent_tts`), else the paper's for the backbone]
+    /// Dropout: probability of dropping an element, at least 0 and below 1 [default: the value in
+    /// the model's config.json (`latent_tts`), otherwise the paper's for the backbone]
     #[serde(alias = "p", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -48,14 +48,13 @@ pub struct SamplingOptions {
     )]
     pub dropout_p: Option<Probability>,
 
-    /// Dropout: the block outputs it is applied to [default: both for GPT-2, mlp for Llama and
-    /// Qwen]
+    /// Dropout: block outputs to apply it to [default: both for GPT-2, mlp for Llama and Qwen]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub sites: Option<DropoutSites>,
 
-    /// Dropout: the forward passes it is applied in [default: thoughts, or generated where there
-    /// are no thoughts]
+    /// Dropout: forward passes to apply it in [default: thoughts, or generated for models without
+    /// thoughts]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub scope: Option<DropoutScope>,
@@ -65,8 +64,8 @@ pub struct SamplingOptions {
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub mask: Option<MaskLifetime>,
 
-    /// Noise: the standard deviation of the Gaussian noise on every thought [default: the value in
-    /// the model's config.json, else the paper's for the backbone]
+    /// Noise: standard deviation of the Gaussian noise on every thought [default: the value in the
+    /// model's config.json, otherwise the paper's for the backbone]
     #[serde(alias = "sigma", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -74,8 +73,8 @@ pub struct SamplingOptions {
     )]
     pub noise_std: Option<NoiseStd>,
 
-    /// Gumbel: the temperature of the mixtures, above 0: small for single tokens, large for even
-    /// weights [default: 1]
+    /// Gumbel: temperature of the mixtures, above 0; low values approach single tokens, high values
+    /// even weights [default: 1]
     #[serde(alias = "tau", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -83,8 +82,8 @@ pub struct SamplingOptions {
     )]
     pub gumbel_tau: Option<Temperature>,
 
-    /// Gumbel: one-sided noise on the nucleus (top_p) and the mixture's tokens, as Latent-GRPO
-    /// samples [default: false]
+    /// Gumbel: use one-sided noise on the nucleus (top_p) and the tokens of the mixture, as in
+    /// Latent-GRPO [default: false]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -92,53 +91,53 @@ pub struct SamplingOptions {
     ))]
     pub one_sided: Option<bool>,
 
-    /// Gumbel: the factor of one-sided noise, above 0 [default: 1]
+    /// Gumbel: scale of one-sided noise, above 0 [default: 1]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FACTOR", allow_negative_numbers = true))]
     pub gumbel_scale: Option<Temperature>,
 
-    /// Multiplex: the sampled tokens that each thought averages [default: 3]
+    /// Multiplex: number of sampled tokens averaged per thought [default: 3]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K"))]
     pub multiplex_width: Option<NonZeroU32>,
 
-    /// Tokens, multiplex: the softmax temperature, above 0 [default: 1]
+    /// Tokens, multiplex: softmax temperature, above 0 [default: 1]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub temperature: Option<Temperature>,
 
-    /// Tokens, multiplex, one-sided gumbel: sample from the smallest set with this total
-    /// probability, above 0 and at most 1 [default: 1, for one-sided gumbel 0.95]
+    /// Tokens, multiplex, one-sided gumbel: sample from the smallest set of tokens with this total
+    /// probability, above 0 and at most 1 [default: 1, or 0.95 for one-sided gumbel]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", allow_negative_numbers = true))]
     pub top_p: Option<TopP>,
 
-    /// Thoughts of each trajectory: 6 for exactly six, <=64 until the model ends them, 4-6 for a
-    /// number sampled from the range, 0 for none [default: the value in the model's config.json,
-    /// else the family's]
+    /// Number of thoughts per trajectory: 6 for exactly six, <=64 to let the model end them, 4-6
+    /// for a random number in the range, 0 for none [default: the value in the model's config.json,
+    /// otherwise the family's]
     #[serde(alias = "thoughts", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, visible_alias = "thoughts", value_name = "T"))]
     pub latent_length: Option<LatentLength>,
 
     /// Soft thinking: end the thoughts when the entropy of the next token, in nats, stays below
-    /// this (Cold Stop); 0 never does [default: the method's]
+    /// this threshold (Cold Stop); 0 disables it [default: the method's]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "NATS", allow_negative_numbers = true))]
     pub cold_stop_entropy: Option<Weight>,
 
-    /// Soft thinking: the number of consecutive thoughts of low entropy that end thinking [default:
-    /// the method's]
+    /// Soft thinking: number of consecutive low-entropy thoughts that end thinking [default: the
+    /// method's]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT"))]
     pub cold_stop_steps: Option<NonZeroU32>,
 
-    /// Maximum number of answer tokens [default: the value in the model's config.json, else the
-    /// family's]
+    /// Maximum number of answer tokens [default: the value in the model's config.json, otherwise
+    /// the family's]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT"))]
     pub max_new_tokens: Option<NonZeroU32>,
 
-    /// Also run the unperturbed trajectory
+    /// Also run the greedy (unperturbed) trajectory
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -146,20 +145,20 @@ pub struct SamplingOptions {
     ))]
     pub greedy: Option<bool>,
 
-    /// The random seed [default: 0]
+    /// Random seed [default: 0]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long))]
     pub seed: Option<u64>,
 
-    /// The voting rule that chooses the returned answer [default: weighted with outcome rewards,
+    /// Voting rule that selects the returned answer [default: weighted with outcome rewards,
     /// normalized with process rewards, majority without rewards]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "json-schema", schemars(with = "Option<String>"))]
     #[cfg_attr(feature = "clap", arg(long, value_name = "RULE", help_heading = "Aggregation"))]
     pub rule: Option<Rule>,
 
-    /// Softmax temperature of the rules normalized, likelihood and combined: small follows the
-    /// signal, large the plain vote [default: 1]
+    /// Softmax temperature of the rules normalized, likelihood and combined; low values follow the
+    /// signal, high values approach a majority vote [default: 1]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -167,7 +166,7 @@ pub struct SamplingOptions {
     )]
     pub vote_temperature: Option<PositiveWeight>,
 
-    /// The rule combined: the weight of the log-probability relative to the reward [default: 1]
+    /// Rule combined: weight of the log-probability relative to the reward [default: 1]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -180,8 +179,7 @@ pub struct SamplingOptions {
     )]
     pub likelihood_weight: Option<Weight>,
 
-    /// The rule lcb: its lower bound is this many standard errors below the mean reward [default:
-    /// 1]
+    /// Rule lcb: number of standard errors between the mean reward and its lower bound [default: 1]
     #[serde(alias = "caution", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "clap",
@@ -195,8 +193,8 @@ pub struct SamplingOptions {
     )]
     pub lcb_coefficient: Option<Weight>,
 
-    /// Verify the arithmetic of the equations in written steps, or in thoughts as the LM head reads
-    /// them: the signals arithmetic, grounding and conclusion of a trajectory
+    /// Verify the arithmetic of equations in written steps, or in thoughts decoded by the LM head;
+    /// adds the signals arithmetic, grounding and conclusion to each trajectory
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -205,8 +203,9 @@ pub struct SamplingOptions {
     ))]
     pub check_steps: Option<bool>,
 
-    /// The weights of the rule calibrated, which `calibrate` writes, and the probability that the
-    /// answer is right (confidence): a JSON file, or an object with weights, slope and intercept
+    /// Weights of the rule calibrated and parameters of the confidence (the probability that the
+    /// answer is correct), written by `calibrate`: a JSON file, or an object with weights, slope
+    /// and intercept
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "json-schema", schemars(with = "Option<CalibrationSchema>"))]
     #[cfg_attr(
@@ -224,18 +223,18 @@ pub struct SamplingOptions {
     ))]
     pub beam: Option<bool>,
 
-    /// Beam search: beams kept at each step [default: the rounded square root of samples]
+    /// Beam search: number of beams kept per step [default: sqrt(samples), rounded]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "B", help_heading = "Aggregation"))]
     pub beam_width: Option<NonZeroU32>,
 
-    /// Beam search: extensions tried for each beam [default: the rounded square root of samples]
+    /// Beam search: number of candidate extensions per beam [default: sqrt(samples), rounded]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", help_heading = "Aggregation"))]
     pub beam_candidates: Option<NonZeroU32>,
 
-    /// Stop sampling a question when its vote can no longer change, or when the lead of its
-    /// majority answer is large enough (see target confidence)
+    /// Stop sampling a question when its vote can no longer change, or when the majority answer
+    /// leads by enough (see target confidence)
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -244,8 +243,8 @@ pub struct SamplingOptions {
     ))]
     pub adaptive: Option<bool>,
 
-    /// Adaptive sampling: the confidence in the leading answer at which to stop, above 0.5 and at
-    /// most 1; 1 stops only where no further trajectory can change the vote [default: 0.95]
+    /// Adaptive sampling: confidence in the leading answer at which to stop, above 0.5 and at most
+    /// 1; 1 stops only when no further trajectory can change the vote [default: 0.95]
     #[serde(alias = "confidence", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "json-schema", schemars(with = "Option<f64>"))]
     #[cfg_attr(
@@ -270,13 +269,14 @@ struct CalibrationSchema {
     /// The weight of each signal: votes, likelihood, reward, probe, arithmetic, grounding,
     /// conclusion.
     weights: std::collections::BTreeMap<String, f64>,
-    /// Of the log-odds of the chosen answer's share in its confidence.
+    /// The confidence is sigmoid(intercept + slope * logit(P)), where P is the selected answer's
+    /// weight in the vote.
     slope: f64,
-    /// Added to these.
+    /// See `slope`.
     intercept: f64,
 }
 
-/// A calibration from a file, or from the JSON itself. Only the command line reads files: other
+/// Parses a calibration from a file or from inline JSON. Only the command line reads files; other
 /// interfaces take the object.
 #[cfg(feature = "clap")]
 fn read_calibration(text: &str) -> Result<Calibration, String> {
@@ -289,7 +289,7 @@ fn read_calibration(text: &str) -> Result<Calibration, String> {
         .map_err(|error| format!("not a calibration: {error}; pass a file that `calibrate` wrote"))
 }
 
-/// What makes trajectories differ.
+/// The sampler that makes trajectories differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "json-schema",
@@ -304,13 +304,13 @@ pub enum SamplerKind {
     Noise,
     /// Gumbel noise on thoughts that are mixtures of token embeddings (gumbel_tau, one_sided)
     Gumbel,
-    /// Thoughts that average sampled tokens' embeddings (multiplex_width, temperature, top_p)
+    /// Thoughts that average the embeddings of sampled tokens (multiplex_width, temperature, top_p)
     Multiplex,
     /// Sampled answer tokens (temperature, top_p)
     Tokens,
-    /// Nothing: all trajectories are the same
+    /// No perturbation: all trajectories are identical
     None,
-    /// A sampler of the calling program, by its name
+    /// A registered user-defined sampler, selected by name
     #[cfg_attr(feature = "json-schema", schemars(skip))]
     #[cfg_attr(feature = "clap", value(skip))]
     Custom(CustomSampler),
@@ -363,46 +363,46 @@ impl FromStr for SamplerKind {
     }
 }
 
-/// Why options contradict one another. Fields are named as in JSON; interfaces with another
-/// spelling use [`SamplingError::fields`].
+/// Contradicting options. Messages name fields as in JSON; interfaces with another spelling use
+/// [`SamplingError::fields`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplingError {
-    /// A field of another sampler than the requested one.
-    #[error("{field} has no effect with sampler {sampler}; leave one of them out")]
+    /// A field that the requested sampler does not have.
+    #[error("{field} has no effect with sampler {sampler}; omit one of them")]
     Misplaced {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
         /// The requested sampler.
         sampler: SamplerKind,
     },
-    /// Fields of two samplers.
-    #[error("{first} belongs to sampler {of} and {second} to sampler {other}; give one of them")]
+    /// Fields of two different samplers.
+    #[error("{first} belongs to sampler {of} and {second} to sampler {other}; omit one of them")]
     Ambiguous {
-        /// A field.
+        /// The name of the first field.
         first: &'static str,
-        /// Its sampler.
+        /// The sampler of the first field.
         of: SamplerKind,
-        /// Another field.
+        /// The name of the second field.
         second: &'static str,
-        /// Its sampler.
+        /// The sampler of the second field.
         other: SamplerKind,
     },
-    /// A field of a feature that is switched off.
-    #[error("{field} has no effect with {switch} off; leave one of them out")]
+    /// A field of a feature that is disabled.
+    #[error("{field} has no effect with {switch} off; omit one of them")]
     SwitchedOff {
-        /// The field.
+        /// The name of the field.
         field: &'static str,
-        /// The switch.
+        /// The option that disables the feature.
         switch: &'static str,
     },
-    /// No sampler has this name.
+    /// Not the name of a sampler.
     #[error("unknown sampler {0:?}; use one of dropout, noise, gumbel, multiplex, tokens, none")]
     UnknownSampler(String),
 }
 
 impl SamplingError {
-    /// The fields that the message names.
+    /// The fields named in the message.
     pub fn fields(&self) -> Vec<&'static str> {
         match self {
             Self::Misplaced { field, .. } => vec![field, "sampler"],
@@ -413,18 +413,18 @@ impl SamplingError {
     }
 }
 
-/// The confidence at which adaptive sampling stops by default.
+/// The default target confidence of adaptive sampling.
 const DEFAULT_CONFIDENCE: f64 = 0.95;
-/// The tokens of a multiplexed thought by default, as published.
+/// The default number of tokens averaged per multiplexed thought, as published.
 const DEFAULT_MULTIPLEX: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 impl SamplingOptions {
-    /// The model's defaults with so many samples.
+    /// The model's defaults with `samples` trajectories.
     pub fn new(samples: NonZeroU32) -> Self {
         Self { samples: Some(samples), ..Self::default() }
     }
 
-    /// The same options with other defaults for the fields that are open.
+    /// The same options, with omitted fields taken from `defaults`.
     #[must_use]
     pub fn or(self, defaults: Self) -> Self {
         Self {
@@ -461,7 +461,7 @@ impl SamplingOptions {
         }
     }
 
-    /// The sampler and its fields alone.
+    /// Only the sampler and its fields.
     #[must_use]
     pub fn of_sampler(&self) -> Self {
         Self {
@@ -481,30 +481,55 @@ impl SamplingOptions {
         }
     }
 
-    /// The given fields that belong to samplers, each with the samplers that read it.
-    fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, &'static [SamplerKind])> {
+    /// The fields that belong to samplers, each with the samplers that read it.
+    const SAMPLER_FIELDS: [(&str, &[SamplerKind]); 11] = {
         use SamplerKind::{Dropout, Gumbel, Multiplex, Noise, Tokens};
-        let fields: [(&'static str, &'static [SamplerKind], bool); 11] = [
-            ("dropout_p", &[Dropout], self.dropout_p.is_some()),
-            ("sites", &[Dropout], self.sites.is_some()),
-            ("scope", &[Dropout], self.scope.is_some()),
-            ("mask", &[Dropout], self.mask.is_some()),
-            ("noise_std", &[Noise], self.noise_std.is_some()),
-            ("gumbel_tau", &[Gumbel], self.gumbel_tau.is_some()),
-            ("one_sided", &[Gumbel], self.one_sided.is_some()),
-            ("gumbel_scale", &[Gumbel], self.gumbel_scale.is_some()),
-            ("multiplex_width", &[Multiplex], self.multiplex_width.is_some()),
-            ("temperature", &[Tokens, Multiplex], self.temperature.is_some()),
-            ("top_p", &[Tokens, Multiplex, Gumbel], self.top_p.is_some()),
-        ];
-        fields.into_iter().filter(|(.., given)| *given).map(|(field, kinds, _)| (field, kinds))
+        [
+            ("dropout_p", &[Dropout]),
+            ("sites", &[Dropout]),
+            ("scope", &[Dropout]),
+            ("mask", &[Dropout]),
+            ("noise_std", &[Noise]),
+            ("gumbel_tau", &[Gumbel]),
+            ("one_sided", &[Gumbel]),
+            ("gumbel_scale", &[Gumbel]),
+            ("multiplex_width", &[Multiplex]),
+            ("temperature", &[Tokens, Multiplex]),
+            ("top_p", &[Tokens, Multiplex, Gumbel]),
+        ]
+    };
+
+    /// The fields that a sampler reads, by name.
+    pub fn fields_of(kind: SamplerKind) -> Vec<&'static str> {
+        let fields = Self::SAMPLER_FIELDS.into_iter();
+        fields.filter(|(_, kinds)| kinds.contains(&kind)).map(|(field, _)| field).collect()
     }
 
-    /// The requested sampler, or the one that the given fields belong to.
+    /// The given sampler fields, each with the samplers that use it.
+    fn sampler_fields(&self) -> impl Iterator<Item = (&'static str, &'static [SamplerKind])> {
+        let given = [
+            self.dropout_p.is_some(),
+            self.sites.is_some(),
+            self.scope.is_some(),
+            self.mask.is_some(),
+            self.noise_std.is_some(),
+            self.gumbel_tau.is_some(),
+            self.one_sided.is_some(),
+            self.gumbel_scale.is_some(),
+            self.multiplex_width.is_some(),
+            self.temperature.is_some(),
+            self.top_p.is_some(),
+        ];
+        let fields = Self::SAMPLER_FIELDS.into_iter().zip(given);
+        fields.filter(|(_, given)| *given).map(|(field, _)| field)
+    }
+
+    /// The requested sampler, or the sampler of the given fields.
     ///
     /// # Errors
     ///
-    /// When a given field belongs to another sampler, or the nucleus to Gumbel noise that has none.
+    /// If a given field belongs to another sampler, or if `top_p` or `gumbel_scale` is given for
+    /// Gumbel noise that is not one-sided.
     pub fn sampler_kind(&self) -> Result<Option<SamplerKind>, SamplingError> {
         let Some((first, kinds)) = self.sampler_fields().next() else { return Ok(self.sampler) };
         let admits = |kind: SamplerKind| self.sampler_fields().all(|(_, of)| of.contains(&kind));
@@ -522,7 +547,7 @@ impl SamplingOptions {
         }
     }
 
-    /// Only one-sided Gumbel noise has a nucleus and a factor.
+    /// Rejects `top_p` and `gumbel_scale` unless Gumbel noise is one-sided.
     fn check_one_sided(&self, kind: SamplerKind) -> Result<Option<SamplerKind>, SamplingError> {
         let is_plain = kind == SamplerKind::Gumbel && self.one_sided != Some(true);
         let needs =
@@ -533,11 +558,11 @@ impl SamplingOptions {
         }
     }
 
-    /// The perturbation for a model; its default where the options name none.
+    /// The perturbation for a model; the model's default if the options select no sampler.
     ///
     /// # Errors
     ///
-    /// When a given field belongs to another sampler.
+    /// If a given field belongs to another sampler.
     pub fn perturbation(&self, model: &ModelDefaults) -> Result<Perturbation, SamplingError> {
         let model = ModelDefaults {
             latent_length: self.latent_length.unwrap_or(model.latent_length),
@@ -579,7 +604,7 @@ impl SamplingOptions {
         })
     }
 
-    /// The constants of the voting rules.
+    /// The parameters of the voting rules.
     pub fn vote_params(&self) -> VoteParams {
         let defaults = VoteParams::default();
         VoteParams {
@@ -592,7 +617,7 @@ impl SamplingOptions {
         }
     }
 
-    /// When low entropy ends the thoughts: as given, else as the model does.
+    /// The Cold Stop parameters: given values over the model's defaults.
     fn cold_stop(&self, model: &ModelDefaults) -> Option<ColdStop> {
         let given = self.cold_stop_entropy.is_some() || self.cold_stop_steps.is_some();
         let base = model.cold_stop.or(given.then_some(ColdStop::PUBLISHED))?;
@@ -632,11 +657,11 @@ impl SamplingOptions {
         }
     }
 
-    /// The parameters for a model: what is given here, else what the model says.
+    /// The complete parameters for a model: given values over the model's defaults.
     ///
     /// # Errors
     ///
-    /// When fields contradict one another.
+    /// If fields contradict one another.
     pub fn resolve(
         &self,
         model: impl Into<ModelDefaults>,
@@ -782,11 +807,11 @@ mod tests {
         let noise = resolve(json!({ "noise_std": 0.5 })).unwrap();
         assert_eq!(noise.perturbation, Perturbation::Gaussian { std: 0.5 });
         let misplaced = resolve(json!({ "sampler": "noise", "dropout_p": 0.1 })).unwrap_err();
-        assert_eq!(misplaced, "dropout_p has no effect with sampler noise; leave one of them out");
+        assert_eq!(misplaced, "dropout_p has no effect with sampler noise; omit one of them");
         let ambiguous = resolve(json!({ "top_p": 0.9, "mask": "step" })).unwrap_err();
         assert!(ambiguous.contains("mask belongs to sampler dropout and top_p"), "{ambiguous}");
         let off = resolve(json!({ "beam": false, "beam_width": 4 })).unwrap_err();
-        assert_eq!(off, "beam_width has no effect with beam off; leave one of them out");
+        assert_eq!(off, "beam_width has no effect with beam off; omit one of them");
         assert!(resolve(json!({ "adaptive": false, "target_confidence": 0.9 })).is_err());
     }
 
@@ -808,7 +833,7 @@ mod tests {
     }
 
     #[test]
-    fn dropout_without_thoughts_reaches_what_is_generated() {
+    fn dropout_without_thoughts_applies_to_the_answer() {
         let params = resolve(json!({ "sampler": "dropout", "latent_length": 0 })).unwrap();
         let Perturbation::Dropout { scope, .. } = params.perturbation else { panic!("{params:?}") };
         assert_eq!(scope, DropoutScope::Generated);

@@ -1,5 +1,4 @@
-//! Results, as every interface returns them: `samples.jsonl`, HTTP, `solve --json` and Python have
-//! the same keys.
+//! Results. `samples.jsonl`, HTTP, `solve --json` and Python use the same keys.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
@@ -7,11 +6,11 @@ use std::ops::AddAssign;
 use aggregate::{AnswerVotes, Candidate};
 use serde::{Deserialize, Serialize};
 
-/// A trajectory: its answer and rewards, and what of its thoughts was requested.
+/// A trajectory: its answer and rewards, and the requested data of its thoughts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
 pub struct TrajectoryRecord {
-    /// Its index among the trajectories of the question.
+    /// The index of the trajectory within the question.
     #[serde(alias = "k")]
     pub index: u32,
     /// The number of thoughts.
@@ -19,8 +18,8 @@ pub struct TrajectoryRecord {
     pub latent_steps: u32,
     /// The decoded text.
     pub text: String,
-    /// The canonical answer: equal answers are equal strings. `None` never votes and is never
-    /// correct.
+    /// The canonical answer: equal answers are equal strings. `None` is never counted as a vote and
+    /// is never correct.
     #[serde(default)]
     pub answer: Option<String>,
     /// One reward per thought, if a reward model scored them.
@@ -29,24 +28,24 @@ pub struct TrajectoryRecord {
     /// The reward of the answer, if the reward model reads answers.
     #[serde(default, alias = "verdict", skip_serializing_if = "Option::is_none")]
     pub outcome_reward: Option<f32>,
-    /// Whether the answer equals the gold answer; `None` where that is not known.
+    /// Whether the answer equals the gold answer; `None` if the gold answer is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correct: Option<bool>,
-    /// Whether there is no answer and the text ends at the limit of answer tokens.
+    /// Whether the text reached the limit of answer tokens without an answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
-    /// Log-probability of the decoded tokens, end of sequence included, if finite.
+    /// The log-probability of the decoded tokens including the end-of-sequence token, if finite.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprob: Option<f32>,
-    /// Signals beside rewards and likelihood, by name: `probe`, and of checked steps `arithmetic`,
-    /// `grounding` and `conclusion`.
+    /// Further signals by name: `probe`, and `arithmetic`, `grounding` and `conclusion` if steps
+    /// are checked.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub signals: BTreeMap<String, f32>,
-    /// For each thought the most probable tokens at its hidden state, if they were requested: text
-    /// and probability.
+    /// The most probable tokens (text, probability) at the hidden state of each thought, if
+    /// requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lens: Vec<Vec<(String, f32)>>,
-    /// The thoughts as they were fed, if they were requested. A run directory keeps them in
+    /// The thought vectors as fed to the model, if requested. A run directory stores them in
     /// `latents.safetensors` instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latents: Option<Vec<Vec<f32>>>,
@@ -91,11 +90,11 @@ impl Candidate for TrajectoryRecord {
 pub struct Vote {
     /// The canonical answer.
     pub answer: String,
-    /// How many trajectories gave it.
+    /// The number of trajectories with this answer.
     pub votes: usize,
-    /// Its share of the summed weights, exp(reward), of all answers.
+    /// The answer's share of the summed weights exp(reward).
     pub weight: f64,
-    /// The mean of their rewards, if every trajectory with an answer was scored.
+    /// The mean reward of its trajectories, if every trajectory with an answer was scored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
 }
@@ -111,8 +110,8 @@ impl From<&AnswerVotes<'_>> for Vote {
     }
 }
 
-/// Work, counted and not timed: a function of lengths, the same on every machine and in every
-/// batch.
+/// The amount of computation, counted instead of timed: a function of sequence lengths, the same on
+/// every machine and in every batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
 pub struct ComputeCost {
@@ -142,15 +141,15 @@ pub struct StageSeconds {
     pub scores: f64,
     /// Decoding answers.
     pub answers: f64,
-    /// Beam search, all its stages.
+    /// Beam search, including all its stages.
     #[serde(default)]
     pub beam: f64,
-    /// Elapsed time, work between the stages included.
+    /// Elapsed time, including work between the stages.
     pub total: f64,
 }
 
 impl StageSeconds {
-    /// Scoring time as a fraction of the time of sampling; `None` without scoring.
+    /// Scoring time as a fraction of sampling time; `None` without scoring.
     pub fn scoring_share(&self) -> Option<f64> {
         let sampling = self.prefill + self.thoughts + self.scores + self.answers;
         (self.scores > 0.0).then(|| self.scores / sampling)

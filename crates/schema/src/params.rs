@@ -1,4 +1,4 @@
-//! Sampling parameters without open fields: what a request runs with and a manifest records.
+//! Complete sampling parameters, as used by a request and recorded in the manifest.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
@@ -33,66 +33,66 @@ use crate::perturbation::{DropoutScope, MaskLifetime, Perturbation};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(into = "SamplingOptions")]
 pub struct SamplingParams {
-    /// Trajectories, N.
+    /// Number of trajectories, N.
     pub samples: NonZeroUsize,
-    /// Adds the unperturbed trajectory.
+    /// Whether to run the greedy (unperturbed) trajectory as well.
     pub greedy: bool,
-    /// Stops sampling before all N trajectories once the vote is decided.
+    /// Stops before all N trajectories are sampled once the vote is decided.
     pub adaptive: Option<AdaptiveSampling>,
-    /// Runs a beam search beside the samples; it needs a reward model.
+    /// Also runs a beam search, which needs a reward model.
     pub beam: Option<BeamSize>,
-    /// What makes the trajectories differ.
+    /// How trajectories are perturbed.
     pub perturbation: Perturbation,
-    /// Thoughts of each trajectory.
+    /// Number of thoughts per trajectory.
     pub length: LatentLength,
-    /// When low entropy ends the thoughts of mixtures.
+    /// When low entropy ends the thoughts of mixtures; `None` disables Cold Stop.
     pub cold_stop: Option<ColdStop>,
-    /// Answer tokens of each trajectory, at most.
+    /// Maximum number of answer tokens per trajectory.
     pub max_new_tokens: NonZeroUsize,
     /// The seed of all random numbers.
     pub seed: u64,
-    /// Verifies the equations of written steps and of thoughts as the LM head reads them.
+    /// Whether to verify the equations of written steps, or of thoughts decoded by the LM head.
     pub check_steps: bool,
-    /// The rule that chooses the answer; `None` is the best rule that the reward model allows.
+    /// The rule that selects the answer; `None` selects the best rule that the reward model allows.
     pub rule: Option<Rule>,
-    /// The constants of the voting rules.
+    /// The parameters of the voting rules.
     pub vote: VoteParams,
 }
 
 /// The size of a beam search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeamSize {
-    /// Beams kept at each step, B.
+    /// Number of beams kept per step, B.
     pub width: NonZeroUsize,
-    /// Extensions tried for each beam, K.
+    /// Number of candidate extensions per beam, K.
     pub candidates: NonZeroUsize,
 }
 
 impl BeamSize {
-    /// The size that costs about what `samples` trajectories do: B = K = round(sqrt(N)).
+    /// The size that costs about as much as `samples` trajectories: B = K = round(sqrt(N)).
     pub fn for_samples(samples: NonZeroUsize) -> Self {
         let root = (samples.get() as f64).sqrt().round() as usize;
         let root = NonZeroUsize::new(root).unwrap_or(NonZeroUsize::MIN);
         Self { width: root, candidates: root }
     }
 
-    /// Extensions tried at each step of a question, B x K.
+    /// Number of extensions per step of a question, B x K.
     pub fn extensions(self) -> usize {
         self.width.get() * self.candidates.get()
     }
 }
 
-/// Cold Stop of Soft Thinking: thoughts end when the next token has been almost certain for long.
+/// Cold Stop of Soft Thinking: ends the thoughts after a run of low-entropy next tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ColdStop {
-    /// In nats: the entropy below which a thought counts.
+    /// The entropy, in nats, below which a thought counts as low-entropy.
     pub entropy: f32,
-    /// Consecutive thoughts that count, at which thinking ends.
+    /// The number of consecutive low-entropy thoughts that end thinking.
     pub steps: NonZeroU32,
 }
 
 impl ColdStop {
-    /// Whether any entropy is below its threshold.
+    /// Whether Cold Stop can trigger: no entropy is below a threshold of 0.
     pub fn is_on(self) -> bool {
         self.entropy > 0.0
     }
@@ -101,21 +101,22 @@ impl ColdStop {
     pub const PUBLISHED: Self = Self { entropy: 0.01, steps: NonZeroU32::new(256).unwrap() };
 }
 
-/// Samples are drawn in rounds; after each the vote is looked at.
+/// Samples are drawn in rounds; the vote is checked after each round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveSampling {
-    /// How sure of the leading answer to be; 1 waits until no further sample can change the vote.
+    /// The confidence in the leading answer at which to stop; 1 stops only when no further sample
+    /// can change the vote.
     pub confidence: Confidence,
 }
 
 impl AdaptiveSampling {
-    /// Samples of the first round; each further round doubles the samples drawn so far.
+    /// Number of samples of the first round; each further round doubles the total.
     pub const FIRST_ROUND: usize = 4;
 }
 
 impl SamplingParams {
-    /// The model's defaults with one sample: dropout on thoughts, Gumbel noise where thoughts are
-    /// soft, or sampled tokens for a model without thoughts.
+    /// The model's defaults with one sample: dropout on thoughts, Gumbel noise for soft thoughts,
+    /// or sampled tokens for a model without thoughts.
     pub fn defaults_for(model: impl Into<ModelDefaults>) -> Self {
         let model = model.into();
         let perturbation = match (model.latent_length, Probability::new(model.dropout_p)) {
@@ -149,7 +150,7 @@ impl SamplingParams {
         }
     }
 
-    /// Trajectories of a request: the samples, and the greedy one if it was requested.
+    /// The number of sequences of a request: the samples, plus the greedy one if requested.
     pub fn rows(&self) -> usize {
         self.samples.get() + usize::from(self.greedy)
     }

@@ -1,5 +1,5 @@
-//! What makes N trajectories differ: Monte Carlo dropout, Gaussian noise on thoughts, Gumbel noise
-//! on the mixtures they are, averages of sampled tokens, or sampled answer tokens.
+//! How trajectories are perturbed: Monte Carlo dropout, Gaussian noise on thoughts, Gumbel noise on
+//! mixtures of token embeddings, averages of sampled tokens, or sampled answer tokens.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +9,7 @@ use crate::latent_length::LatentLength;
 use crate::latent_sampler::CustomSampler;
 use crate::number::{Probability, Temperature, TopP};
 
-/// Which block outputs dropout falls on: `both`, `attn` or `mlp`.
+/// The block outputs that dropout is applied to: `both`, `attn` or `mlp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "SitesName", into = "SitesName")]
 #[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
@@ -21,7 +21,7 @@ pub struct DropoutSites {
     pub mlp_out: bool,
 }
 
-/// The sites by name.
+/// The names of [`DropoutSites`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
@@ -63,7 +63,7 @@ impl DropoutSites {
     /// Attention outputs.
     pub const ATTN: Self = Self { attn_out: true, mlp_out: false };
 
-    /// `both`, `attn` or `mlp`.
+    /// The name: `both`, `attn` or `mlp`.
     pub fn name(self) -> &'static str {
         match SitesName::from(self) {
             SitesName::Both => "both",
@@ -89,7 +89,7 @@ impl clap::ValueEnum for DropoutSites {
     }
 }
 
-/// Which forward passes dropout falls on.
+/// The forward passes that dropout is applied in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema))]
@@ -101,24 +101,26 @@ pub enum DropoutScope {
     /// The rest of the prompt is unperturbed and shared by all trajectories.
     #[default]
     Thoughts,
-    /// The whole prompt as well, as the published Python code does; no prefix can be shared
+    /// Every thought and the entire prompt, as in the published Python code; disables prefix
+    /// sharing
     Prompt,
-    /// What is generated: thoughts, end tokens and the answer
+    /// All generated positions: thoughts, end tokens and the answer
     ///
-    /// The prompt is unperturbed and shared by all trajectories, which have its first hidden state
-    /// in common.
+    /// The prompt is unperturbed and shared by all trajectories, so their first hidden state is the
+    /// same.
     Generated,
-    /// Every pass, the answer's included
+    /// Every pass, including the answer
     All,
 }
 
 impl DropoutScope {
-    /// The scope that is meant where none is given: without thoughts dropout on them does nothing.
+    /// The default scope for a number of thoughts: without thoughts, dropout must apply to the
+    /// answer.
     pub fn default_for(length: LatentLength) -> Self {
         if length == LatentLength::None { Self::Generated } else { Self::Thoughts }
     }
 
-    /// `thoughts`, `prompt`, `generated` or `all`.
+    /// The name: `thoughts`, `prompt`, `generated` or `all`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Thoughts => "thoughts",
@@ -136,15 +138,15 @@ impl DropoutScope {
 #[cfg_attr(feature = "json-schema", schemars(inline))]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum MaskLifetime {
-    /// A fresh mask at each position
+    /// A new mask at each position
     #[default]
     Step,
-    /// One mask for each layer and site for the whole trajectory: that of one thinned network
+    /// One mask per layer and site for the entire trajectory, as in a single thinned network
     Trajectory,
 }
 
 impl MaskLifetime {
-    /// `step` or `trajectory`.
+    /// The name: `step` or `trajectory`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Step => "step",
@@ -153,20 +155,20 @@ impl MaskLifetime {
     }
 }
 
-/// How the trajectories of a question are made to differ.
+/// How the trajectories of a question are perturbed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Perturbation {
-    /// All trajectories are the greedy one.
+    /// No perturbation: all trajectories equal the greedy one.
     None,
-    /// Inverted dropout with masks of its own for every sequence, layer and site.
+    /// Inverted dropout with a separate mask for every sequence, layer and site.
     Dropout {
-        /// The probability that an element is dropped.
+        /// The probability of dropping an element.
         p: Probability,
-        /// The block outputs it falls on.
+        /// The block outputs it is applied to.
         sites: DropoutSites,
-        /// The passes it falls on.
+        /// The forward passes it is applied in.
         scope: DropoutScope,
-        /// The positions that share a mask.
+        /// How long a trajectory keeps a mask.
         mask: MaskLifetime,
     },
     /// Additive Gaussian noise on every thought just before it is fed.
@@ -174,61 +176,62 @@ pub enum Perturbation {
         /// The standard deviation of each element.
         std: f32,
     },
-    /// Gumbel noise on the logits of thoughts that are mixtures of token embeddings: weights are
-    /// softmax((logits + noise) / tau) over the tokens that the family mixes.
+    /// Gumbel noise on the logits of thoughts that are mixtures of token embeddings. The weights
+    /// are softmax((logits + noise) / tau) over the tokens that the family mixes.
     Gumbel {
-        /// Towards 0 a thought is one sampled token's embedding; above 1 the weights even out.
+        /// The mixture temperature: towards 0 a thought is the embedding of one sampled token;
+        /// large values even out the weights.
         tau: Temperature,
-        /// Latent-GRPO's noise, which never lowers a token's score.
+        /// The one-sided noise of Latent-GRPO, which never lowers a token's score.
         one_sided: Option<OneSidedNoise>,
     },
-    /// A thought is the average embedding of tokens that are sampled independently.
+    /// Each thought is the average embedding of independently sampled tokens.
     Multiplex {
-        /// How many.
+        /// The number of sampled tokens per thought.
         width: NonZeroU32,
         /// Divides the logits.
         temperature: Temperature,
         /// Tokens are drawn from the smallest set with this total probability.
         top_p: TopP,
     },
-    /// Answer tokens are sampled; thoughts, if there are any, are the same in every trajectory.
+    /// Sampled answer tokens. Thoughts, if any, are the same in every trajectory.
     Tokens {
         /// Divides the logits.
         temperature: Temperature,
         /// Tokens are drawn from the smallest set with this total probability.
         top_p: TopP,
     },
-    /// A function of the calling program changes every thought just before it is fed.
+    /// A registered user-defined sampler, which changes every thought just before it is fed.
     Custom(CustomSampler),
 }
 
-/// Gumbel noise clipped to [-1.5, 3] and shifted to begin at 0, on the scores of a nucleus.
+/// Gumbel noise clipped to [-1.5, 3] and shifted to start at 0, on the scores of a nucleus.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OneSidedNoise {
-    /// Its factor.
+    /// The factor applied to the noise.
     pub scale: Temperature,
-    /// The share of the nucleus, which has at least the mixture's tokens.
+    /// The probability mass of the nucleus, which contains at least the tokens of the mixture.
     pub top_p: TopP,
 }
 
 impl OneSidedNoise {
-    /// The published share.
+    /// The published probability mass.
     pub const TOP_P: TopP = TopP::PUBLISHED;
 }
 
-/// How much of a prompt's keys and values the trajectories of a question share.
+/// How much of a prompt's keys and values is shared by the trajectories of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptSharing {
-    /// All of them.
+    /// All positions.
     Whole,
-    /// All but those of the last token.
+    /// All positions except the last.
     AllButLast,
-    /// None: dropout makes them differ.
+    /// No positions, because dropout makes them differ.
     Nothing,
 }
 
 impl Perturbation {
-    /// How much of the prompt all trajectories share.
+    /// How much of the prompt the trajectories share.
     pub fn prompt_sharing(&self) -> PromptSharing {
         match self {
             Self::Dropout { scope: DropoutScope::Thoughts, .. } => PromptSharing::AllButLast,
@@ -243,17 +246,17 @@ impl Perturbation {
         }
     }
 
-    /// Whether it is made for thoughts that are mixtures of token embeddings.
+    /// Whether the sampler applies only to thoughts that are mixtures of token embeddings.
     pub fn needs_mixtures(&self) -> bool {
         matches!(self, Self::Gumbel { .. } | Self::Multiplex { .. })
     }
 
-    /// Whether it is dropout.
+    /// Whether the sampler is dropout.
     pub fn is_dropout(&self) -> bool {
         matches!(self, Self::Dropout { .. })
     }
 
-    /// Whether it changes nothing in a trajectory without thoughts.
+    /// Whether the perturbation has no effect on a trajectory without thoughts.
     pub fn only_affects_thoughts(&self) -> bool {
         matches!(
             self,
@@ -265,7 +268,7 @@ impl Perturbation {
         )
     }
 
-    /// Whether dropout goes on after the last thought.
+    /// Whether dropout continues after the last thought.
     pub fn affects_answer(&self) -> bool {
         matches!(self, Self::Dropout { scope: DropoutScope::All | DropoutScope::Generated, .. })
     }

@@ -1,8 +1,8 @@
-//! For tests of the interfaces: a value of every field.
+//! Test support: an example value for every field.
 
-/// Each field of [`SamplingOptions`](crate::SamplingOptions) with a value as JSON that is not a
-/// default. A test of this crate fails where a field has no entry, so that the tests of the command
-/// line, TOML files and HTTP, which go through this list, miss none.
+/// An example value, as JSON, for each field of [`SamplingOptions`](crate::SamplingOptions),
+/// different from its default. A test of this crate fails if a field has no entry, so the tests of
+/// the command line, TOML files and HTTP, which iterate over this list, cover every field.
 pub const FIELD_EXAMPLES: &[(&str, &str)] = &[
     ("samples", "3"),
     ("sampler", "\"none\""),
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
     use crate::SamplingOptions;
 
-    /// serde names all fields in the error for an unknown one.
+    /// serde lists all fields in its error for an unknown one.
     #[test]
     fn every_field_has_an_example_that_sets_it_alone() {
         let error = serde_json::from_str::<SamplingOptions>("{\"?\": 0}").unwrap_err().to_string();

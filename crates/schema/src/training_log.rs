@@ -1,4 +1,4 @@
-//! The log of a training: the records of its steps and of the evaluations on the way.
+//! The training log: one record per optimizer step and one per evaluation.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -12,43 +12,44 @@ pub struct StepRecord {
     /// The losses, averaged over the micro-batches.
     #[serde(flatten)]
     pub losses: Losses,
-    /// The learning rate; `rate` in the logs of earlier versions.
+    /// The learning rate (`rate` in logs of earlier versions).
     #[serde(alias = "rate")]
     pub lr: f64,
-    /// The global gradient norm before clipping; `norm` in the logs of earlier versions.
+    /// The global gradient norm before clipping (`norm` in logs of earlier versions).
     #[serde(alias = "norm")]
     pub grad_norm: f64,
-    /// Examples of all micro-batches together.
+    /// The number of examples in all micro-batches.
     #[serde(rename = "n_examples", default, skip_serializing_if = "Option::is_none")]
     pub examples: Option<u64>,
-    /// Positions fed to the decoder, of all micro-batches together.
+    /// The number of positions fed to the decoder in all micro-batches.
     #[serde(rename = "n_tokens", default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
 }
 
-/// The unweighted mean losses of a batch by name, in the order of the log. `loss` is the one that
-/// is minimised, the others are the auxiliary losses of the method.
+/// The unweighted mean losses of a batch by name, in log order. `loss` is the minimized loss; the
+/// others are the auxiliary losses of the method.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Losses(Vec<(String, f64)>);
 
 impl Losses {
-    /// The minimised loss alone.
+    /// Only the minimized loss.
     pub fn new(loss: f64) -> Self {
         Self(vec![("loss".to_owned(), loss)])
     }
 
-    /// With an auxiliary loss, if there is one.
+    /// Adds an auxiliary loss, if there is one.
     pub fn with(mut self, name: &str, loss: impl Into<Option<f64>>) -> Self {
         self.0.extend(loss.into().map(|loss| (name.to_owned(), loss)));
         self
     }
 
-    /// The loss of this name.
+    /// The loss named `name`.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, loss)| *loss)
     }
 
-    /// The names. `seconds`, which logs before `timings.jsonl` had, is not a loss.
+    /// The names of the losses. Skips `seconds`, which logs written before `timings.jsonl` existed
+    /// contain.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.iter().map(|(name, _)| name).filter(|name| *name != "seconds")
     }
@@ -63,7 +64,7 @@ impl Losses {
         self.iter().all(|(_, loss)| loss.is_finite())
     }
 
-    /// Adds the losses of one of `count` micro-batches, so that the sum over all is their mean.
+    /// Adds the losses of one of `count` micro-batches, each divided by `count`.
     pub fn add_mean_of(&mut self, part: &Self, count: f64) {
         for (name, loss) in part.iter() {
             match self.0.iter_mut().find(|(known, _)| known == name) {
@@ -94,11 +95,11 @@ impl<'de> Deserialize<'de> for Losses {
 /// One line of `evals.jsonl`: an evaluation on held-out data.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
-    /// Steps done before it.
+    /// The number of steps before the evaluation.
     pub step: u32,
-    /// The metric that decides which model is kept; higher is better.
+    /// The metric that selects the saved model; higher is better.
     pub score: f64,
-    /// Whether the model was saved: the directory holds the model of the last such line.
+    /// Whether the model was saved. The directory holds the model of the last line with `true`.
     pub kept: bool,
     /// All metrics by name.
     pub metrics: Map<String, Value>,
@@ -109,9 +110,9 @@ pub struct EvalRecord {
 pub struct TrainTiming {
     /// The step, counted from 0.
     pub step: u32,
-    /// Seconds of the step, without the evaluation.
+    /// Duration of the step in seconds, without the evaluation.
     pub seconds: f64,
-    /// Seconds of the evaluation after it, if there was one.
+    /// Duration of the evaluation after it in seconds, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_seconds: Option<f64>,
 }

@@ -1,6 +1,6 @@
-// The page at `/`, after tooltips.js and question.js of the report: asks the server this page came from, and nobody else.
+// The page at `/`, loaded after tooltips.js and question.js of the report. It only sends requests to its own server.
 
-/** Settings of a panel, by the names that they have in a link. */
+/** The settings of a panel, by their names in a link. */
 const FIELDS = ["n", "thoughts", "sampler", "strength", "rule", "seed"];
 const SAMPLERS = [["dropout", "dropout"], ["noise", "Gaussian noise"], ["tokens", "sampled tokens"], ["none", "none"]];
 const EXAMPLES = [
@@ -8,7 +8,7 @@ const EXAMPLES = [
   "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. How many muffins do they have together?",
   "A train has 6 cars with 20 seats in each. 35 seats are empty. How many seats are taken?",
 ];
-/** Tokens of each thought that are asked for. */
+/** The number of tokens to request per thought. */
 const LENS = 5;
 
 const state = { model: null, panels: [], abort: null };
@@ -23,14 +23,14 @@ function tell(text, failed = false) {
   $("status").classList.toggle("failed", failed);
 }
 
-/** What is wrong, from a response that is not 200. */
+/** The error message of a response whose status is not 200. */
 async function problem(response) {
   const body = await response.json().catch(() => ({}));
   const error = body.error || {};
   return `${response.status}${error.param ? `, ${error.param}` : ""}: ${error.message || response.statusText}`;
 }
 
-/** The data of server-sent events, one by one as they arrive. */
+/** Yields the data of server-sent events as they arrive. */
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
@@ -46,7 +46,7 @@ async function* eventsOf(response) {
   }
 }
 
-/** One set of settings with what came of it. */
+/** One set of settings and its results. */
 class Panel {
   constructor(name) {
     this.name = name;
@@ -83,7 +83,7 @@ class Panel {
     return make("fieldset", { "aria-label": `settings ${this.name}` }, fields);
   }
 
-  /** The strength is another number for each sampler: a share, a deviation, a temperature. */
+  /** Resets the strength to the sampler's default: a probability, a standard deviation or a temperature. */
   adjustStrength() {
     const { latent } = state.model;
     const { sampler, strength } = this.inputs;
@@ -95,7 +95,7 @@ class Panel {
     return Object.fromEntries(FIELDS.map((field) => [field, this.inputs[field].value]));
   }
 
-  /** The name of the panel is shown where there are two. */
+  /** Shows the name of the panel if there are two. */
   setNamed(named) {
     this.fieldset.querySelector("legend")?.remove();
     if (named) this.fieldset.prepend(make("legend", {}, this.name));
@@ -130,7 +130,7 @@ class Panel {
     this.final = null;
     this.seconds = null;
     this.view.selected = [];
-    /** Events of trajectories as they arrived, for tests. */
+    /** Trajectory events in order of arrival, for tests. */
     this.arrived = 0;
   }
 
@@ -170,14 +170,14 @@ class Panel {
     this.later();
   }
 
-  /** Draws with the next frame, however many events come before it. */
+  /** Redraws once in the next frame, for all events before it. */
   later() {
     if (this.pending) return;
     this.pending = true;
     requestAnimationFrame(() => { this.pending = false; this.draw(); });
   }
 
-  /** What arrived so far, as question.js draws it. */
+  /** The data received so far, in the format of question.js. */
   question() {
     const [answers, indices, texts, textIndices] = [[], new Map(), [], new Map()];
     const given = this.trajectories.map(({ answer, correct, text }) => {
@@ -204,7 +204,7 @@ class Panel {
     };
   }
 
-  /** The trajectory that is shown: the first selected one, the one that the rule chose, or the first that came. */
+  /** The displayed trajectory: the first selected one, the one selected by the rule, or the first to arrive. */
   shownNumber() {
     const chosen = this.final && this.final.chosen;
     return this.view.selected[0] ?? chosen ?? (this.trajectories.length ? this.trajectories[0].index : null);
@@ -223,7 +223,7 @@ class Panel {
     if (focused) this.section.querySelector(focused)?.focus();
   }
 
-  /** A selector that finds a focused control again after it was drawn anew. */
+  /** A selector that finds a focused control again after a redraw. */
   focusKey(element) {
     if (!element || !this.section.contains(element)) return null;
     if (element.dataset.sort) return `[data-sort="${element.dataset.sort}"]`;
@@ -238,7 +238,7 @@ class Panel {
     return make("h2", {}, ...(this.named ? [make("b", {}, `${this.name} `)] : []), settings);
   }
 
-  /** The answer, or the leader of the vote so far, with the numbers behind it. */
+  /** The answer, or the current leader of the vote, with its numbers. */
   progress(q) {
     if (this.asked.n === undefined) return [];
     const { final } = this;
@@ -246,17 +246,17 @@ class Panel {
     const line = make("p", { class: "answer-line" }, answer ?? (final ? "no answer" : "…"));
     const graded = final && final.correct !== undefined && final.correct !== null;
     if (graded) line.classList.add(final.correct ? "right" : "wrong");
-    const verdict = graded ? (final.correct ? "✓ right, " : "✗ wrong, ") : "";
-    const note = final ? `${verdict}decided by ${final.rule}${final.stopped ? ", stopped early" : ""}` : `ahead after ${this.trajectories.length} of ${this.asked.n}`;
+    const verdict = graded ? (final.correct ? "✓ correct, " : "✗ incorrect, ") : "";
+    const note = final ? `${verdict}decided by ${final.rule}${final.stopped ? ", stopped early" : ""}` : `leading after ${this.trajectories.length} of ${this.asked.n}`;
     line.append(make("small", {}, note));
     const parts = [line];
-    if (!final) parts.push(make("progress", { max: this.asked.n, value: this.trajectories.length, "aria-label": "trajectories that have their answers" }));
+    if (!final) parts.push(make("progress", { max: this.asked.n, value: this.trajectories.length, "aria-label": "finished trajectories" }));
     parts.push(...this.readingLine(q), ...this.notes());
     if (final) parts.push(this.tiles(q));
     return parts;
   }
 
-  /** The tokens of the shown trajectory's thoughts in one line. */
+  /** The tokens of the displayed trajectory's thoughts in one line. */
   readingLine(q) {
     const k = q.names.indexOf(this.shownNumber());
     const tokens = q.tokens && q.tokens[k];
@@ -264,7 +264,7 @@ class Panel {
     return [make("p", { class: "thinks" }, make("span", { class: "label" }, `thoughts of trajectory ${q.names[k]} as tokens`), reading(tokens))];
   }
 
-  /** What the server has to say about the question or the reply. */
+  /** The server's notes on the question or the reply. */
   notes() {
     const notes = (this.final && this.final.notes) || [];
     return notes.length ? [make("ul", { class: "notes" }, ...notes.map((note) => make("li", {}, note)))] : [];
@@ -273,11 +273,11 @@ class Panel {
   tiles(q) {
     const same = q.given.filter((index) => q.answers[index][0] === this.final.answer).length;
     const box = make("div", { class: "tiles" });
-    box.append(tile("votes for it", percentOf(same / Math.max(1, q.given.length)), `${same} of ${q.given.length}`));
+    box.append(tile("votes for the answer", percentOf(same / Math.max(1, q.given.length)), `${same} of ${q.given.length}`));
     box.append(tile("distinct answers", `${q.answers.length}`));
     if (this.gold) {
       const right = q.given.filter((index) => isRight(q.answers[index])).length;
-      box.append(tile("right trajectories", percentOf(right / Math.max(1, q.given.length)), `${right} of ${q.given.length}`));
+      box.append(tile("correct trajectories", percentOf(right / Math.max(1, q.given.length)), `${right} of ${q.given.length}`));
     }
     const rewards = q.outcomes || (q.rewards && q.rewards.map(mean));
     if (rewards) box.append(tile(q.outcomes ? "highest outcome reward" : "highest mean reward", fixed(Math.max(...rewards.filter(Number.isFinite)), 2)));
@@ -301,7 +301,7 @@ class Panel {
   }
 }
 
-/** The question and all settings, as the part of the link after `#`, which stays with the browser. */
+/** The question and all settings as a URL fragment (after `#`), which browsers do not send. */
 function link() {
   const parameters = new URLSearchParams({ q: $("question").value, map: $("map").value });
   if ($("gold").value) parameters.set("gold", $("gold").value);
@@ -311,7 +311,7 @@ function link() {
   return `#${parameters}`;
 }
 
-/** Fills the form from a link; true where it has a question. */
+/** Fills the form from a link; returns whether it contains a question. */
 function follow(hash) {
   const parameters = new URLSearchParams(hash.slice(1));
   if (!parameters.has("q")) return false;
@@ -326,7 +326,7 @@ function follow(hash) {
   return true;
 }
 
-/** The second setting starts with another sampler, so that there is something to compare. */
+/** Default settings of the second panel: those of the first, with another sampler. */
 function fillSecond() {
   const settings = state.panels[0].settings();
   const sampler = settings.sampler === "dropout" ? "noise" : "dropout";
@@ -335,7 +335,7 @@ function fillSecond() {
 
 const shown = () => ($("compare").checked ? state.panels : state.panels.slice(0, 1));
 
-/** One panel or two. */
+/** Lays out the visible panels: one or two. */
 function arrange() {
   const two = shown().length > 1;
   state.panels.forEach((panel) => panel.setNamed(two));
@@ -348,18 +348,18 @@ function arrange() {
   $("results").replaceChildren(...(asked.length ? asked.map((panel) => panel.section) : [emptyState()]));
 }
 
-/** What stands where the results will be. */
+/** The placeholder before the first results. */
 function emptyState() {
   const example = (text) => {
     const button = make("button", { type: "button" }, text);
     button.addEventListener("click", () => { $("question").value = text; ask(); });
     return button;
   };
-  return make("section", { class: "empty" }, make("p", {}, "Ask a question: its trajectories appear here one by one, with their votes, rewards and thoughts."),
+  return make("section", { class: "empty" }, make("p", {}, "Ask a question. Its trajectories appear here one by one, with their votes, rewards and thoughts."),
     make("div", { class: "examples" }, ...EXAMPLES.map(example)));
 }
 
-/** Brings the results into view where they are below or above the window: on a phone. */
+/** Scrolls to the results if they are out of view, as on a phone. */
 function revealResults() {
   const { top, bottom } = $("results").getBoundingClientRect();
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -397,13 +397,13 @@ async function share() {
   history.replaceState(null, "", url);
   try {
     await navigator.clipboard.writeText(url);
-    tell("the link is copied");
+    tell("link copied");
   } catch {
     tell("the link is in the address bar");
   }
 }
 
-/** Recorded runs; with an API key they cannot be links, because links carry no key. */
+/** Lists recorded runs. With an API key they are not links, because links send no key. */
 async function listRuns() {
   const response = await fetch("/runs", { headers: headers() });
   if (!response.ok) return;
@@ -411,7 +411,7 @@ async function listRuns() {
   $("runs").hidden = false;
   $("runs-controls").hidden = !runs.length;
   if (!runs.length) {
-    $("runs-list").replaceChildren(make("li", { class: "note" }, "None. Start the server with --runs DIR to open recorded runs here."));
+    $("runs-list").replaceChildren(make("li", { class: "note" }, "No recorded runs. Start the server with --runs DIR to list them here."));
     return;
   }
   const update = () => {
@@ -450,7 +450,7 @@ async function loadModel() {
   const response = await fetch("/v1/models", { headers: headers() });
   $("key-field").hidden = response.status !== 401 && !$("key").value;
   if (!response.ok) {
-    $("model").textContent = response.status === 401 ? "This server asks for an API key." : await problem(response);
+    $("model").textContent = response.status === 401 ? "This server requires an API key." : await problem(response);
     return false;
   }
   [state.model] = (await response.json()).data;

@@ -1,4 +1,5 @@
-//! Structured answers: `response_format` says which answers are accepted and how they are written.
+//! Structured answers: `response_format` determines which answers are accepted and how they are
+//! formatted.
 //!
 //! | `response_format` | content |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | `{"type": "number"}` | `7` |
 //! | `{"type": "choice", "choices": ["A", "B"]}` | one of the choices |
 //!
-//! A latent reasoner writes an answer and nothing else, so a schema has one property. Trajectories
-//! whose answers are not accepted do not vote. Where none is accepted the message is a refusal.
+//! A latent reasoner writes only an answer, so a schema has one property. Trajectories whose
+//! answers are not accepted do not vote. If no answer is accepted, the message is a refusal.
 
 use engine::{Reply, SamplingParams, Trajectory};
 use latent_tts::AnswerKind;
@@ -18,29 +19,29 @@ use serde_json::{Number, Value, json};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// Choices of an answer at most, and bytes of each.
+/// Maximum number of choices, and maximum bytes of each.
 const MAX_CHOICES: usize = 64;
 const MAX_CHOICE_BYTES: usize = 256;
-/// Keywords of a schema that describe and do not restrict.
+/// Schema keywords that only describe and do not restrict.
 const ANNOTATIONS: [&str; 6] = ["title", "description", "$schema", "default", "examples", "$id"];
-/// The property of answers without a schema.
+/// The name of the property for answers without a schema.
 const DEFAULT_PROPERTY: &str = "answer";
 
-/// How an answer is written, and which answers are accepted.
+/// How an answer is formatted, and which answers are accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AnswerFormat {
     kind: AcceptedAnswers,
-    /// The property of the JSON object that holds the answer; `None` is the answer alone.
+    /// The property of the JSON object that holds the answer; `None` for a plain answer.
     property: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum AcceptedAnswers {
-    /// A number where it is one, else text.
+    /// A number if the answer is one, otherwise text.
     Any,
     Text,
     Number(AcceptedRange),
-    /// One of these, texts or numbers.
+    /// One of these texts or numbers.
     Choice(Vec<Value>),
 }
 
@@ -57,7 +58,7 @@ impl AcceptedRange {
 }
 
 impl AnswerFormat {
-    /// Reads `response_format`; `None` where it is absent or plain text.
+    /// Reads `response_format`; `None` if it is absent or plain text.
     pub(crate) fn read(body: Fields<'_>) -> Result<Option<Self>, ApiError> {
         let Some(format) = body.object("response_format")? else { return Ok(None) };
         let wrong = |message: &str| Err(body.error("response_format", message));
@@ -76,19 +77,19 @@ impl AnswerFormat {
                 Ok(Some(Self { kind, property: None }))
             }
             Some("json_schema") => {
-                // Chat completions wrap the schema in an object with its name, responses do not.
+                // Chat completions wrap the schema in an object with its name; responses do not.
                 let wrapped = format.object("json_schema")?;
                 let schema = wrapped.unwrap_or(format).get("schema");
                 match schema {
                     Some(schema) => read_schema(body, schema).map(Some),
-                    None => wrong("json_schema needs a schema"),
+                    None => wrong("json_schema requires a schema"),
                 }
             }
-            _ => wrong("the type is one of text, json_object, json_schema, number and choice"),
+            _ => wrong("type must be one of text, json_object, json_schema, number, choice"),
         }
     }
 
-    /// The kind of answer to extract from the texts.
+    /// The kind of answer to extract from texts.
     pub(crate) fn answer_kind(&self) -> AnswerKind {
         let is_letter = |choice: &Value| {
             let text = choice.as_str().unwrap_or_default();
@@ -111,7 +112,7 @@ impl AnswerFormat {
         reply.chosen = reply.rule.choose(&reply.trajectories, &params.vote);
     }
 
-    /// The content of a message; `None` where the trajectory has no accepted answer.
+    /// The content of a message; `None` if the trajectory has no accepted answer.
     pub(crate) fn content(&self, of: &Trajectory) -> Option<String> {
         let value = self.value(of.answer.as_ref()?)?;
         Some(match (&self.property, value) {
@@ -144,7 +145,7 @@ impl AnswerFormat {
     }
 }
 
-/// A canonical answer as a JSON number: an integer where it is one.
+/// A canonical answer as a JSON number, as an integer if possible.
 fn number(text: &str) -> Option<Value> {
     let value = parse_number(text)?;
     let integer = text.parse::<i64>().map(Number::from).ok();
@@ -159,12 +160,12 @@ fn read_choices(body: Fields<'_>, list: Option<&Vec<Value>>) -> Result<Vec<Value
     let list = list.filter(|list| (1..=MAX_CHOICES).contains(&list.len()) && list.iter().all(fits));
     let message = || {
         let limits = format!("1 to {MAX_CHOICES} texts of up to {MAX_CHOICE_BYTES} bytes");
-        body.error("response_format", format!("the choices are {limits}, or numbers"))
+        body.error("response_format", format!("choices must be {limits}, or numbers"))
     };
     list.cloned().ok_or_else(message)
 }
 
-/// A schema of an object with one property.
+/// Reads a schema of an object with one property.
 fn read_schema(body: Fields<'_>, schema: &Value) -> Result<AnswerFormat, ApiError> {
     let wrong = |message: String| body.error("response_format", message);
     let known = ["type", "properties", "required", "additionalProperties"];
@@ -172,14 +173,14 @@ fn read_schema(body: Fields<'_>, schema: &Value) -> Result<AnswerFormat, ApiErro
     let properties = schema["properties"].as_object().filter(|_| schema["type"] == "object");
     let single = properties.filter(|properties| properties.len() == 1);
     let Some((name, property)) = single.and_then(|properties| properties.iter().next()) else {
-        let message = "the schema is of an object with one property, the answer: {\"type\": \
+        let message = "the schema must be an object with one property, e.g. {\"type\": \
                        \"object\", \"properties\": {\"answer\": {\"type\": \"number\"}}}";
         return Err(wrong(message.to_owned()));
     };
     refuse_keywords(body, property, &["type", "enum", "minimum", "maximum"])?;
     let bound = |name: &str, default: f64| match &property[name] {
         Value::Null => Ok(default),
-        bound => bound.as_f64().ok_or_else(|| wrong(format!("{name} is a number"))),
+        bound => bound.as_f64().ok_or_else(|| wrong(format!("{name} must be a number"))),
     };
     let range = AcceptedRange {
         is_integer: property["type"] == "integer",
@@ -191,21 +192,21 @@ fn read_schema(body: Fields<'_>, schema: &Value) -> Result<AnswerFormat, ApiErro
         (None, Some("number" | "integer")) => AcceptedAnswers::Number(range),
         (None, Some("string")) => AcceptedAnswers::Text,
         _ => {
-            let message = format!("`{name}` is a number, an integer, a string or an enum");
+            let message = format!("`{name}` must be a number, integer, string or enum");
             return Err(wrong(message));
         }
     };
     Ok(AnswerFormat { kind, property: Some(name.clone()) })
 }
 
-/// Refuses keywords that would restrict answers and are not known here.
+/// Rejects keywords that would restrict answers and are not supported.
 fn refuse_keywords(body: Fields<'_>, schema: &Value, known: &[&str]) -> Result<(), ApiError> {
     let mut names = schema.as_object().into_iter().flat_map(|object| object.keys());
     let is_known = |name: &str| known.contains(&name) || ANNOTATIONS.contains(&name);
     match names.find(|name| !is_known(name)) {
         Some(name) => {
             let name: String = name.chars().take(64).collect();
-            let message = format!("the schema's keyword `{name}` is not supported; leave it out");
+            let message = format!("the schema keyword `{name}` is not supported; omit it");
             Err(body.error("response_format", message))
         }
         None => Ok(()),

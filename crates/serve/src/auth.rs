@@ -1,6 +1,6 @@
-//! API keys: one given directly, and any number in a file that is read again on a reload.
+//! API keys: one given directly, and any number in a file that can be reloaded.
 //!
-//! A key is compared in constant time with every known key, so that the time of a refusal says
+//! A key is compared with every known key in constant time, so the time of a rejection reveals
 //! nothing about them. Keys never appear in errors or log lines.
 
 use std::path::{Path, PathBuf};
@@ -12,24 +12,24 @@ use subtle::{Choice as ConstantTimeChoice, ConstantTimeEq};
 
 use crate::ServeError;
 
-/// The keys of which a request must carry one.
+/// The API keys, one of which a request must send.
 pub(crate) struct ApiKeys {
     /// The key of `--api-key`.
     single: Option<String>,
     file: Option<PathBuf>,
-    /// The keys of the file, as it was last read.
+    /// The keys of the file, as last read.
     listed: RwLock<Vec<String>>,
 }
 
 impl ApiKeys {
-    /// Reads the file, if there is one.
+    /// Reads the keys file, if there is one.
     pub(crate) fn new(single: Option<String>, file: Option<PathBuf>) -> Result<Self, ServeError> {
         let keys = Self { single, file, listed: RwLock::default() };
         keys.reload()?;
         Ok(keys)
     }
 
-    /// Reads the file again. A file that cannot be used leaves the keys unchanged.
+    /// Rereads the file. If that fails, the keys are unchanged.
     pub(crate) fn reload(&self) -> Result<(), ServeError> {
         if let Some(path) = &self.file {
             let keys = read_keys(path)?;
@@ -38,18 +38,18 @@ impl ApiKeys {
         Ok(())
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub(crate) fn count(&self) -> usize {
         let listed = self.listed.read().unwrap_or_else(PoisonError::into_inner);
         usize::from(self.single.is_some()) + listed.len()
     }
 
-    /// Whether requests must carry a key.
+    /// Whether requests must send a key.
     pub(crate) fn is_required(&self) -> bool {
         self.single.is_some() || self.file.is_some()
     }
 
-    /// Whether a request may be served: no key is required, or it carries a known one.
+    /// Whether a request is authorized: no key is required, or it sends a known one.
     pub(crate) fn accepts(&self, headers: &HeaderMap) -> bool {
         if !self.is_required() {
             return true;
@@ -68,7 +68,7 @@ impl ApiKeys {
     }
 }
 
-/// One key a line; blank lines and lines that begin with `#` are skipped.
+/// Reads one key per line. Blank lines and lines starting with `#` are skipped.
 fn read_keys(path: &Path) -> Result<Vec<String>, ServeError> {
     let wrong = |reason: String| ServeError::ApiKeys { path: path.to_owned(), reason };
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -78,18 +78,18 @@ fn read_keys(path: &Path) -> Result<Vec<String>, ServeError> {
         .map(str::to_owned)
         .collect();
     if keys.is_empty() {
-        return Err(wrong("it has no key; write one a line".to_owned()));
+        return Err(wrong("no keys found; write one per line".to_owned()));
     }
     if let Some(index) = keys.iter().position(|key| !key.bytes().all(|b| b.is_ascii_graphic())) {
         return Err(wrong(format!(
-            "key {} has spaces or characters beyond ASCII, which no header can carry",
+            "key {} contains spaces or non-ASCII characters, which headers cannot contain",
             index + 1
         )));
     }
     Ok(keys)
 }
 
-/// The credentials of the scheme `Bearer`, whose case does not matter (RFC 9110).
+/// The credentials of the scheme `Bearer`, matched case-insensitively (RFC 9110).
 fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(b"bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii_start())

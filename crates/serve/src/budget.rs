@@ -1,10 +1,10 @@
-//! A budget as a target: `latent.target_confidence` and `latent.deadline_ms` say how sure or how
-//! fast an answer has to be, and the number of trajectories follows.
+//! Budgets as targets: `latent.target_confidence` and `latent.deadline_ms` specify the required
+//! confidence or response time, which determine the number of trajectories.
 //!
-//! Both sample in rounds, as `latent.adaptive` does, up to `latent.samples` or 64.
-//! At the deadline the trajectories that are complete vote; where none is, the first one is
-//! waited for. A deadline makes the number of trajectories depend on the machine and its load: the
-//! same seed then gives a prefix of the same trajectories, not always the same answer.
+//! Both sample in rounds, like `latent.adaptive`, up to `latent.samples` or 64 trajectories. At the
+//! deadline the completed trajectories vote; if none is complete, the request waits for the first.
+//! With a deadline the number of trajectories depends on the machine and its load, so the same seed
+//! gives a prefix of the same trajectories but not always the same answer.
 
 use std::time::{Duration, Instant};
 
@@ -16,18 +16,18 @@ use latent_tts::aggregate::{EarlyStop, StopReason};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// The longest deadline, a day.
+/// Maximum deadline, one day.
 const MAX_DEADLINE_MS: u64 = 86_400_000;
 
-/// `latent.deadline_ms`, counted from the request's arrival.
+/// Reads `latent.deadline_ms`, counted from the arrival of the request.
 pub(crate) fn read_deadline(latent: Fields<'_>) -> Result<Option<Duration>, ApiError> {
     Ok(latent.count("deadline_ms", 1..=MAX_DEADLINE_MS)?.map(Duration::from_millis))
 }
 
-/// The complete trajectories of the prompts that are not done, for a vote at the deadline.
+/// The completed trajectories of unfinished prompts, for a vote at the deadline.
 pub(crate) struct PartialReplies {
     pub(crate) deadline: Instant,
-    /// By prompt; `None` once it is done.
+    /// Indexed by prompt; `None` for finished prompts.
     of_prompts: Vec<Option<Vec<Trajectory>>>,
 }
 
@@ -55,13 +55,13 @@ impl PartialReplies {
         }
     }
 
-    /// Whether every prompt that is not done has something to vote on.
+    /// Whether every unfinished prompt has a completed trajectory.
     pub(crate) fn can_vote(&self) -> bool {
         let mut open = self.of_prompts.iter().flatten().peekable();
         open.peek().is_some() && open.all(|trajectories| !trajectories.is_empty())
     }
 
-    /// The replies of the prompts that are not done, each the vote over what is there.
+    /// The replies of the unfinished prompts, from a vote over the completed trajectories.
     pub(crate) fn take(&mut self, params: &SamplingParams, rule: Rule) -> Vec<(usize, Reply)> {
         let open = self.of_prompts.iter_mut().enumerate();
         let taken = open.filter_map(|(prompt, trajectories)| Some((prompt, trajectories.take()?)));
@@ -71,8 +71,8 @@ impl PartialReplies {
     }
 }
 
-/// The vote over some of the trajectories. Rewards come last: a rule that needs them is replaced
-/// by the majority where they are missing.
+/// A vote over some of the trajectories. Rewards are computed last, so a rule that needs them is
+/// replaced by majority voting if they are missing.
 fn partial_reply(trajectories: Vec<Trajectory>, params: &SamplingParams, rule: Rule) -> Reply {
     let rule = if rule.applies(&trajectories, &params.vote) { rule } else { Rule::MAJORITY };
     let requested = u32::try_from(params.samples.get()).unwrap_or(u32::MAX);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_complete_votes_at_the_deadline() {
+    fn completed_trajectories_vote_at_the_deadline() {
         let mut partial = PartialReplies::new(Instant::now(), 2);
         partial.add(0, &trajectory(3));
         assert!(!partial.can_vote(), "the second prompt has nothing yet");

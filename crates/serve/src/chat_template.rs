@@ -1,8 +1,8 @@
-//! Chat templates: Jinja text of the model or the user, compiled and rendered under limits.
+//! Chat templates: Jinja text from the model or the user, compiled and rendered under limits.
 //!
-//! A template comes with a model, whose author may mean harm. Its text, its output, its steps, its
-//! memory and its time are bounded, and it is compiled and rendered on a thread of its own with a
-//! known stack: a deep expression takes a level of the stack for each of its parts.
+//! A template may come from an untrusted model. Its text, output, steps, memory and time are
+//! bounded, and it is compiled and rendered on a separate thread with a fixed stack size, because
+//! each part of a deep expression takes a level of the stack.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use serde_json::Value;
 
 use crate::metering::Budget;
 
-/// Steps of the template's interpreter.
+/// Maximum number of steps of the template interpreter.
 const MAX_STEPS: u64 = 1_000_000;
-/// Copies of the messages that a rendering may hold at a time.
+/// Number of copies of the messages that a rendering may hold at a time.
 const MESSAGE_COPIES: usize = 32;
-/// How often the waiting thread looks whether the memory is exceeded.
+/// How often the waiting thread checks the memory limit.
 const POLL: Duration = Duration::from_millis(5);
-/// Threads that may be stopped or late at a time; beyond them nothing is rendered.
+/// Maximum number of stopped or late threads; further rendering is rejected.
 const MAX_STOPPED: usize = 4;
 
-/// What a template may take.
+/// Resource limits of a template.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TemplateLimits {
-    /// Bytes of its text.
+    /// Maximum bytes of the template text.
     pub(crate) source: usize,
-    /// Bytes of the prompt that it writes.
+    /// Maximum bytes of the rendered prompt.
     pub(crate) output: usize,
-    /// Bytes of memory, beside copies of the messages.
+    /// Maximum bytes of memory, in addition to copies of the messages.
     pub(crate) memory: usize,
-    /// Bytes of the thread's stack: the longest chain of operators that fits the text, with a
-    /// margin.
+    /// Stack size of the thread in bytes: enough for the longest chain of operators that fits in
+    /// the text, with a margin.
     pub(crate) stack: usize,
-    /// The time for compiling or rendering.
+    /// Maximum time for compiling or rendering.
     pub(crate) time: Duration,
 }
 
@@ -55,7 +55,7 @@ const LIMITS: TemplateLimits = TemplateLimits {
 pub struct JinjaTemplate {
     environment: Arc<Environment<'static>>,
     limits: TemplateLimits,
-    /// Threads that exceeded their memory, or are late.
+    /// Number of threads that exceeded their memory limit or are late.
     stopped: Arc<AtomicUsize>,
 }
 
@@ -64,7 +64,7 @@ impl JinjaTemplate {
     ///
     /// # Errors
     ///
-    /// What is wrong with it: it is no Jinja, or exceeds a limit.
+    /// If it is not valid Jinja or exceeds a limit.
     pub fn compile(source: String) -> Result<Self, String> {
         Self::compile_within(source, LIMITS)
     }
@@ -72,7 +72,7 @@ impl JinjaTemplate {
     pub(crate) fn compile_within(source: String, limits: TemplateLimits) -> Result<Self, String> {
         if source.len() > limits.source {
             return Err(format!(
-                "it has {} bytes, at most {} are read",
+                "it has {} bytes; at most {} are allowed",
                 source.len(),
                 limits.source
             ));
@@ -86,7 +86,7 @@ impl JinjaTemplate {
     ///
     /// # Errors
     ///
-    /// What the template says, or the limit that it exceeds.
+    /// The error raised by the template, or the exceeded limit.
     pub fn render(&self, context: Value) -> Result<String, String> {
         let copies = context.to_string().len().saturating_mul(MESSAGE_COPIES);
         let memory = self.limits.memory.saturating_add(copies);
@@ -116,13 +116,13 @@ fn render(environment: &Environment<'_>, context: &Value, limit: usize) -> Resul
     let context = minijinja::Value::from_serialize(context);
     let rendered = template.render_captured_to(context, &mut out);
     if out.text.len() > limit {
-        return Err(format!("the chat template writes more than {limit} bytes"));
+        return Err(format!("the chat template output exceeds {limit} bytes"));
     }
     rendered.map_err(|error| error.to_string())?;
     String::from_utf8(out.text).map_err(|error| error.to_string())
 }
 
-/// Text that ends one byte above its limit.
+/// Output that stops one byte above its limit.
 struct BoundedOutput {
     text: Vec<u8>,
     limit: usize,
@@ -143,14 +143,14 @@ impl Write for BoundedOutput {
     }
 }
 
-/// Runs `work` on a thread of its own, with a stack, a memory and a time that are bounded.
+/// Runs `work` on a separate thread with bounded stack, memory and time.
 fn bounded<R: Send + 'static>(
     stopped: &Arc<AtomicUsize>,
     limits: TemplateLimits,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, String> {
     if stopped.load(Ordering::Relaxed) >= MAX_STOPPED {
-        return Err(format!("the chat template was stopped {MAX_STOPPED} times; it is not used"));
+        return Err(format!("the chat template was stopped {MAX_STOPPED} times and is disabled"));
     }
     let (sender, receiver) = mpsc::channel();
     let TemplateLimits { memory, stack, time, .. } = limits;
@@ -161,7 +161,7 @@ fn bounded<R: Send + 'static>(
         move || {
             let result = budget.run(work);
             if sender.send(result).is_err() {
-                // Late, and not stopped after all.
+                // The thread was late, but finished.
                 late.fetch_sub(1, Ordering::Relaxed);
             }
         }
@@ -173,7 +173,7 @@ fn bounded<R: Send + 'static>(
             Ok(result) => return Ok(result),
             Err(RecvTimeoutError::Disconnected) => return Err("the chat template failed".into()),
             Err(RecvTimeoutError::Timeout) if budget.is_exceeded() => {
-                break format!("the chat template takes more than {} MiB", memory >> 20);
+                break format!("the chat template uses more than {} MiB", memory >> 20);
             }
             Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
                 break format!("the chat template takes more than {} s", time.as_secs_f64());
@@ -183,7 +183,7 @@ fn bounded<R: Send + 'static>(
     };
     stopped.fetch_add(1, Ordering::Relaxed);
     if receiver.try_recv().is_ok() {
-        // It has ended in the meantime.
+        // It finished in the meantime.
         stopped.fetch_sub(1, Ordering::Relaxed);
     }
     Err(why)
@@ -197,14 +197,14 @@ mod tests {
 
     use super::*;
 
-    /// The tests' allocator takes part in budgets, as the program's does.
+    /// The allocator of the tests implements budgets, like that of the program.
     struct MeteredAllocator;
 
-    // SAFETY: every call goes to the system's allocator with its arguments unchanged.
+    // SAFETY: every call is forwarded to the system allocator with unchanged arguments.
     unsafe impl GlobalAlloc for MeteredAllocator {
         unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
             crate::metering::charge(layout.size());
-            // SAFETY: the caller's promises are those of `System::alloc`.
+            // SAFETY: the requirements on the caller are those of `System::alloc`.
             unsafe { System.alloc(layout) }
         }
 
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn text_output_steps_and_memory_are_bounded() {
         refused(&" ".repeat(LIMITS.source + 1), "at most 65536");
-        refused("{% for i in range(9999) %}{{ text * 1000 }}{% endfor %}", "more than 4194304");
+        refused("{% for i in range(9999) %}{{ text * 1000 }}{% endfor %}", "exceeds 4194304");
         refused(
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "fuel",
@@ -263,7 +263,7 @@ mod tests {
             ("", "{{", ""),
         ] {
             let count = (LIMITS.source - open.len() - close.len()) / part.len();
-            // An error is as good as a result: the process goes on.
+            // An error is as good as a result; the process must survive.
             let _ = render(&format!("{open}{}{close}", part.repeat(count)));
         }
     }

@@ -1,8 +1,8 @@
 //! Cross-origin requests: which web pages of other origins may call the server.
 //!
-//! Without `--allowed-origins` no header is sent and browsers refuse such pages. With it, requests
-//! and preflight requests of the listed origins get the headers that allow them. Credentials
-//! (cookies) are never allowed: the API key is a header that the page itself must know.
+//! Without `--allowed-origins` no header is sent and browsers block such pages. With it, requests
+//! and preflight requests of the listed origins receive the headers that allow them. Credentials
+//! (cookies) are never allowed; the page must send the API key in a header.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::state::AppState;
 /// The value of `--allowed-origins` that matches every origin.
 const ANY: &str = "*";
 
-/// Answers preflight requests of allowed origins, and marks the responses to them.
+/// Answers preflight requests of allowed origins, and adds headers to their responses.
 pub(crate) async fn allow_origins(
     State(state): State<Arc<AppState>>,
     request: Request,
@@ -55,7 +55,7 @@ fn allowed_origin(allowed: &[String], headers: &HeaderMap) -> Option<HeaderValue
 fn preflight() -> Response {
     let headers = [
         (ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
-        // What openai-js sends begins with x-stainless-.
+        // openai-js sends headers that start with x-stainless-.
         (
             ACCESS_CONTROL_ALLOW_HEADERS,
             "authorization, content-type, x-request-id, traceparent, x-stainless-arch, \

@@ -1,4 +1,4 @@
-//! What a client is told when a request cannot be answered, in OpenAI's shape.
+//! Error responses in OpenAI's format.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 use crate::upstream::UpstreamError;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The queue may be long, and the estimate of when it has room wrong.
+/// Upper bound of `Retry-After`. The queue may be long and the estimate inaccurate.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// An error of a request.
+/// An error response.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
-    /// The field that is wrong.
+    /// The invalid field.
     pub(crate) param: Option<String>,
     code: Option<&'static str>,
-    /// When the client should try again.
+    /// When the client should retry.
     retry_after: Option<Duration>,
 }
 
@@ -31,18 +31,18 @@ impl ApiError {
         Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
-    /// 400: the field `param` cannot be honoured.
+    /// 400: the field `param` has an invalid or unsupported value.
     pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
         let param = Some(param.into());
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// The same error at another field.
+    /// The same error for another field.
     pub(crate) fn at(self, param: &str) -> Self {
         Self { param: Some(param.to_owned()), ..self }
     }
 
-    /// 400: the body as a whole.
+    /// 400: the body as a whole is invalid.
     pub(crate) fn body(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
@@ -56,28 +56,28 @@ impl ApiError {
         Self { param, code, ..Self::not_found(message) }
     }
 
-    /// 503: the model that is named could not be loaded.
+    /// 503: the requested model cannot be loaded.
     pub(crate) fn model_not_loaded(error: impl std::fmt::Display) -> Self {
-        let message = format!("the model cannot be loaded: {error}");
+        let message = format!("cannot load the model: {error}");
         let (param, code) = (Some("model".to_owned()), Some("model_not_loaded"));
         Self { param, code, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
-    /// 503: every model in memory is in use, and no other fits beside them.
+    /// 503: the requested model does not fit beside the models in use.
     pub(crate) fn models_busy() -> Self {
-        let message = "all models in memory are in use and this one does not fit beside them; \
-                       send the request again later";
+        let message = "all loaded models are in use and this one does not fit in memory; retry \
+                       later";
         let (code, retry_after) = (Some("models_busy"), Some(SECOND));
         Self { code, retry_after, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
     pub(crate) fn unauthorized() -> Self {
-        let message = "no valid API key; send the header `Authorization: Bearer KEY`";
+        let message = "missing or invalid API key; send the header `Authorization: Bearer KEY`";
         let code = Some("invalid_api_key");
         Self { code, ..Self::new(StatusCode::UNAUTHORIZED, message) }
     }
 
-    /// 403: the request names a host that this server does not answer for.
+    /// 403: the request is addressed to a host name that the server does not accept.
     pub(crate) fn host_not_allowed() -> Self {
         let message = "this host name is not allowed; use localhost, set an API key, or start the \
                        server with --allowed-hosts";
@@ -89,9 +89,9 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, message)
     }
 
-    /// 500: a reload failed, and nothing has changed.
+    /// 500: a reload failed without changes.
     pub(crate) fn not_reloaded(reason: String) -> Self {
-        Self::internal(format!("cannot reload; the server continues with what it has: {reason}"))
+        Self::internal(format!("cannot reload; the server keeps its models and keys: {reason}"))
     }
 
     pub(crate) fn not_json() -> Self {
@@ -100,22 +100,22 @@ impl ApiError {
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not take that method")
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "this path does not support that method")
     }
 
     pub(crate) fn body_too_large(limit: usize) -> Self {
-        let message = format!("the body is larger than {limit} bytes");
+        let message = format!("the body exceeds {limit} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     }
 
     pub(crate) fn head_too_large(limit: usize) -> Self {
-        let message = format!("the request line and the headers are larger than {limit} bytes");
+        let message = format!("the request line and the headers exceed {limit} bytes");
         Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, message)
     }
 
-    /// 503: the server's memory is taken.
+    /// 503: the memory limit of the server is reached.
     pub(crate) fn memory_limit() -> Self {
-        let message = "the memory of the server is taken; retry later";
+        let message = "the server has reached its memory limit; retry later";
         let (code, retry_after) = (Some("memory_limit"), Some(SECOND));
         Self { code, retry_after, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
@@ -124,15 +124,15 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
     }
 
-    /// 429: too much waits already. Clients come again when there should be room.
+    /// 429: the queue is full. Clients retry when there is likely to be room.
     pub(crate) fn queue_full(message: String, room_in: Option<Duration>) -> Self {
         let room_in = room_in.unwrap_or(SECOND).clamp(SECOND, MAX_RETRY_AFTER);
         let (code, retry_after) = (Some("queue_full"), Some(room_in));
         Self { code, retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
-    /// What an upstream's error means for the gateway's client: the client's own mistakes and rate
-    /// limits keep their status, and everything else is a bad gateway.
+    /// An upstream error for the gateway's client. Client errors and rate limits keep their status;
+    /// everything else becomes 502.
     pub(crate) fn upstream(error: &UpstreamError) -> Self {
         let message = error.to_string();
         let code = Some("upstream_error");
@@ -150,23 +150,28 @@ impl ApiError {
         Self { code, retry_after, ..Self::new(status, message) }
     }
 
-    /// 503: the server is going away.
+    /// 503: the server is shutting down.
     pub(crate) fn draining() -> Self {
-        let message = "the server is shutting down; send the request again";
+        let message = "the server is shutting down; retry later";
         Self { retry_after: Some(SECOND), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
-    /// 504: the deadline of the request has passed. Trying again would end the same way.
+    /// 504: the deadline of the request passed. A retry would have the same result.
     pub(crate) fn deadline(seconds: f64) -> Self {
-        let message = format!("the request did not end within its {seconds} s");
+        let message = format!("the request did not finish within {seconds} s");
         Self { code: Some("deadline"), ..Self::new(StatusCode::GATEWAY_TIMEOUT, message) }
+    }
+
+    /// 502: the external scorer failed.
+    pub(crate) fn scorer(message: impl Into<String>) -> Self {
+        Self { retry_after: Some(SECOND), ..Self::new(StatusCode::BAD_GATEWAY, message) }
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// Why the scheduler did not take a request.
+    /// Converts an error of the scheduler's queue.
     pub(crate) fn submit(error: SubmitError) -> Self {
         match error {
             SubmitError::QueueFull { retry_after, .. } => {
@@ -199,7 +204,7 @@ impl ApiError {
     }
 }
 
-/// Errors of the engine that are left when a request was read: its length, its memory, its device.
+/// Engine errors that remain after the request was parsed: its length, its memory, or the device.
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         let message = error.to_string();
@@ -233,13 +238,13 @@ impl IntoResponse for ApiError {
         let mut response = json_response(self.status, &self.to_json());
         let headers = response.headers_mut();
         if let Some(time) = self.retry_after {
-            // The header has whole seconds; none is too early.
+            // The header has whole seconds, rounded up.
             headers
                 .insert(header::RETRY_AFTER, HeaderValue::from(time.as_secs_f64().ceil() as u64));
         }
         let retry = self.retry_after.is_some();
         if self.status.is_server_error() {
-            // The client library retries every 5xx unless it is told not to.
+            // The client library retries every 5xx response unless this header is false.
             let retry = HeaderValue::from_static(if retry { "true" } else { "false" });
             headers.insert("x-should-retry", retry);
         }
@@ -247,7 +252,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A response of JSON.
+/// A JSON response.
 pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response {
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (status, kind, body.to_string()).into_response()

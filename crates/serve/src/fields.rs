@@ -1,6 +1,6 @@
-//! Typed reading of a JSON object, with errors that name the field.
+//! Typed access to a JSON object, with errors that name the field.
 //!
-//! A field that is `null` counts as absent, as clients write it.
+//! A field that is `null` counts as absent, because clients send it that way.
 
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
@@ -12,12 +12,12 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// Characters of an unknown field's name that an error repeats.
+/// Maximum length of an unknown field name in an error message.
 const MAX_SHOWN_NAME: usize = 64;
-/// Jaro-Winkler similarity from which a known field is suggested for an unknown one.
+/// Minimum Jaro-Winkler similarity for suggesting a known field.
 const MIN_SIMILARITY: f64 = 0.7;
 
-/// The JSON schema of a shared type, without references: it is a part of other schemas.
+/// The JSON schema of a shared type, without references, because it is embedded in other schemas.
 pub(crate) fn schema_of<T: JsonSchema>() -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
@@ -46,24 +46,25 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a request's body.
+    /// The fields of a request body.
     pub(crate) fn of_body(body: &'a Value) -> Result<Self, ApiError> {
-        let map = body.as_object().ok_or_else(|| ApiError::body("the body is no JSON object"))?;
+        let map =
+            body.as_object().ok_or_else(|| ApiError::body("the body must be a JSON object"))?;
         Ok(Self { map, path: "" })
     }
 
-    /// The object `name`, if it is given.
+    /// The object `name`, if it is present.
     pub(crate) fn object(&self, name: &'a str) -> Result<Option<Self>, ApiError> {
         let object = |value: &'a Value| value.as_object().map(|map| Self { map, path: name });
         self.read(name, "an object", object)
     }
 
-    /// The name of a field in messages.
+    /// The full name of a field, for messages.
     pub(crate) fn name(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    /// An error at a field.
+    /// An error for a field.
     pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> ApiError {
         ApiError::field(self.name(name), message)
     }
@@ -79,7 +80,7 @@ impl<'a> Fields<'a> {
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let wrong = || self.error(name, format!("`{}` is not {what}", self.name(name)));
+        let wrong = || self.error(name, format!("`{}` must be {what}", self.name(name)));
         read(value).map(Some).ok_or_else(wrong)
     }
 
@@ -95,13 +96,13 @@ impl<'a> Fields<'a> {
         self.read(name, "a list", Value::as_array)
     }
 
-    /// A whole number in a range.
+    /// An integer in a range.
     pub(crate) fn count(
         &self,
         name: &str,
         range: RangeInclusive<u64>,
     ) -> Result<Option<u64>, ApiError> {
-        let what = format!("a whole number from {} to {}", range.start(), range.end());
+        let what = format!("an integer from {} to {}", range.start(), range.end());
         self.read(name, &what, |value| value.as_u64().filter(|count| range.contains(count)))
     }
 
@@ -115,8 +116,8 @@ impl<'a> Fields<'a> {
         self.read(name, &what, |value| value.as_f64().filter(|number| range.contains(number)))
     }
 
-    /// The sampling options among the fields, of which `others` are read elsewhere. Each is parsed
-    /// by itself, so that an error names it; an unknown one gets the closest name.
+    /// The sampling options among the fields; `others` are read elsewhere. Each option is parsed
+    /// separately, so that errors name it. For an unknown field, the closest name is suggested.
     pub(crate) fn sampling(&self, others: &[&str]) -> Result<SamplingOptions, ApiError> {
         let mut options = SamplingOptions::default();
         for (name, value) in self.map {
@@ -140,13 +141,13 @@ impl<'a> Fields<'a> {
         Ok(options)
     }
 
-    /// Refuses every field that is not in `known`, and names the closest one that is.
+    /// Rejects fields that are not in `known`, and suggests the closest known one.
     pub(crate) fn refuse_unknown(&self, known: &[&str]) -> Result<(), ApiError> {
         let unknown = self.map.keys().find(|name| !known.contains(&name.as_str()));
         unknown.map_or(Ok(()), |name| Err(self.unknown(name, known)))
     }
 
-    /// The error for a field that is not in `known`; it names the closest one that is.
+    /// The error for a field that is not in `known`, with the closest known one.
     fn unknown(&self, name: &str, known: &[&str]) -> ApiError {
         // Client text: long names are neither compared nor repeated in full.
         let shown: String = name.chars().take(MAX_SHOWN_NAME).collect();
@@ -162,7 +163,7 @@ impl<'a> Fields<'a> {
         ApiError::field(&shown, format!("unknown field `{shown}`; {advice}"))
     }
 
-    /// Refuses a field that is given and does not have one of the values that change nothing.
+    /// Rejects a field unless its value has no effect.
     pub(crate) fn unsupported(
         &self,
         name: &str,
@@ -171,7 +172,7 @@ impl<'a> Fields<'a> {
         match self.get(name).filter(|value| !changes_nothing(value)) {
             Some(_) => {
                 let name = self.name(name);
-                Err(ApiError::field(&name, format!("`{name}` is not supported; leave it out")))
+                Err(ApiError::field(&name, format!("`{name}` is not supported; omit it")))
             }
             None => Ok(()),
         }
@@ -185,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// A value of each field of the schema means in `latent` what it means as JSON anywhere.
+    /// A value of each schema field means the same in `latent` as in JSON elsewhere.
     #[test]
     fn every_sampling_field_is_read() {
         let examples: Vec<&str> = FIELD_EXAMPLES.iter().map(|(field, _)| *field).collect();

@@ -1,12 +1,13 @@
-//! A gateway: N completions of another OpenAI-compatible server, and the vote over their answers.
+//! A gateway: requests N completions from another OpenAI-compatible server, and votes over their
+//! answers.
 //!
 //! ```text
 //! body -> GatewayRequest -> GatewayRun: rounds of completions -> answers -> votes -> reply | stream
 //! ```
 //!
-//! Every completion is a request of its own with a seed of its own, which every server understands.
-//! Failed completions do not vote, and the reply says how many failed and why; it is an error only
-//! if all fail. Fields that the gateway does not know are passed on.
+//! Every completion is a separate request with its own seed, which every server supports. Failed
+//! completions do not vote, and the reply reports their number and the last reason; the request
+//! only fails if all of them fail. Unknown fields are passed on.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -46,9 +47,9 @@ const LATENT_FIELDS: [&str; 9] = [
     "answer",
     "return",
 ];
-/// Completions where the request does not say.
+/// Default number of completions.
 const DEFAULT_SAMPLES: usize = 8;
-/// The confidence of `adaptive: true`.
+/// The target confidence of `adaptive: true`.
 const DEFAULT_CONFIDENCE: f64 = 0.95;
 
 /// `POST /v1/chat/completions` of a gateway.
@@ -72,7 +73,7 @@ pub(crate) async fn chat(
     Ok(json_response(StatusCode::OK, &reply))
 }
 
-/// Completions of all requests that wait or run, bounded as the queue of a model is.
+/// Number of completions of all queued or running requests, bounded like the queue of a model.
 struct QueuedCompletions {
     state: Arc<AppState>,
     count: usize,
@@ -100,12 +101,12 @@ impl Drop for QueuedCompletions {
     }
 }
 
-/// How an answer is found in a completion.
+/// How to extract the answer of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AnswerSearch {
-    /// The number in a box, after `####` or `Answer:`, else the last one.
+    /// A number in a box, after `####` or `Answer:`, otherwise the last number.
     Number,
-    /// The formula in a box.
+    /// A formula in a box.
     Math,
     /// The letter of an option.
     Choice,
@@ -118,7 +119,7 @@ impl AnswerSearch {
             None | Some("number") => Ok(Self::Number),
             Some("math") => Ok(Self::Math),
             Some("choice") => Ok(Self::Choice),
-            Some(_) => Err(latent.error("answer", "the answer is one of number, math and choice")),
+            Some(_) => Err(latent.error("answer", "answer must be one of number, math, choice")),
         }
     }
 
@@ -135,9 +136,9 @@ impl AnswerSearch {
     }
 }
 
-/// A client's request.
+/// A parsed request.
 struct GatewayRequest {
-    /// The upstream body of every completion, without its seed.
+    /// The body of every upstream request, without its seed.
     body: Map<String, Value>,
     model: String,
     samples: usize,
@@ -148,7 +149,7 @@ struct GatewayRequest {
     streams: bool,
     include_usage: bool,
     returns_trajectories: bool,
-    /// When the completions that are there vote.
+    /// When the completed trajectories vote.
     vote_at: Option<Instant>,
     /// When the request fails.
     deadline: Instant,
@@ -162,9 +163,10 @@ impl GatewayRequest {
         let fields = Fields::of_body(&body)?;
         fields.unsupported("n", |value| value.as_u64() == Some(1))?;
         if fields.list("messages")?.is_none_or(Vec::is_empty) {
-            return Err(
-                fields.error("messages", "messages are missing: a list of role and content")
-            );
+            return Err(fields.error(
+                "messages",
+                "messages is required: a list of objects with role and content",
+            ));
         }
         let latent = fields.object("latent")?;
         latent.map_or(Ok(()), |latent| latent.refuse_unknown(&LATENT_FIELDS))?;
@@ -178,7 +180,7 @@ impl GatewayRequest {
         let mut request = Self {
             model,
             samples: limits.samples,
-            // Below 2^53, so that the seeds of all completions are too.
+            // Below 2^53, so that the seeds of all completions are as well.
             seed: seed.unwrap_or(0) & ((1 << 52) - 1),
             rule: limits.rule,
             confidence: limits.confidence,
@@ -196,7 +198,7 @@ impl GatewayRequest {
         Ok(request)
     }
 
-    /// Makes the upstream body: without the gateway's own fields.
+    /// Removes the gateway's own fields to get the upstream body.
     fn prepare(&mut self, body: Value) {
         let Value::Object(mut body) = body else { return };
         for own in ["latent", "stream", "stream_options", "n", "seed"] {
@@ -208,10 +210,10 @@ impl GatewayRequest {
         }
         if self.samples > 1 {
             match body.get("temperature").and_then(Value::as_f64) {
-                // The default of some servers is greedy decoding.
+                // Some servers use greedy decoding by default.
                 None => drop(body.insert("temperature".into(), json!(1.0))),
                 Some(0.0) => self.notes.push(
-                    "temperature 0 makes all completions alike; leave it out, or set it above 0"
+                    "temperature 0 makes all completions identical; omit it or set it above 0"
                         .to_owned(),
                 ),
                 Some(_) => {}
@@ -220,7 +222,7 @@ impl GatewayRequest {
         self.body = body;
     }
 
-    /// The body of a completion.
+    /// The body of one upstream request.
     fn completion_body(&self, number: usize) -> Value {
         let mut body = self.body.clone();
         body.insert("seed".into(), json!(self.seed + number as u64));
@@ -228,7 +230,7 @@ impl GatewayRequest {
     }
 }
 
-/// How many completions, by which rule, until when.
+/// The number of completions, the voting rule and the deadlines.
 struct GatewayLimits {
     samples: usize,
     rule: Rule,
@@ -259,8 +261,8 @@ impl GatewayLimits {
         if let Some(name) = latent.text("rule")? {
             let known = [Rule::MAJORITY, Rule::LIKELIHOOD];
             let rule = known.into_iter().find(|rule| rule.name() == name);
-            let names = known.map(Rule::name).join(" and ");
-            let message = format!("without a reward model the rules are {names}");
+            let names = known.map(Rule::name).join(", ");
+            let message = format!("without a reward model, rule must be one of {names}");
             limits.rule = rule.ok_or_else(|| latent.error("rule", message))?;
         }
         if let Some(seconds) = latent.number("timeout", 0.0..=most.as_secs_f64())? {
@@ -273,12 +275,15 @@ impl GatewayLimits {
     }
 }
 
-/// The confidence at which to stop: `target_confidence`, or the default of `adaptive: true`.
+/// The target confidence: `target_confidence`, or the default of `adaptive: true`.
 fn read_confidence(latent: Fields<'_>) -> Result<Option<Confidence>, ApiError> {
     let adaptive = latent.boolean("adaptive")?;
-    let wrong = || latent.error("target_confidence", "a confidence is above 0.5 and at most 1");
+    let wrong =
+        || latent.error("target_confidence", "target_confidence must be above 0.5 and at most 1");
     match (adaptive, latent.number("target_confidence", 0.5..=1.0)?) {
-        (Some(false), Some(_)) => Err(latent.error("adaptive", "target_confidence contradicts it")),
+        (Some(false), Some(_)) => {
+            Err(latent.error("adaptive", "adaptive contradicts target_confidence; omit one"))
+        }
         (_, Some(value)) => Confidence::new(value).ok_or_else(wrong).map(Some),
         (Some(true), None) => Ok(Confidence::new(DEFAULT_CONFIDENCE)),
         (None | Some(false), None) => Ok(None),
@@ -289,9 +294,9 @@ fn read_confidence(latent: Fields<'_>) -> Result<Option<Confidence>, ApiError> {
 fn read_model(body: &mut Value, default: Option<&str>) -> Result<String, ApiError> {
     let given = Fields::of_body(body)?.text("model")?.map(str::to_owned);
     let Some(name) = given.or_else(|| default.map(str::to_owned)) else {
-        return Err(ApiError::field("model", "name the upstream's model"));
+        return Err(ApiError::field("model", "model is required: the name of an upstream model"));
     };
-    // An upstream's own names may have an @.
+    // Upstream model names may contain an @.
     let suffixed = name.rsplit_once('@');
     let budget =
         suffixed.and_then(|(model, suffix)| Some((model, NamedBudget::parse(suffix).ok()?)));
@@ -313,11 +318,11 @@ struct GatewayRun {
     id: String,
     start: Instant,
     tasks: JoinSet<(usize, Result<Completion, UpstreamError>)>,
-    /// Completions that were started.
+    /// Number of started completions.
     started: usize,
-    /// By number.
+    /// In order of their numbers.
     trajectories: Vec<Trajectory>,
-    /// In the order of `trajectories`.
+    /// Parallel to `trajectories`.
     completions: Vec<Completion>,
     errors: Vec<UpstreamError>,
     stopped: Option<StopReason>,
@@ -348,7 +353,7 @@ impl GatewayRun {
         }
     }
 
-    /// The index of the next completion among the trajectories; `None` when there are no more.
+    /// The index of the next completion in `trajectories`; `None` if there are no more.
     async fn next(&mut self) -> Result<Option<usize>, ApiError> {
         loop {
             if self.tasks.is_empty() && !self.start_round() {
@@ -360,7 +365,7 @@ impl GatewayRun {
             };
             let joined = tokio::time::timeout_at(limit.into(), self.tasks.join_next()).await;
             let Ok(joined) = joined else {
-                // Dropping the set drops what waits; calls end by themselves.
+                // Dropping the set drops waiting tasks; running calls end on their own.
                 self.tasks = JoinSet::new();
                 if self.trajectories.is_empty() {
                     return Err(ApiError::deadline((limit - self.start).as_secs_f64()));
@@ -378,7 +383,7 @@ impl GatewayRun {
         }
     }
 
-    /// Starts the next completions; false where there are none, or where the vote is decided.
+    /// Starts the next completions; returns false if there are none left or the vote is decided.
     fn start_round(&mut self) -> bool {
         let left = self.request.samples - self.started;
         self.stopped = self.stopped.or_else(|| self.decided(left));
@@ -407,7 +412,7 @@ impl GatewayRun {
         true
     }
 
-    /// Why no further completion is needed.
+    /// The reason why no further completion is needed, if any.
     fn decided(&self, left: usize) -> Option<StopReason> {
         let confidence = self.request.confidence.filter(|_| left > 0)?;
         let mut votes: Vec<usize> =
@@ -442,7 +447,7 @@ impl GatewayRun {
         index
     }
 
-    /// Keeps an error. One that every completion will have ends the request.
+    /// Records an error. An error that all completions would have ends the request.
     fn fail(&mut self, error: UpstreamError) -> Result<(), ApiError> {
         if let UpstreamError::Status { status: status @ 400..=499, .. } = error
             && !matches!(status, 408 | 409 | 429)
@@ -454,7 +459,7 @@ impl GatewayRun {
         Ok(())
     }
 
-    /// Waits for all completions: the whole reply.
+    /// Waits for all completions and returns the complete reply.
     async fn finish(mut self) -> Result<Value, ApiError> {
         while self.next().await?.is_some() {}
         let (text, finish_reason, latent) = self.vote()?;
@@ -475,7 +480,7 @@ impl GatewayRun {
         }))
     }
 
-    /// The chosen text, the reason of its end, and the vote.
+    /// The selected text, its finish reason, and the vote.
     fn vote(&self) -> Result<(String, String, Value), ApiError> {
         let Some(last) = self.errors.last().filter(|_| self.trajectories.is_empty()) else {
             return self.vote_over_all();
@@ -489,16 +494,17 @@ impl GatewayRun {
         if let Some(last) = self.errors.last() {
             let (failed, asked) = (self.errors.len(), self.started);
             notes.push(format!(
-                "{failed} of {asked} completions failed and did not vote; the last: {last}"
+                "{failed} of {asked} completions failed and did not vote; last error: {last}"
             ));
         }
         let applies = self.request.rule.applies(all, &Default::default());
         let rule = if applies { self.request.rule } else { Rule::MAJORITY };
         if !applies {
-            notes.push("the upstream gives no log-probabilities; the majority chose".to_owned());
+            notes
+                .push("the upstream returns no log-probabilities; used majority voting".to_owned());
         }
         let chosen = rule.choose(all, &Default::default());
-        // Where no completion has an answer there is nothing to vote on: the first one's text.
+        // If no completion has an answer, there is nothing to vote on; the first text is returned.
         let index = chosen.unwrap_or(0);
         let completion = self.completions.get(index).cloned().unwrap_or_default();
         let votes = aggregate::votes(all);
@@ -528,7 +534,7 @@ impl GatewayRun {
         Ok((completion.text, completion.finish_reason, latent))
     }
 
-    /// Every answer with its votes and the 95% interval of its share.
+    /// All answers with their votes and the 95% confidence interval of their share.
     fn votes_json(&self, votes: &[AnswerVotes<'_>]) -> Value {
         let all = &self.trajectories;
         let vote = |answer: &AnswerVotes<'_>| {
@@ -548,7 +554,7 @@ impl GatewayRun {
     }
 }
 
-/// The probability that the leading answer is more probable than the next one.
+/// The probability that the leading answer is more likely than the runner-up.
 fn lead_confidence(votes: &[AnswerVotes<'_>]) -> Value {
     let mut counts: Vec<usize> = votes.iter().map(|answer| answer.votes).collect();
     counts.sort_unstable_by(|a, b| b.cmp(a));
@@ -573,7 +579,7 @@ fn respond_streaming(run: GatewayRun) -> Response {
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// A stream in progress: a chunk for each completion, then the chosen text.
+/// A stream in progress: one chunk per completion, then the selected text.
 struct GatewayStream {
     run: GatewayRun,
     created: u64,

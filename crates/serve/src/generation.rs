@@ -1,5 +1,6 @@
-//! The fields of a generation request become sampling parameters. What cannot be honoured is
-//! refused by its name. Unknown fields of the body are accepted; those of `latent` are refused.
+//! Converts the fields of a generation request to sampling parameters. Unsupported values are
+//! rejected with the name of the field. Unknown fields of the body are ignored; unknown fields of
+//! `latent` are rejected.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::inspection::Inspection;
 
-/// Trajectories of each `reasoning_effort`; thoughts are the model's own at every rung, because a
-/// model is trained for its number of thoughts. `none` is the clean run.
+/// Number of trajectories for each `reasoning_effort`. The number of thoughts is always the model's
+/// default, because a model is trained for it. `none` is the greedy run.
 pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("none", 1),
     ("minimal", 4),
@@ -27,16 +28,17 @@ pub(crate) const EFFORTS: [(&str, usize); 7] = [
     ("xhigh", 64),
     ("max", 128),
 ];
-/// The fields of `latent` beside the sampling options; `timeout` is read with the deadline.
+/// The fields of `latent` besides the sampling options; `timeout` is read with the deadline.
 pub(crate) const LATENT_FIELDS: [&str; 6] =
     ["timeout", "deadline_ms", "lens", "gold", "map", "return"];
-/// The most trajectories where a target chooses their number and the request names no bound.
+/// Maximum number of trajectories if a target determines their number and the request sets no
+/// bound.
 const DEFAULT_BOUND: usize = 64;
-/// Stop sequences of a request, and bytes of each.
+/// Maximum number of stop sequences of a request, and maximum bytes of each.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
 
-/// What a request asks for, beside its prompts.
+/// A parsed request, without its prompts.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
     pub(crate) params: SamplingParams,
@@ -46,34 +48,34 @@ pub(crate) struct Generation {
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) returned: Returned,
     pub(crate) inspection: Inspection,
-    /// Which answers are accepted, and how they are written.
+    /// Which answers are accepted, and how they are formatted.
     pub(crate) format: Option<AnswerFormat>,
-    /// When the complete trajectories vote, after the request arrived.
+    /// The time after the arrival of the request at which the completed trajectories vote.
     pub(crate) deadline: Option<Duration>,
-    /// Removes the family's answer marker from returned texts; of chats.
+    /// The answer marker to remove from the texts of chats.
     pub(crate) marker: Option<AnswerRule>,
-    /// How the request was read where the client may not expect it; `latent.notes` of the reply.
+    /// Notes on how the request was interpreted, returned in `latent.notes`.
     pub(crate) notes: Vec<String>,
-    /// Notes of each prompt of a completion; may be shorter than the list of prompts.
+    /// Notes for each prompt of a completion; may be shorter than the list of prompts.
     pub(crate) prompt_notes: Vec<Vec<String>>,
 }
 
-/// How trajectories become choices.
+/// How trajectories are mapped to choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choices {
-    /// One choice, which the vote makes.
+    /// One choice, determined by the vote.
     Vote,
     /// Each trajectory is a choice.
     Each,
 }
 
-/// Where random numbers come from.
+/// The source of random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SeedChoice {
-    /// The client's `seed`: draws are named by it and by the prompt, so that one seed for all
-    /// questions does not perturb them all alike.
+    /// The client's `seed`. It is combined with the prompt, so that one seed for all questions does
+    /// not perturb all of them identically.
     WithPrompt(u64),
-    /// `latent.seed`: the engine's seed itself.
+    /// `latent.seed`, which is used as the engine's seed directly.
     Exact(u64),
 }
 
@@ -82,7 +84,7 @@ pub(crate) struct StreamOptions {
     pub(crate) include_usage: bool,
 }
 
-/// Parts of a choice's `latent`.
+/// The parts to return in the `latent` of a choice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Returned {
     pub(crate) votes: bool,
@@ -109,7 +111,7 @@ impl Generation {
         };
         let (samples, choices) = read_samples(body, &options, max_samples)?;
         if choices == Choices::Each && options.target_confidence.is_some() {
-            return Err(body.error("n", "a target needs a vote; leave n out"));
+            return Err(body.error("n", "a target confidence requires a vote; omit n"));
         }
         let params = resolve(engine, &options, samples)?;
         let inspection = latent.map(|latent| Inspection::read(latent, &params)).transpose()?;
@@ -117,7 +119,7 @@ impl Generation {
         if choices == Choices::Each && inspection.map.is_some() {
             return Err(ApiError::field(
                 "latent.map",
-                "a map is of trajectories that vote; leave n out",
+                "map requires a vote over trajectories; omit n",
             ));
         }
         let seed = body.count("seed", 0..=u64::MAX)?.unwrap_or(0);
@@ -146,7 +148,7 @@ impl Generation {
         SamplingParams { seed, ..self.params }
     }
 
-    /// What the engine has to tell.
+    /// The events to request from the engine.
     pub(crate) fn event_options(&self) -> EventOptions {
         EventOptions {
             progress: (self.stream.is_some() && self.choices == Choices::Vote)
@@ -156,8 +158,8 @@ impl Generation {
         }
     }
 
-    /// Whether answers are sent token by token: where one is chosen among several, or written in a
-    /// requested format, no text is known before the end.
+    /// Whether answers are streamed token by token. If the answer is selected among several, or
+    /// written in a requested format, no text is known before the end.
     fn streams_tokens(&self) -> bool {
         let is_alone = self.choices == Choices::Each || self.params.samples.get() == 1;
         let is_plain =
@@ -165,7 +167,7 @@ impl Generation {
         self.stream.is_some() && is_alone && is_plain
     }
 
-    /// Choices of each prompt.
+    /// The number of choices per prompt.
     pub(crate) fn num_choices(&self) -> usize {
         match self.choices {
             Choices::Vote => 1,
@@ -173,16 +175,16 @@ impl Generation {
         }
     }
 
-    /// A text up to the first stop sequence, and whether there was one.
+    /// The text up to the first stop sequence, and whether there was one.
     pub(crate) fn cut<'t>(&self, text: &'t str) -> (&'t str, bool) {
         let end = self.stop.iter().filter_map(|stop| text.find(stop)).min();
         (&text[..end.unwrap_or(text.len())], end.is_some())
     }
 }
 
-/// The engine's seed for a client's seed and a prompt: 53 bits, which every JSON reader keeps.
+/// The engine's seed for a client's seed and a prompt; 53 bits, which every JSON parser preserves.
 pub(crate) fn prompt_seed(seed: u64, tokens: &[u32]) -> u64 {
-    // FNV-1a, then the finalizer of SplitMix64: stable on every machine and in every version.
+    // FNV-1a, followed by the finalizer of SplitMix64: stable across machines and versions.
     let bytes = seed.to_le_bytes().into_iter().chain(tokens.iter().flat_map(|t| t.to_le_bytes()));
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -210,8 +212,8 @@ fn refuse_unsupported(body: Fields<'_>) -> Result<(), ApiError> {
     body.unsupported("top_k", |value| matches!(value.as_i64(), Some(-1 | 0)))
 }
 
-/// The sampling options of `latent` with those that the API itself has: `max_tokens`, `temperature`
-/// and `top_p`.
+/// The sampling options of `latent`, merged with those of the API itself: `max_tokens`,
+/// `temperature` and `top_p`.
 fn with_body_fields(
     body: Fields<'_>,
     latent: SamplingOptions,
@@ -225,12 +227,12 @@ fn with_body_fields(
     let warm = temperature.filter(|&temperature| temperature > 0.0);
     match (warm, sampler) {
         (Some(_), Some(kind)) if kind != SamplerKind::Tokens => {
-            let message = "answers are decoded greedily while thoughts are perturbed; leave the \
-                           temperature out, or set latent.sampler to tokens";
+            let message = "answers are decoded greedily if thoughts are perturbed; omit the \
+                           temperature, or set latent.sampler to tokens";
             return Err(body.error("temperature", message));
         }
         (None, None) if temperature.is_none() && top_p.is_some_and(|p| p < 1.0) => {
-            return Err(body.error("top_p", "top_p needs a temperature above 0"));
+            return Err(body.error("top_p", "top_p requires a temperature above 0"));
         }
         (None, None) => return Ok(options),
         _ => {}
@@ -239,7 +241,7 @@ fn with_body_fields(
         let warm = warm.and_then(|t| Temperature::new(t as f32));
         options.temperature = options.temperature.or(warm);
         if let (None, Some(top_p)) = (options.top_p, top_p) {
-            let wrong = || body.error("top_p", "top_p is above 0 and at most 1");
+            let wrong = || body.error("top_p", "top_p must be above 0 and at most 1");
             options.top_p = Some(TopP::new(top_p as f32).ok_or_else(wrong)?);
         }
         options.sampler = Some(SamplerKind::Tokens);
@@ -247,7 +249,7 @@ fn with_body_fields(
     Ok(options)
 }
 
-/// The parameters of a request. One trajectory that nothing asks to perturb is the greedy one.
+/// The parameters of a request. A single trajectory without sampling options is greedy.
 fn resolve(
     engine: &Engine,
     options: &SamplingOptions,
@@ -263,13 +265,6 @@ fn resolve(
         sampler: if is_greedy { Some(SamplerKind::None) } else { options.sampler },
         ..options.clone()
     };
-    if let Some(rule) = options.rule
-        && rule.needs().rewards
-        && engine.reward_model().is_none()
-    {
-        let message = format!("{rule} needs a reward model, and there is none");
-        return Err(ApiError::field("latent.rule", message));
-    }
     options.resolve(&engine.reasoner().method).map_err(contradiction)
 }
 
@@ -278,14 +273,14 @@ fn sampling_error(error: &SamplingError) -> ApiError {
     ApiError::field(format!("latent.{field}"), error.to_string())
 }
 
-/// Options that sample in rounds until a deadline: without a target they stop early only when
-/// nothing can change the vote any more.
+/// Options that sample in rounds until a deadline. Without a target they only stop early when the
+/// vote can no longer change.
 fn with_deadline(options: SamplingOptions) -> Result<SamplingOptions, ApiError> {
     let searches =
         options.beam == Some(true) || options.beam_width.or(options.beam_candidates).is_some();
     if searches || options.adaptive == Some(false) {
         let field = if searches { "latent.beam" } else { "latent.adaptive" };
-        let message = "deadline_ms chooses the number of trajectories; leave the field out";
+        let message = format!("{field} cannot be combined with deadline_ms; omit one of them");
         return Err(ApiError::field(field, message));
     }
     Ok(SamplingOptions {
@@ -294,7 +289,7 @@ fn with_deadline(options: SamplingOptions) -> Result<SamplingOptions, ApiError> 
     })
 }
 
-/// The trajectories of a prompt and what becomes of them.
+/// The number of trajectories per prompt, and how they are mapped to choices.
 fn read_samples(
     body: Fields<'_>,
     options: &SamplingOptions,
@@ -303,20 +298,20 @@ fn read_samples(
     let latent = options.samples;
     let n = body.count("n", 1..=most as u64)?.unwrap_or(1) as usize;
     if let Some(samples) = latent.filter(|samples| samples.get() as usize > most) {
-        let message = format!("{samples} trajectories; this server allows {most}");
+        let message = format!("{samples} trajectories exceed the server's limit of {most}");
         return Err(ApiError::field("latent.samples", message));
     }
     let samples = latent.map(|samples| samples.get() as usize);
     let effort = body.text("reasoning_effort")?.map(|name| effort(body, name, most)).transpose()?;
     if n > 1 && (samples.is_some() || effort.is_some()) {
-        let message = "with n above 1 every trajectory is a choice and nothing is voted on; \
-                       leave out latent.samples and reasoning_effort, or n";
+        let message = "with n above 1 every trajectory is a choice and there is no vote; omit \
+                       latent.samples and reasoning_effort, or n";
         return Err(body.error("n", message));
     }
     let samples = match (samples, effort) {
         (Some(samples), Some(effort)) if samples != effort => {
-            let message = "reasoning_effort and latent.samples both say how many trajectories; \
-                           leave one out";
+            let message = "reasoning_effort and latent.samples both set the number of \
+                           trajectories; omit one";
             return Err(body.error("reasoning_effort", message));
         }
         (Some(samples), _) => samples,
@@ -339,13 +334,14 @@ fn effort(body: Fields<'_>, name: &str, most: usize) -> Result<usize, ApiError> 
     };
     let (_, samples) = known.ok_or_else(wrong)?;
     if *samples > most {
-        let message = format!("{name} is {samples} trajectories and this server allows {most}");
+        let message =
+            format!("{name} requires {samples} trajectories, above the server's limit of {most}");
         return Err(body.error("reasoning_effort", message));
     }
     Ok(*samples)
 }
 
-/// Answer tokens of a trajectory, at most; a limit of 0 is read where nothing is generated.
+/// The maximum number of answer tokens. A limit of 0 is handled where nothing is generated.
 fn read_max_tokens(body: Fields<'_>) -> Result<Option<NonZeroU32>, ApiError> {
     let most = 1_000_000;
     let of_chat = body.count("max_completion_tokens", 1..=most)?;
@@ -356,7 +352,7 @@ fn read_max_tokens(body: Fields<'_>) -> Result<Option<NonZeroU32>, ApiError> {
 fn read_stop(body: Fields<'_>) -> Result<Vec<String>, ApiError> {
     let message = || {
         let limits = format!("{MAX_STOPS} strings of 1 to {MAX_STOP_BYTES} bytes");
-        body.error("stop", format!("stop is a string, or a list of at most {limits}"))
+        body.error("stop", format!("stop must be a string, or a list of at most {limits}"))
     };
     let stop: Vec<String> = match body.get("stop") {
         None => Vec::new(),
@@ -395,7 +391,7 @@ impl Returned {
                 Some("trajectories") => &mut returned.trajectories,
                 Some("thoughts") => &mut returned.thoughts,
                 _ => {
-                    let message = "return lists votes, rewards, trajectories and thoughts";
+                    let message = "return must be a list of votes, rewards, trajectories, thoughts";
                     return Err(latent.error("return", message));
                 }
             } = true;
@@ -413,7 +409,7 @@ mod tests {
         assert_ne!(prompt_seed(1, &[5, 6]), prompt_seed(1, &[6, 5]));
         assert_ne!(prompt_seed(1, &[5, 6]), prompt_seed(2, &[5, 6]));
         assert!(prompt_seed(u64::MAX, &[1]) < 1 << 53);
-        // Written down: a new version must not change the answers to old requests.
+        // Hard-coded values: a new version must not change the answers to old requests.
         assert_eq!(prompt_seed(1234, &[1, 2, 3]), 746_897_505_332_623);
     }
 }

@@ -1,5 +1,4 @@
-//! What a request wants to see of its thoughts: their tokens, a map of them, and which of them led
-//! to the right answer.
+//! Inspection of thoughts: their tokens, a map of them, and which of them led to a correct answer.
 
 use std::num::NonZeroUsize;
 
@@ -10,23 +9,23 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// Tokens of each thought at most, as on the command line.
+/// Maximum number of tokens per thought, as on the command line.
 const MAX_LENS_TOKENS: u64 = 20;
-/// Points of a map at most. t-SNE compares all pairs of them hundreds of times.
+/// Maximum number of points of a map. t-SNE compares all pairs of them hundreds of times.
 const MAX_PCA_POINTS: usize = 8192;
 const MAX_TSNE_POINTS: usize = 768;
 
-/// What is shown of the thoughts.
+/// The requested views of the thoughts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inspection {
-    /// Reads thoughts as tokens.
+    /// Decodes thoughts to tokens.
     pub(crate) lens: Option<Lens>,
-    /// The right answer, if the client knows it.
+    /// The gold answer, if the client knows it.
     pub(crate) gold: Option<String>,
     pub(crate) map: Option<Projection>,
 }
 
-/// How thoughts are put into the plane.
+/// The projection of thoughts onto the plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Projection {
     Pca,
@@ -41,7 +40,7 @@ impl Inspection {
             None => None,
             Some(Value::String(text)) => Some(text.clone()),
             Some(number @ Value::Number(_)) => Some(number.to_string()),
-            Some(_) => return Err(latent.error("gold", "the right answer is a text or a number")),
+            Some(_) => return Err(latent.error("gold", "gold must be a string or a number")),
         };
         Ok(Self {
             lens: tokens.map(|tokens| Lens { tokens, sampled: true }),
@@ -50,7 +49,7 @@ impl Inspection {
         })
     }
 
-    /// Whether an answer is the right one; `None` where no right answer is given.
+    /// Whether an answer is correct; `None` without a gold answer.
     pub(crate) fn is_correct(&self, trajectory: &Trajectory) -> Option<bool> {
         let gold = self.gold.as_ref()?;
         Some(trajectory.answer.as_ref().is_some_and(|answer| answer.matches(gold)))
@@ -62,19 +61,19 @@ fn read_map(latent: Fields<'_>, params: &SamplingParams) -> Result<Option<Projec
         None => return Ok(None),
         Some("pca") => (Projection::Pca, MAX_PCA_POINTS),
         Some("tsne") => (Projection::Tsne, MAX_TSNE_POINTS),
-        Some(_) => return Err(latent.error("map", "the map is one of pca and tsne")),
+        Some(_) => return Err(latent.error("map", "map must be pca or tsne")),
     };
     let points = params.samples.get().saturating_mul(params.length.limit());
     if points > most {
-        let message = format!("a map of {points} thoughts is more than {most}; ask for fewer");
+        let message = format!("a map of {points} thoughts exceeds the limit of {most}");
         return Err(latent.error("map", message));
     }
     Ok(Some(projection))
 }
 
 impl Projection {
-    /// The positions of each trajectory's thoughts, and how they were placed: few thoughts have a
-    /// map of principal components even where t-SNE is requested.
+    /// The positions of each trajectory's thoughts, and the projection used. With few thoughts,
+    /// principal components are used even if t-SNE was requested.
     pub(crate) fn map_json(self, trajectories: &[Trajectory]) -> (Value, Value) {
         let (mut values, mut width) = (Vec::new(), 1);
         for latents in trajectories.iter().map(|trajectory| &trajectory.latents) {
@@ -91,7 +90,7 @@ impl Projection {
             Embedding::Pca => json!({ "name": "pca" }),
             Embedding::Tsne { perplexity } => json!({ "name": "tsne", "perplexity": perplexity }),
         };
-        // Four digits are more than a screen shows.
+        // Four digits are more than a screen can show.
         let digits = |x: f64| (x * 1e4).round() / 1e4;
         let mut points = points.into_iter().map(|point| json!(point.map(digits)));
         let path = |t: &Trajectory| points.by_ref().take(t.latents.rows()).collect::<Value>();

@@ -1,4 +1,4 @@
-//! Around every request: its id, its log line, its metrics, its host name, and the API key.
+//! Layers around every request: its id, log line, metrics, host check, and API key.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::error::ApiError;
 use crate::state::AppState;
 use crate::traces::{self, RequestTrace};
 
-/// Bytes of a request's head.
+/// Maximum bytes of a request's head.
 pub(crate) const MAX_HEAD_BYTES: usize = 64 << 10;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// A client's id is kept if it is no longer than this.
+/// Maximum length of a client's request id; longer ones are replaced.
 const MAX_REQUEST_ID: usize = 128;
 
-/// Gives the request an id, or keeps the client's; counts it and logs it.
+/// Assigns an id to the request, or keeps the client's; counts and logs the request.
 pub(crate) async fn observe(
     State(state): State<Arc<AppState>>,
     mut request: Request,
@@ -33,7 +33,7 @@ pub(crate) async fn observe(
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let method = method_label(request.method());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    // Only known paths are labels: others would make as many metrics as clients make up.
+    // Only known paths become labels; others would create as many metrics as clients request.
     let path = path.unwrap_or_else(|| "unknown".to_owned());
     let in_flight = InFlight::new(&state);
     let trace = state.tracer.as_ref().map(|tracer| RequestTrace::start(tracer, request.headers()));
@@ -56,8 +56,8 @@ pub(crate) async fn observe(
     response
 }
 
-/// The method as a metric label and a log field. A method is any token that the client chooses, of
-/// any length, so that unknown ones share one label.
+/// The method as a metric label and log field. A method can be any token of any length, so unknown
+/// methods share one label.
 fn method_label(method: &Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",
@@ -73,10 +73,11 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// Refuses a head above [`MAX_HEAD_BYTES`]: the connection's buffer ends reading somewhere above.
+/// Rejects a head above [`MAX_HEAD_BYTES`]; the connection buffer itself stops reading at a
+/// somewhat higher size.
 pub(crate) async fn check_head(request: Request, next: Next) -> Response {
     let uri = request.uri().to_string().len();
-    // Two blanks, the version and the line's end.
+    // Two spaces, the version and the line ending.
     let first_line = request.method().as_str().len() + uri + " HTTP/1.1\r\n".len() + 1;
     let fields = request.headers().iter();
     let fields: usize = fields.map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
@@ -86,7 +87,7 @@ pub(crate) async fn check_head(request: Request, next: Next) -> Response {
     }
 }
 
-/// A request that is being handled; it may be dropped half-way when its client goes.
+/// A request being handled, which may be dropped early if its client disconnects.
 struct InFlight<'a>(&'a AppState);
 
 impl<'a> InFlight<'a> {
@@ -102,8 +103,8 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Refuses requests to host names that are not this server's. Without that check a web page could
-/// point its own host name at 127.0.0.1 (DNS rebinding) and read a server that has no API key.
+/// Rejects requests to other host names. Otherwise a web page could resolve its own host name to
+/// 127.0.0.1 (DNS rebinding) and read from a server without an API key.
 pub(crate) async fn check_host(
     State(state): State<Arc<AppState>>,
     request: Request,
@@ -119,7 +120,7 @@ pub(crate) async fn check_host(
         let same = |allowed: &String| host_name(allowed).eq_ignore_ascii_case(name);
         is_loopback_name(name) || options.allowed_hosts.iter().any(same)
     };
-    // Browsers always send the header; a client of HTTP/1.0 may send none.
+    // Browsers always send the header; an HTTP/1.0 client may not.
     let mut headers = request.headers().get_all(header::HOST).iter();
     let headers = headers.all(|host| host.to_str().is_ok_and(is_allowed));
     let target = request.uri().authority().is_none_or(|target| is_allowed(target.host()));
@@ -130,7 +131,7 @@ pub(crate) async fn check_host(
     }
 }
 
-/// A host without its port and without the brackets of an IPv6 address.
+/// The host without its port and without the brackets of an IPv6 address.
 fn host_name(host: &str) -> &str {
     if let Some((address, port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         return if port.is_empty() || port.starts_with(':') { address } else { host };
@@ -146,7 +147,7 @@ fn is_loopback_name(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_loopback)
 }
 
-/// Refuses requests without an API key, where one is required.
+/// Rejects requests without a valid API key, if one is required.
 pub(crate) async fn authorize(
     State(state): State<Arc<AppState>>,
     request: Request,

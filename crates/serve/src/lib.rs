@@ -4,13 +4,13 @@
 //! HTTP body -> fields -> generation, prompts -> Scheduler -> reply -> response | stream
 //! ```
 //!
-//! `server` has the connections and the drain, `layers`, `cors` and `auth` what is around every
-//! request, `routes` the paths, `models` the models in memory, `generation`, `budget`,
-//! `answer_format`, `inspection` and `prompts` what the fields mean, `work` the way to the engine
-//! and back. `responses` and `score` are chats in other shapes, `openapi` describes all of them.
+//! `server` manages connections and draining, `layers`, `cors` and `auth` wrap every request,
+//! `routes` defines the paths, `models` manages the models in memory, `generation`, `budget`,
+//! `answer_format`, `inspection` and `prompts` parse fields, and `work` connects requests to the
+//! engine. `responses` and `score` are variants of chats, `openapi` describes all of them.
 //! `gateway` votes over completions of another server, whose client is `upstream`. `traces` sends
 //! spans. `web_ui` is the page at `/`, `runs` the recorded runs that it opens.
-//! docs/serving.md describes every field, limit, metric and error.
+//! docs/reference/http.md describes every field, limit, metric and error.
 
 mod admin;
 mod answer_format;
@@ -48,66 +48,82 @@ mod upstream;
 mod web_ui;
 mod work;
 
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use latent_tts::Scorer;
 use model::ModelError;
 
 pub use chat_template::JinjaTemplate;
 pub use models::{LoadError, LoadedModel, ModelSource};
+pub use openapi::openapi;
 pub use prompts::ChatTemplate;
 pub use server::{Server, run};
 pub use upstream::UpstreamOptions;
 
-/// How a server behaves; see docs/serving.md.
+/// A scorer that requests share.
+#[derive(Clone)]
+pub struct SharedScorer(pub Arc<dyn Scorer>);
+
+impl fmt::Debug for SharedScorer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedScorer").field(&self.0.name()).finish()
+    }
+}
+
+/// Server options; see docs/reference/http.md.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Where it listens; port 0 is any that is free.
+    /// The address to listen on; port 0 selects a free port.
     pub address: SocketAddr,
-    /// The model's name in requests and replies.
+    /// The model name in requests and replies.
     pub model_name: String,
-    /// The key that requests must carry.
+    /// The key that requests must send.
     pub api_key: Option<String>,
-    /// A file of further keys, one a line.
+    /// A file of further keys, one per line.
     pub api_keys_file: Option<PathBuf>,
-    /// Serve `/metrics` without a key, for a scraper that has none.
+    /// Serve `/metrics` without a key.
     pub open_metrics: bool,
-    /// Origins whose web pages may call the server; `*` is every origin.
+    /// Origins whose web pages may call the server; `*` allows every origin.
     pub allowed_origins: Vec<String>,
-    /// Host names that requests may be addressed to, beside the loopback ones. Empty: any host
-    /// where the server has an API key or listens beyond the loopback interface, else loopback
-    /// hosts only.
+    /// Host names that requests may be addressed to, in addition to loopback names. If empty, any
+    /// host is allowed if the server has an API key or listens beyond the loopback interface,
+    /// otherwise only loopback names.
     pub allowed_hosts: Vec<String>,
-    /// Bytes of all models in memory at most; idle ones are unloaded for others.
+    /// Maximum bytes of all models in memory; idle models are unloaded for others.
     pub model_memory: Option<u64>,
-    /// Trajectories of all waiting requests at most, of each model.
+    /// Maximum number of trajectories of all queued requests, per model.
     pub max_waiting_rows: usize,
-    /// Trajectories of one prompt at most.
+    /// Maximum number of trajectories per prompt.
     pub max_samples: usize,
-    /// Connections at most.
+    /// Maximum number of connections.
     pub max_connections: usize,
-    /// Bytes of a request's body at most.
+    /// Maximum bytes of a request body.
     pub max_body_bytes: usize,
-    /// Bytes of memory that the process may hold: models, the whole key-value cache and requests.
-    /// Beyond, requests are refused with 503. Counted where the program's allocator calls
+    /// Memory limit of the process in bytes: models, the entire key-value cache and requests.
+    /// Requests beyond it are rejected with 503. Measured if the program's allocator calls
     /// [`metering::charge`]; `None` for no limit.
     pub max_memory: Option<usize>,
-    /// The deadline of a request.
+    /// The time limit of a request.
     pub request_timeout: Duration,
-    /// How long a client may take to send its head or its body, or to read a part of the reply.
+    /// The time limit for a client to send its head or body, or to read a part of the response.
     pub io_timeout: Duration,
-    /// How long running requests have after the signal to stop.
+    /// The time that running requests have to finish after a stop signal.
     pub shutdown_timeout: Duration,
-    /// Which template makes a prompt of chat messages.
+    /// The template that converts chat messages to a prompt.
     pub chat_template: ChatTemplate,
-    /// Log the texts of prompts.
+    /// Whether to log the text of prompts.
     pub log_prompts: bool,
-    /// The base URL of an OpenTelemetry collector that gets the traces of requests.
+    /// The base URL of an OpenTelemetry collector for traces of requests.
     pub otlp_endpoint: Option<String>,
-    /// Votes over completions of this server instead of a model's trajectories.
+    /// Rewards of trajectories from outside, in place of a reward model's.
+    pub scorer: Option<SharedScorer>,
+    /// Run as a gateway that votes over completions of this server.
     pub upstream: Option<UpstreamOptions>,
-    /// A run directory, or a folder with such in it, to be looked at.
+    /// A run directory or a directory of runs, for viewing.
     pub runs: Option<PathBuf>,
 }
 
@@ -133,95 +149,96 @@ impl Default for ServeOptions {
             chat_template: ChatTemplate::Auto,
             log_prompts: false,
             otlp_endpoint: None,
+            scorer: None,
             upstream: None,
             runs: None,
         }
     }
 }
 
-/// Why a server could not start.
+/// The server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The address cannot be listened at.
-    #[error("cannot listen at {address}: {error}; choose another address or port")]
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {error}; choose another address or port")]
     Bind {
-        /// The address.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system says.
+        /// The error of the system.
         error: std::io::Error,
     },
-    /// The folder of runs is none.
-    #[error("{} is no directory; name a run directory, or a folder with such in it", path.display())]
+    /// The path for runs is not a directory.
+    #[error("{}: not a directory; pass a run directory or a directory of runs", path.display())]
     Runs {
-        /// What was named.
+        /// The given path.
         path: PathBuf,
     },
-    /// The file of API keys cannot be used.
+    /// The file of API keys is invalid or cannot be read.
     #[error("cannot use the API keys file {}: {reason}", path.display())]
     ApiKeys {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the file.
         reason: String,
     },
-    /// The system gives no threads or signals.
+    /// The system cannot start threads or register signals.
     #[error("cannot start the server's threads: {0}")]
     Runtime(std::io::Error),
-    /// The upstream's address is not one of HTTP.
-    #[error("`{url}` is not the URL of a server; it begins with http:// or https://")]
+    /// The upstream is not an HTTP URL.
+    #[error("`{url}` is not a server URL; it must start with http:// or https://")]
     Upstream {
-        /// What was given.
+        /// The given URL.
         url: String,
     },
-    /// The collector's address is not one of HTTP.
-    #[error("`{url}` is not the URL of a collector; it begins with http:// or https://")]
+    /// The collector is not an HTTP URL.
+    #[error("`{url}` is not a collector URL; it must start with http:// or https://")]
     Collector {
-        /// What was given.
+        /// The given URL.
         url: String,
     },
-    /// Two models have one name.
-    #[error("two models are called `{name}`; give one of them another name")]
+    /// Two models have the same name.
+    #[error("duplicate model name `{name}`; rename one of the models")]
     DuplicateModel {
-        /// The name.
+        /// The duplicate name.
         name: String,
     },
-    /// A model does not fit the memory of all models.
-    #[error("the model `{name}` takes {bytes} bytes and all models may take {limit}; allow more")]
+    /// A model exceeds the memory limit of all models.
+    #[error("model `{name}` needs {bytes} bytes, more than the limit of {limit}; raise the limit")]
     ModelMemory {
-        /// The model.
+        /// The name of the model.
         name: String,
-        /// What it takes.
+        /// Bytes that the model needs.
         bytes: u64,
-        /// What all models may take.
+        /// The limit for all models in bytes.
         limit: u64,
     },
-    /// The first model could not be loaded.
-    #[error("cannot load the model `{name}`: {error}")]
+    /// The first model cannot be loaded.
+    #[error("cannot load model `{name}`: {error}")]
     Load {
-        /// The model.
+        /// The name of the model.
         name: String,
-        /// Why.
+        /// The cause.
         error: LoadError,
     },
-    /// The model's files could not be read.
+    /// The model's files cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The memory limit leaves no room for requests.
     #[error(
-        "the limit of {limit} bytes of memory is below the {needed} that models, key-value cache \
-         and a few requests need; raise it, or make the key-value cache smaller"
+        "the memory limit of {limit} bytes is below the {needed} that models, key-value cache and \
+         a few requests need; raise it, or reduce the key-value cache"
     )]
     MemoryLimit {
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
-        /// The least.
+        /// The required bytes.
         needed: usize,
     },
-    /// The chat template is no Jinja.
-    #[error("the chat template cannot be used: {why}")]
+    /// The chat template is invalid.
+    #[error("invalid chat template: {why}")]
     ChatTemplate {
-        /// What is wrong with it.
+        /// The problem with the template.
         why: String,
     },
 }

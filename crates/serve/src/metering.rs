@@ -1,10 +1,10 @@
-//! A bound on the memory that one thread may take, for work on hostile input.
+//! Memory limits for single threads, for processing hostile input.
 //!
-//! Rust cannot make an allocation fail into an error, so a thread that exceeds its budget is
-//! stopped for good inside the allocation: it never runs again, what it holds stays taken, and
-//! whoever waits for it finds out by [`Budget::is_exceeded`]. The number of such threads is the
-//! caller's to bound. A program takes part by calling [`charge`] and [`refund`] in its global
-//! allocator; in one that does not, budgets are never exceeded.
+//! Rust cannot turn a failed allocation into an error, so a thread that exceeds its budget is
+//! stopped permanently inside the allocation. It never runs again, its memory is never freed, and a
+//! waiting thread detects this with [`Budget::is_exceeded`]. The caller must bound the number of
+//! such threads. The program's global allocator must call [`charge`] and [`refund`]; otherwise
+//! budgets are never exceeded.
 
 use std::cell::Cell;
 use std::ptr;
@@ -18,17 +18,17 @@ pub(crate) struct Budget {
     exceeded: AtomicBool,
 }
 
-/// Bytes that the process holds.
+/// Bytes allocated by the process.
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 
-/// Bytes that the process holds, as its allocator has told.
+/// Bytes allocated by the process, as reported by its allocator.
 pub(crate) fn live_bytes() -> usize {
     usize::try_from(LIVE.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
 thread_local! {
-    /// The budget of this thread, null for none. Without a destructor: allocations of other
-    /// destructors come after it.
+    /// The budget of this thread, or null. It has no destructor, because other destructors may
+    /// still allocate afterwards.
     static BUDGET: Cell<*const Budget> = const { Cell::new(ptr::null()) };
 }
 
@@ -38,7 +38,7 @@ impl Budget {
         Arc::new(Self { left, exceeded: AtomicBool::new(false) })
     }
 
-    /// Whether its thread was stopped.
+    /// Whether the thread was stopped.
     pub(crate) fn is_exceeded(&self) -> bool {
         self.exceeded.load(Ordering::Acquire)
     }
@@ -58,7 +58,8 @@ impl Budget {
     }
 }
 
-/// Counts bytes, and takes them from the thread's budget; does not return where there are too few.
+/// Counts allocated bytes and charges them to the thread's budget. Does not return if the budget is
+/// exceeded.
 #[inline]
 pub fn charge(bytes: usize) {
     LIVE.fetch_add(bytes as isize, Ordering::Relaxed);
@@ -70,7 +71,7 @@ pub fn charge(bytes: usize) {
 
 #[cold]
 fn charge_to(budget: *const Budget, bytes: usize) {
-    // SAFETY: the pointer is that of the `Arc` in `Budget::run`, which is on this thread's stack
+    // SAFETY: the pointer belongs to the `Arc` in `Budget::run`, which is on this thread's stack
     // until the pointer is removed.
     let budget = unsafe { &*budget };
     let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
@@ -82,7 +83,7 @@ fn charge_to(budget: *const Budget, bytes: usize) {
     }
 }
 
-/// Gives bytes back to the thread's budget.
+/// Returns freed bytes to the thread's budget.
 #[inline]
 pub fn refund(bytes: usize) {
     LIVE.fetch_sub(bytes as isize, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What the server counts, in Prometheus' text format and under the names that dashboards know.
+//! Metrics of the server in Prometheus text format, with the names that common dashboards use.
 
 use std::fmt::Error;
 use std::sync::atomic::AtomicU64;
@@ -58,7 +58,7 @@ pub(crate) struct Metrics {
     pub(crate) dropped_spans: Counter,
 }
 
-/// From 1 ms to about 2 minutes.
+/// Buckets from 1 ms to about 2 minutes.
 fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 18))
 }
@@ -93,7 +93,7 @@ impl Metrics {
     }
 
     fn register(&mut self) {
-        // Counters get their suffix `_total` from the format.
+        // The format adds the suffix `_total` to counters.
         let registry = &mut self.registry;
         let requests = self.http_requests.clone();
         registry.register("http_requests", "HTTP requests by status", requests);
@@ -108,9 +108,9 @@ impl Metrics {
         let rows = self.waiting_rows.clone();
         registry.register("num_rows_waiting", "trajectories in the queue", rows);
         let usage = self.kv_usage.clone();
-        registry.register("kv_cache_usage_perc", "share of the KV cache, 1 is all", usage);
+        registry.register("kv_cache_usage_perc", "used fraction of the KV cache", usage);
         let passes = self.passes.clone();
-        registry.register("engine_passes", "passes of the continuous batch", passes);
+        registry.register("engine_passes", "forward steps of the continuous batch", passes);
         let models = self.models.clone();
         registry.register("models_loaded", "models in memory", models);
         let queries = self.prefix_queries.clone();
@@ -119,10 +119,10 @@ impl Metrics {
         let hits = self.prefix_hits.clone();
         registry.register("prefix_cache_hits", "prompt tokens found in the prefix cache", hits);
         let first = self.first_token.clone();
-        let help = "time until the client is told something";
+        let help = "time until the first event of a response";
         registry.register("time_to_first_token_seconds", help, first);
         let latency = self.latency.clone();
-        registry.register("e2e_request_latency_seconds", "time of a whole request", latency);
+        registry.register("e2e_request_latency_seconds", "duration of a request", latency);
         let queue = self.queue_time.clone();
         registry.register("request_queue_time_seconds", "time in the queue", queue);
         let prompt = self.prompt_tokens.clone();
@@ -131,13 +131,13 @@ impl Metrics {
         let help = "thoughts and answer tokens of all trajectories";
         registry.register("generation_tokens", help, generated);
         let success = self.success.clone();
-        registry.register("request_success", "choices by the reason of their end", success);
+        registry.register("request_success", "choices by finish reason", success);
         let streams = self.streams.clone();
-        registry.register("stream_ends", "streams by the way they ended", streams);
+        registry.register("stream_ends", "streams by outcome", streams);
         let upstream = self.upstream.clone();
-        registry.register("upstream_requests", "calls of the upstream by status", upstream);
+        registry.register("upstream_requests", "upstream calls by status", upstream);
         let dropped = self.dropped_spans.clone();
-        registry.register("trace_spans_dropped", "spans that were not sent", dropped);
+        registry.register("trace_spans_dropped", "spans dropped before sending", dropped);
     }
 
     pub(crate) fn count_http(&self, method: &str, path: &str, status: u16) {
@@ -164,7 +164,7 @@ impl Metrics {
         self.upstream.get_or_create(&UpstreamLabels { status: status.to_owned() }).inc();
     }
 
-    /// The text of a scrape.
+    /// The metrics in text format.
     pub(crate) fn render(&self, stats: SchedulerStats, models: usize) -> Result<String, Error> {
         self.running.set(stats.running_requests as i64);
         self.waiting.set(stats.waiting_requests as i64);

@@ -1,9 +1,9 @@
-//! Rule and budget in the model's name: `codi@weighted-16` is the model `codi` with the rule
+//! Rule and budget in the model name: `codi@weighted-16` selects the model `codi` with the rule
 //! `weighted` over 16 trajectories, for clients that cannot send other fields.
 //!
-//! The part after the last `@` is `RULE-N`, `RULE` or `N`. It is written into the body as the
-//! fields of `latent` that it stands for, so that the same limits and errors apply; a body that
-//! also has such a field with another value is refused.
+//! The part after the last `@` is `RULE-N`, `RULE` or `N`. It is written to the corresponding
+//! fields of `latent`, so the same limits and errors apply. A body with a different value in such a
+//! field is rejected.
 
 use latent_tts::Rule;
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::models::ModelPool;
 
-/// The model that a body names, without rule and budget, which become fields of `latent`.
+/// The model name in a body, after moving rule and budget to fields of `latent`.
 pub(crate) fn read(models: &ModelPool, body: &mut Value) -> Result<Option<String>, ApiError> {
     let Some(name) = Fields::of_body(body)?.text("model")? else { return Ok(None) };
     let suffixed = name.rsplit_once('@').filter(|(model, _)| models.has(model));
@@ -24,7 +24,7 @@ pub(crate) fn read(models: &ModelPool, body: &mut Value) -> Result<Option<String
     Ok(Some(model))
 }
 
-/// Rule and budget of a name's suffix.
+/// The rule and budget in a name's suffix.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NamedBudget {
     rule: Option<Rule>,
@@ -36,8 +36,8 @@ impl NamedBudget {
         let wrong = || {
             let rules = Rule::ALL.iter().map(|rule| rule.name()).collect::<Vec<_>>().join(", ");
             let message = format!(
-                "after @ comes a rule, a number of trajectories, or both, such as weighted-16; \
-                 rules: {rules}"
+                "the suffix after @ must be a rule, a number of trajectories, or both, such as \
+                 weighted-16; rules: {rules}"
             );
             ApiError::field("model", message)
         };
@@ -54,14 +54,15 @@ impl NamedBudget {
 
     pub(crate) fn write(&self, body: &mut Value) -> Result<(), ApiError> {
         if self.samples.is_some() && !body["reasoning_effort"].is_null() {
-            let message = "the model's name and reasoning_effort both say how many trajectories";
+            let message = "the model name and reasoning_effort both set the number of \
+                           trajectories; omit one";
             return Err(ApiError::field("model", message));
         }
         let latent = &mut body["latent"];
         if latent.is_null() {
             *latent = Value::Object(Map::new());
         }
-        // A `latent` that is no object is refused where it is read.
+        // A `latent` that is not an object is rejected where it is read.
         let Some(latent) = latent.as_object_mut() else { return Ok(()) };
         let fields = [
             ("rule", self.rule.map(|rule| json!(rule.name()))),
@@ -71,7 +72,7 @@ impl NamedBudget {
             let Some(value) = value else { continue };
             match latent.get(field).filter(|given| !given.is_null()) {
                 Some(given) if *given != value => {
-                    let message = format!("the model's name and latent.{field} differ");
+                    let message = format!("the model name and latent.{field} contradict; omit one");
                     return Err(ApiError::field("model", message));
                 }
                 _ => drop(latent.insert(field.to_owned(), value)),

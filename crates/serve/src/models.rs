@@ -1,8 +1,10 @@
-//! The models of a server: loaded on demand, the least recently used unloaded, memory bounded.
+//! The models of a server: loaded on demand within a memory limit, unloading the least recently
+//! used.
 //!
-//! [`ModelPool::get`] is the only way to a model. A request holds its model while it runs, and only
-//! models that no request holds are unloaded, so that unloading never cuts a request. One model is
-//! loaded at a time. A reload replaces a model for new requests; those that run keep the old one.
+//! Models are only accessed through [`ModelPool::get`]. A request holds its model while it runs,
+//! and only models without requests are unloaded, so unloading never interrupts a request. Models
+//! are loaded one at a time. A reload replaces a model for new requests; running requests keep the
+//! old one.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,13 +21,13 @@ use crate::prompts::ChatPrompts;
 use crate::state::unix_seconds;
 use crate::{ServeError, ServeOptions};
 
-/// How often a request that waits for memory looks whether a model is idle.
+/// How often a request that waits for memory checks for idle models.
 const IDLE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why a model could not be loaded.
+/// The error of a model that cannot be loaded.
 pub type LoadError = Box<dyn Error + Send + Sync>;
 
-/// A model in memory, with the files that it was read from.
+/// A model in memory, with the files it was read from.
 pub struct LoadedModel {
     /// The engine that runs it.
     pub engine: Engine,
@@ -33,24 +35,24 @@ pub struct LoadedModel {
     pub files: ModelFiles,
 }
 
-/// A model that can be served.
+/// A model that can be loaded.
 pub struct ModelSource {
-    /// Its name in requests and replies.
+    /// The model name in requests and replies.
     pub name: String,
-    /// Bytes of weights, keys and values that it takes once it is loaded.
+    /// Memory of the loaded model in bytes: weights, keys and values.
     pub bytes: u64,
-    /// Loads it; called again after it was unloaded and for a reload.
+    /// Loads the model. Called again after unloading and for a reload.
     pub load: Box<dyn Fn() -> Result<LoadedModel, LoadError> + Send + Sync>,
 }
 
-/// A model that answers requests.
+/// A loaded model that answers requests.
 pub(crate) struct ServedModel {
     pub(crate) name: String,
     pub(crate) scheduler: Scheduler,
     pub(crate) chat: ChatPrompts,
-    /// The body of `/tokenizer_info`.
+    /// The response body of `/tokenizer_info`.
     pub(crate) tokenizer_info: Value,
-    /// Seconds since 1970 when it was loaded.
+    /// When it was loaded, in seconds since 1970.
     pub(crate) created: u64,
     is_embedded: bool,
 }
@@ -79,25 +81,22 @@ impl ServedModel {
         self.engine().reasoner()
     }
 
-    /// The notes about a question that `solve` prints, such as unknown words. The log has their
-    /// kinds and counts; the words belong to the question, which is not logged.
+    /// Notes about a question, as printed by `solve`. The log contains their kinds and counts, but
+    /// no words of the question.
     pub(crate) fn notes(&self, question: &str) -> Vec<String> {
-        // A text that cannot be tokenized is refused with its own error.
+        // A text that cannot be tokenized is rejected with its own error.
         let notes = notes::of_question(self.reasoner(), self.is_embedded, question);
         let notes = notes.unwrap_or_default();
         for note in &notes {
             match note {
                 Note::UnknownWords(words) => {
-                    tracing::info!(
-                        words = words.len(),
-                        "a question has words that the model does not know"
-                    );
+                    tracing::info!(words = words.len(), "a question contains unknown words");
                 }
                 Note::OutOfRange(reasons) => {
                     let reasons = reasons.len();
                     tracing::info!(
                         reasons,
-                        "a question is unlike those that the model was trained on"
+                        "a question is outside the model's training distribution"
                     );
                 }
                 _ => {}
@@ -112,13 +111,13 @@ pub(crate) struct ModelPool {
     sources: Vec<ModelSource>,
     options: ServeOptions,
     state: Mutex<PoolState>,
-    /// Held while a model is loaded: two at a time would need the memory of both.
+    /// Held while a model is loaded, because loading two at a time would need the memory of both.
     loading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 struct PoolState {
-    /// In the order of their last use, the least recent first.
+    /// In order of last use, the least recently used first.
     loaded: Vec<LoadedEntry>,
     closed: bool,
 }
@@ -129,8 +128,8 @@ struct LoadedEntry {
 }
 
 impl ModelPool {
-    /// A pool of these models, of which the first is the one of requests that name none; nothing
-    /// is loaded yet.
+    /// A pool of these models without loading any. The first one is the default for requests that
+    /// name no model.
     pub(crate) fn new(
         sources: Vec<ModelSource>,
         options: &ServeOptions,
@@ -153,7 +152,7 @@ impl ModelPool {
         self.sources.iter().map(|source| source.name.as_str())
     }
 
-    /// The model of this name, or the default one; loads it if it is not in memory.
+    /// The model with this name, or the default one. Loads it if necessary.
     pub(crate) async fn get(
         self: &Arc<Self>,
         name: Option<&str>,
@@ -163,16 +162,17 @@ impl ModelPool {
         if let Some(model) = self.lock().touch(index) {
             return Ok(model);
         }
-        // A task of its own: a client that goes must not waste a load that others wait for.
+        // A separate task, so that a disconnecting client does not cancel a load that others wait
+        // for.
         let pool = Arc::clone(self);
         let load = tokio::spawn(async move { pool.load(index, deadline).await });
         match load.await {
             Ok(model) => model,
-            Err(_) => Err(ApiError::internal("loading the model failed; the log says why")),
+            Err(_) => Err(ApiError::internal("loading the model failed; see the log")),
         }
     }
 
-    /// Loads the default model, so that a server which cannot answer does not start.
+    /// Loads the default model, so that a server that cannot answer does not start.
     pub(crate) async fn load_first(self: &Arc<Self>) -> Result<(), ServeError> {
         let failed = |error| {
             let name = self.sources[0].name.clone();
@@ -183,7 +183,7 @@ impl ModelPool {
         Ok(())
     }
 
-    /// The model of this name if it is in memory, without making it the most recently used.
+    /// The model with this name if it is in memory. Does not affect the order of use.
     pub(crate) fn loaded(&self, name: &str) -> Option<Arc<ServedModel>> {
         let state = self.lock();
         let entry = state.loaded.iter().find(|entry| entry.model.name == name)?;
@@ -193,18 +193,18 @@ impl ModelPool {
     fn index(&self, name: Option<&str>) -> Result<usize, ApiError> {
         let Some(name) = name else {
             return match self.sources.is_empty() {
-                true => Err(ApiError::unknown_model("this server has no model of its own".into())),
+                true => Err(ApiError::unknown_model("a gateway has no models of its own".into())),
                 false => Ok(0),
             };
         };
         self.sources.iter().position(|source| source.name == name).ok_or_else(|| {
             let served: Vec<&str> = self.names().collect();
             let served = served.join("`, `");
-            ApiError::unknown_model(format!("no model `{name}`; this server has `{served}`"))
+            ApiError::unknown_model(format!("unknown model `{name}`; available models: `{served}`"))
         })
     }
 
-    /// Whether a name is that of a model.
+    /// Whether there is a model with this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.names().any(|known| known == name)
     }
@@ -228,7 +228,7 @@ impl ModelPool {
         Ok(model)
     }
 
-    /// Reads a model on a thread that may block.
+    /// Loads a model on a thread that may block.
     async fn read(self: &Arc<Self>, index: usize) -> Result<Arc<ServedModel>, LoadError> {
         let pool = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || -> Result<_, LoadError> {
@@ -269,9 +269,9 @@ impl ModelPool {
         self.options.model_memory.is_none_or(|limit| used + bytes <= limit)
     }
 
-    /// Reads every model in memory again. Returns the names of those that were replaced. Where the
-    /// memory of both does not fit, the old one is unloaded and the new one is loaded by the next
-    /// request that names it.
+    /// Rereads every model in memory, and returns the names of those that were replaced. If the old
+    /// and new model do not fit in memory together, the old one is unloaded and the new one is
+    /// loaded by the next request.
     pub(crate) async fn reload(self: &Arc<Self>) -> Result<Vec<String>, LoadError> {
         let _one = self.loading.lock().await;
         let indices: Vec<usize> = self.lock().loaded.iter().map(|entry| entry.index).collect();
@@ -288,7 +288,7 @@ impl ModelPool {
         Ok(names)
     }
 
-    /// Running and waiting requests, summed over all models.
+    /// Running and queued requests, summed over all models.
     pub(crate) fn stats(&self) -> SchedulerStats {
         let state = self.lock();
         let mut sum = SchedulerStats::default();
@@ -306,23 +306,23 @@ impl ModelPool {
         sum
     }
 
-    /// Bytes of the key-value caches of the models in memory, when they are full.
+    /// Total size of the key-value caches of the models in memory, in bytes.
     pub(crate) fn cache_bytes(&self) -> usize {
         let state = self.lock();
         state.loaded.iter().map(|entry| entry.model.engine().memory()).sum()
     }
 
-    /// Models in memory.
+    /// Number of models in memory.
     pub(crate) fn num_loaded(&self) -> usize {
         self.lock().loaded.len()
     }
 
-    /// Whether the engines of all loaded models run.
+    /// Whether the engines of all loaded models are running.
     pub(crate) fn is_alive(&self) -> bool {
         self.lock().loaded.iter().all(|entry| entry.model.scheduler.is_alive())
     }
 
-    /// No model takes further requests, and none is loaded.
+    /// Closes all models to further requests, and prevents loading.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -340,7 +340,7 @@ impl ModelPool {
 }
 
 impl PoolState {
-    /// A loaded model, which becomes the most recently used one.
+    /// Returns a loaded model and makes it the most recently used one.
     fn touch(&mut self, index: usize) -> Option<Arc<ServedModel>> {
         let position = self.loaded.iter().position(|entry| entry.index == index)?;
         let entry = self.loaded.remove(position);
@@ -349,14 +349,14 @@ impl PoolState {
         Some(model)
     }
 
-    /// Takes the least recently used model that no request holds.
+    /// Removes and returns the least recently used model without requests.
     fn take_idle(&mut self) -> Option<Arc<ServedModel>> {
         let is_idle = |entry: &LoadedEntry| Arc::strong_count(&entry.model) == 1;
         let position = self.loaded.iter().position(is_idle)?;
         Some(self.loaded.remove(position).model)
     }
 
-    /// Puts another model in the place of a loaded one, or removes it. Returns the old one.
+    /// Replaces or removes a loaded model. Returns the old one.
     fn replace(&mut self, index: usize, new: Option<Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
         let position = self.loaded.iter().position(|entry| entry.index == index)?;
         match new {
@@ -366,14 +366,14 @@ impl PoolState {
     }
 }
 
-/// Drops a model where blocking is allowed: its scheduler waits for its thread.
+/// Drops a model on a thread that may block, because its scheduler waits for its thread.
 async fn unload(model: Arc<ServedModel>) {
     tracing::info!(model = model.name, "unloaded");
     // A panic was printed by the thread itself.
     let _ = tokio::task::spawn_blocking(move || drop(model)).await;
 }
 
-/// tokenizer_config.json with special tokens as texts; `eos_token` is always there.
+/// tokenizer_config.json with special tokens as strings; `eos_token` is always present.
 fn tokenizer_info(engine: &Engine, config: Value) -> Value {
     let mut info = match config {
         Value::Object(map) => map,

@@ -1,8 +1,8 @@
-//! `/openapi.json`, and the page at `/docs` that shows it.
+//! `/openapi.json`, and the page at `/docs` that renders it.
 //!
 //! The document is built from one table of operations, [`OPERATIONS`], which a test compares with
-//! the router. The schema of `latent` comes from [`latent_schema`] alone. The page is HTML without
-//! scripts and without requests: it is the same document, laid out.
+//! the router. The schema of `latent` comes from [`latent_schema`]. The page is static HTML without
+//! scripts or requests.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -18,7 +18,7 @@ use crate::fields::schema_of;
 use crate::generation::EFFORTS;
 use crate::web_ui;
 
-/// The page asks for nothing at all.
+/// The page makes no requests.
 const POLICY: &str = web_ui::RUN_POLICY;
 
 /// An operation of the API.
@@ -26,9 +26,9 @@ pub(crate) struct Operation {
     method: &'static str,
     pub(crate) path: &'static str,
     summary: &'static str,
-    /// The schema of its body.
+    /// The schema name of its request body.
     request: Option<&'static str>,
-    /// The schema of its reply.
+    /// The schema name of its response.
     reply: &'static str,
 }
 
@@ -45,7 +45,7 @@ const fn post(
     Operation { method: "post", path, summary, request: Some(request), reply }
 }
 
-/// Every operation that is part of the API; the pages `/`, `/docs` and `/runs/NAME` are not.
+/// Every operation of the API; the pages `/`, `/docs` and `/runs/NAME` are not included.
 pub(crate) const OPERATIONS: [Operation; 16] = [
     post("/v1/chat/completions", "Answer a question", "ChatRequest", "ChatReply"),
     post("/v1/responses", "Answer a question (Responses API)", "ResponsesRequest", "Object"),
@@ -55,29 +55,34 @@ pub(crate) const OPERATIONS: [Operation; 16] = [
         "CompletionRequest",
         "Object",
     ),
-    post("/v1/score", "Votes and rewards of given answers", "ScoreRequest", "ScoreReply"),
+    post("/v1/score", "Score given answers by votes and rewards", "ScoreRequest", "ScoreReply"),
     get("/v1/models", "List the models", "Object"),
     get("/v1/models/{id}", "Describe a model", "Object"),
-    post("/tokenize", "Text to token ids", "TokenizeRequest", "Object"),
-    post("/detokenize", "Token ids to text", "DetokenizeRequest", "Object"),
-    get("/tokenizer_info", "The tokenizer's configuration", "Object"),
-    get("/version", "The server's version", "Object"),
+    post("/tokenize", "Convert text to token ids", "TokenizeRequest", "Object"),
+    post("/detokenize", "Convert token ids to text", "DetokenizeRequest", "Object"),
+    get("/tokenizer_info", "Get the tokenizer configuration", "Object"),
+    get("/version", "Get the server version", "Object"),
     Operation {
         method: "post",
         path: "/admin/reload",
-        summary: "Read keys and models again",
+        summary: "Reload keys and models",
         request: None,
         reply: "Object",
     },
     get("/runs", "List recorded runs", "Object"),
     get("/metrics", "Prometheus metrics", "Text"),
-    get("/health", "Whether the engine runs", "Object"),
-    get("/ready", "Whether new requests are taken", "Object"),
+    get("/health", "Check whether the engine is running", "Object"),
+    get("/ready", "Check whether new requests are accepted", "Object"),
     get("/openapi.json", "This document", "Object"),
 ];
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 static PAGE: LazyLock<String> = LazyLock::new(|| render(&DOCUMENT));
+
+/// The document that a server sends at `/openapi.json`.
+pub fn openapi() -> &'static Value {
+    &DOCUMENT
+}
 
 /// `GET /openapi.json`.
 pub(crate) async fn json() -> Response {
@@ -89,16 +94,16 @@ pub(crate) async fn page() -> Response {
     web_ui::html(PAGE.as_str(), POLICY)
 }
 
-/// The JSON Schema of the field `latent` of requests: the sampling options, and what only the
+/// The JSON Schema of the request field `latent`: the sampling options, and fields that only the
 /// server reads.
 pub(crate) fn latent_schema() -> Value {
     let integer = |text: &str| json!({ "type": "integer", "minimum": 0, "description": text });
     let parts = ["votes", "rewards", "trajectories", "thoughts"];
     let own = json!({
-        "deadline_ms": integer("milliseconds after which the complete trajectories vote"),
-        "timeout": { "type": "number", "description": "seconds" },
-        "lens": integer("most probable tokens of each thought"),
-        "gold": { "type": ["string", "number"], "description": "the right answer, to grade by" },
+        "deadline_ms": integer("milliseconds after which the completed trajectories vote"),
+        "timeout": { "type": "number", "description": "time limit of the request in seconds" },
+        "lens": integer("number of most probable tokens to return per thought"),
+        "gold": { "type": ["string", "number"], "description": "the correct answer, for grading" },
         "map": { "enum": ["pca", "tsne"] },
         "return": { "type": "array", "items": { "enum": parts } },
     });
@@ -122,9 +127,9 @@ fn document() -> Value {
         "info": {
             "title": "latent-tts",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "An OpenAI-compatible server for latent reasoners. A request says how \
-                            many trajectories of latent thoughts are sampled; the server scores \
-                            them, votes and replies with one answer.",
+            "description": "An OpenAI-compatible server for latent reasoners. A request sets the \
+                            number of trajectories of latent thoughts to sample; the server scores \
+                            them, votes and returns one answer.",
             "license": { "name": "MIT OR Apache-2.0" },
         },
         "servers": [{ "url": "/" }],
@@ -147,9 +152,9 @@ fn operation_json(operation: &Operation) -> Value {
         "operationId": operation_id(operation),
         "summary": operation.summary,
         "responses": {
-            "200": { "description": "the reply", "content": content(operation.reply) },
-            "4XX": { "description": "the request is refused", "content": content("Error") },
-            "5XX": { "description": "the server cannot answer", "content": content("Error") },
+            "200": { "description": "success", "content": content(operation.reply) },
+            "4XX": { "description": "invalid or rejected request", "content": content("Error") },
+            "5XX": { "description": "server error", "content": content("Error") },
         },
     });
     if let Some(request) = operation.request {
@@ -171,7 +176,7 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-/// An object with these properties, some of them required.
+/// An object schema with these properties, some of them required.
 fn object(properties: Value, required: &[&str]) -> Value {
     json!({ "type": "object", "properties": properties, "required": required })
 }
@@ -314,14 +319,14 @@ fn schemas() -> Value {
     })
 }
 
-/// The document as a page.
+/// Renders the document as an HTML page.
 fn render(document: &Value) -> String {
     let mut body = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(
         body,
-        "<h1>latent-tts {}</h1><p>{} The same as JSON: <a href=\"/openapi.json\">openapi.json</a>; \
-         the page to ask questions: <a href=\"/\">/</a>.</p>",
+        "<h1>latent-tts {}</h1><p>{} As JSON: <a href=\"/openapi.json\">openapi.json</a>. \
+         To ask questions in the browser: <a href=\"/\">/</a>.</p>",
         escaped(&document["info"]["version"]),
         escaped(&document["info"]["description"]),
     );
@@ -354,7 +359,7 @@ fn render(document: &Value) -> String {
     )
 }
 
-/// The properties of a schema as a table.
+/// The properties of a schema as table rows.
 fn rows(schema: &Value) -> String {
     let mut rows = String::from("<table><tr><th>field</th><th>type</th><th></th></tr>");
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -391,7 +396,7 @@ fn escaped(text: &Value) -> String {
 mod tests {
     use super::*;
 
-    /// Every reference of a value, by its pointer.
+    /// Every reference in a value, by its pointer.
     fn references(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(map) => {

@@ -1,4 +1,4 @@
-//! Progress events of streams: each trajectory, the votes so far, the rewards.
+//! Progress events of streams: each trajectory, the votes so far, and the rewards.
 
 use engine::Trajectory;
 use engine::scheduler::Event;
@@ -20,8 +20,8 @@ impl VoteProgress {
         Self { of_prompts: vec![Vec::new(); prompts] }
     }
 
-    /// The `latent` of a progress event; `None` for events that are not reported, such as those
-    /// of requests without a vote.
+    /// The `latent` of a progress event; `None` for events that are not reported, such as those of
+    /// requests without a vote.
     pub(crate) fn add(
         &mut self,
         work: &RunningRequest,
@@ -45,8 +45,8 @@ impl VoteProgress {
         (work.generation.choices == Choices::Vote).then_some(latent)
     }
 
-    /// A trajectory with the majority of those so far. The answer may be chosen by another rule,
-    /// when all are there.
+    /// A trajectory with the current majority. The final answer may be selected by another rule
+    /// once all are complete.
     fn trajectory(&mut self, work: &RunningRequest, prompt: usize, of: &Trajectory) -> Value {
         let value = work.reader(prompt).of_trajectory(of, work.generation.returned);
         let so_far = &mut self.of_prompts[prompt];

@@ -1,9 +1,9 @@
-//! Chat messages and completion prompts become the prompts of the model.
+//! Converts chat messages and completion prompts to prompts of the model.
 //!
-//! A latent reasoner was trained on single questions in its family's own prompt template, so the
-//! last user message is the question, and the reply notes which other messages were ignored. The
-//! chat template of the tokenizer's configuration is used where the model is a plain language model
-//! (`cot`), or where the caller names one.
+//! A latent reasoner was trained on single questions in its family's prompt format, so the last
+//! user message is the question, and the reply notes which other messages were ignored. The
+//! tokenizer's chat template is used if the model is a plain language model (`cot`), or if the user
+//! passes a template.
 
 use engine::{Family, Prompt, Reasoner};
 use serde_json::{Value, json};
@@ -13,16 +13,16 @@ use crate::chat_template::JinjaTemplate;
 use crate::error::ApiError;
 use crate::fields::Fields;
 
-/// Prompts of one request at most.
+/// Maximum number of prompts per request.
 const MAX_PROMPTS: usize = 1024;
 
-/// Which template makes a prompt of messages.
+/// The template that converts messages to a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ChatTemplate {
-    /// The tokenizer's for a `cot` model that has one, else the family's.
+    /// The tokenizer's template for a `cot` model that has one, otherwise the family's format.
     #[default]
     Auto,
-    /// The family's prompt template.
+    /// The prompt format of the family.
     Family,
     /// This Jinja text.
     Jinja(String),
@@ -30,21 +30,21 @@ pub enum ChatTemplate {
 
 /// Renders chat messages.
 pub(crate) struct ChatPrompts {
-    /// The compiled template; `None` is the family's own.
+    /// The compiled template; `None` for the format of the family.
     template: Option<JinjaTemplate>,
-    /// `bos_token` and such, as templates know them.
+    /// Special tokens such as `bos_token`, under the names that templates use.
     tokens: Value,
 }
 
 /// The prompt of a chat.
 pub(crate) struct ChatPrompt {
     pub(crate) prompt: Prompt,
-    /// Which messages are not part of the prompt; for `latent.notes`.
+    /// Notes on ignored messages, for `latent.notes`.
     pub(crate) notes: Vec<String>,
 }
 
 impl ChatPrompts {
-    /// `config` is tokenizer_config.json.
+    /// Creates the renderer. `config` is tokenizer_config.json.
     pub(crate) fn new(
         template: &ChatTemplate,
         config: &Value,
@@ -77,7 +77,8 @@ impl ChatPrompts {
                 Prompt::verbatim(of, 0, text)
             }
             None => {
-                let absent = || body.error("messages", "messages have no message of the role user");
+                let absent =
+                    || body.error("messages", "messages must include a message with role user");
                 let question = last_question(&messages, &mut notes).ok_or_else(absent)?;
                 Prompt::new(of, 0, question.trim())
             }
@@ -94,14 +95,14 @@ impl ChatPrompts {
     }
 }
 
-/// The text of the last user message of a body, where it is a plain text.
+/// The text of the last user message of a body, if it is plain text.
 pub(crate) fn last_user_text(body: Fields<'_>) -> Option<&str> {
     let messages = body.list("messages").ok().flatten()?;
     let last = messages.iter().rfind(|message| message["role"] == "user")?;
     last["content"].as_str().map(str::trim)
 }
 
-/// The text of the last user message. Every other message is ignored, which `notes` report.
+/// The text of the last user message. All other messages are ignored and reported in `notes`.
 fn last_question<'m>(messages: &'m [Value], notes: &mut Vec<String>) -> Option<&'m str> {
     let last = messages.iter().rposition(|message| message["role"] == "user")?;
     let is_system =
@@ -122,13 +123,13 @@ fn last_question<'m>(messages: &'m [Value], notes: &mut Vec<String>) -> Option<&
     messages[last]["content"].as_str()
 }
 
-/// A message whose content cannot become a control token, whatever it says.
+/// A message whose content cannot produce control tokens.
 fn guarded(of: &Reasoner, message: &Value) -> Value {
     let content = message["content"].as_str().unwrap_or_default();
     json!({ "role": message["role"], "content": of.tokenizer.guard(content) })
 }
 
-/// The template of tokenizer_config.json: a text, or the default one of a list.
+/// The template of tokenizer_config.json: a string, or the default one of a list.
 fn default_template(config: &Value) -> Option<String> {
     match &config["chat_template"] {
         Value::String(text) => Some(text.clone()),
@@ -140,9 +141,10 @@ fn default_template(config: &Value) -> Option<String> {
     }
 }
 
-/// The messages with their contents as texts.
+/// The messages, with their contents as plain text.
 fn read_messages(body: Fields<'_>) -> Result<Vec<Value>, ApiError> {
-    let absent = || body.error("messages", "messages are missing: a list of role and content");
+    let absent =
+        || body.error("messages", "messages is required: a list of objects with role and content");
     let list = body.list("messages")?.filter(|list| !list.is_empty()).ok_or_else(absent)?;
     list.iter().enumerate().map(|(i, message)| read_message(i, message)).collect()
 }
@@ -151,11 +153,11 @@ fn read_message(i: usize, message: &Value) -> Result<Value, ApiError> {
     let role = message["role"].as_str();
     let roles = ["system", "developer", "user", "assistant"];
     let Some(role) = role.filter(|role| roles.contains(role)) else {
-        let message = format!("the role of a message is one of {}", roles.join(", "));
+        let message = format!("role must be one of {}", roles.join(", "));
         return Err(ApiError::field(format!("messages[{i}].role"), message));
     };
     let wrong = || {
-        let message = "the content is a string, or a list of parts of type text";
+        let message = "content must be a string, or a list of parts of type text";
         ApiError::field(format!("messages[{i}].content"), message)
     };
     let content = match &message["content"] {
@@ -172,7 +174,7 @@ fn read_message(i: usize, message: &Value) -> Result<Value, ApiError> {
     Ok(json!({ "role": role, "content": content }))
 }
 
-/// A prompt of a completion request, before any template.
+/// A prompt of a completion request, before applying a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PromptText {
     Text(String),
@@ -180,10 +182,10 @@ pub(crate) enum PromptText {
 }
 
 impl PromptText {
-    /// The prompts of a completion request: a text, token ids, or a list of either.
+    /// Reads the prompts of a completion request: a text, token ids, or a list of either.
     pub(crate) fn read_all(body: Fields<'_>) -> Result<Vec<Self>, ApiError> {
         let wrong = || {
-            let message = "prompt is a text, a list of token ids, or a list of either";
+            let message = "prompt must be a string, a list of token ids, or a list of either";
             body.error("prompt", message)
         };
         let prompts = match body.get("prompt").ok_or_else(wrong)? {
@@ -202,13 +204,13 @@ impl PromptText {
             _ => return Err(wrong()),
         };
         if !(1..=MAX_PROMPTS).contains(&prompts.len()) {
-            let message = format!("a request has 1 to {MAX_PROMPTS} prompts");
+            let message = format!("a request must have 1 to {MAX_PROMPTS} prompts");
             return Err(body.error("prompt", message));
         }
         Ok(prompts)
     }
 
-    /// The question in the family's prompt template.
+    /// The question in the prompt format of the family.
     pub(crate) fn prompt(&self, of: &Reasoner) -> Result<Prompt, ApiError> {
         Ok(match self {
             Self::Text(text) => Prompt::new(of, 0, text.trim()),
@@ -219,7 +221,7 @@ impl PromptText {
         }?)
     }
 
-    /// The tokens as they are.
+    /// The tokens without a template.
     pub(crate) fn tokens(&self, of: &Reasoner) -> Result<Vec<u32>, ApiError> {
         Ok(match self {
             Self::Text(text) => {
@@ -240,7 +242,7 @@ fn check_ids(of: &Reasoner, tokens: &[u32]) -> Result<(), ApiError> {
     let vocab = of.decoder.config().vocab;
     match tokens.iter().find(|&&token| token as usize >= vocab) {
         Some(token) => {
-            let message = format!("token {token} is not in a vocabulary of {vocab}");
+            let message = format!("token {token} is outside the vocabulary of {vocab} tokens");
             Err(ApiError::field("prompt", message))
         }
         None => Ok(()),
@@ -264,7 +266,7 @@ mod tests {
         let messages = [json!({ "role": "user", "content": " hi " })];
         let template = prompts.template.as_ref().unwrap();
         let text = prompts.render(template, &messages).unwrap();
-        // transformers trims the line's end after a block.
+        // transformers trims the newline after a block.
         assert_eq!(text, "<s><|user|>hi<|a|>");
         let family = ChatPrompts::new(&ChatTemplate::Auto, &config, Family::COCONUT).unwrap();
         assert!(family.template.is_none(), "a latent reasoner has a template of its own");

@@ -1,4 +1,4 @@
-//! Replies of the engine as the JSON of choices and usage.
+//! Converts replies of the engine to the JSON of choices and usage.
 
 use engine::{Reply, Trajectory};
 use latent_tts::aggregate::{self, AnswerVotes, Candidate};
@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 
 use crate::generation::{Choices, Generation, Returned};
 
-/// What is returned of one trajectory, or of the vote over all.
+/// The returned part of one trajectory, or of the vote over all.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     pub(crate) text: String,
     pub(crate) finish_reason: &'static str,
     pub(crate) latent: Value,
-    /// How the trajectories voted, in words; for clients that show a model's reasoning.
+    /// A description of the vote, for clients that show a model's reasoning.
     pub(crate) reasoning: Option<String>,
-    /// Why there is no text, where the answer has not the requested format.
+    /// The reason why there is no text, if no answer has the requested format.
     pub(crate) refusal: Option<String>,
 }
 
-/// Tokens that were read and computed.
+/// Numbers of tokens read and computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
@@ -47,7 +47,7 @@ impl Usage {
         self.thoughts += more.thoughts;
     }
 
-    /// Tokens that were generated; a thought counts as one.
+    /// Number of generated tokens; a thought counts as one.
     pub(crate) fn completion(&self) -> usize {
         self.answers + self.thoughts
     }
@@ -62,19 +62,19 @@ impl Usage {
     }
 }
 
-/// Makes choices of a reply.
+/// Converts a reply to choices.
 pub(crate) struct ReplyReader<'a> {
     pub(crate) generation: &'a Generation,
     /// Tokens that end an answer.
     pub(crate) eos: &'a [u32],
-    /// The engine's seed.
+    /// The seed used by the engine.
     pub(crate) seed: u64,
-    /// The prompt's index in the request.
+    /// The index of the prompt in the request.
     pub(crate) prompt: usize,
 }
 
 impl ReplyReader<'_> {
-    /// The choices of a reply, in their order.
+    /// The choices of a reply, in order.
     pub(crate) fn choices(&self, reply: &Reply) -> Vec<Choice> {
         let mut choices = match self.generation.choices {
             Choices::Vote => vec![self.voted(reply)],
@@ -96,8 +96,8 @@ impl ReplyReader<'_> {
         choices
     }
 
-    /// The choice that the vote, or the beam search, makes. Where no trajectory has an answer there
-    /// is nothing to vote on, and the first one's text is returned.
+    /// The choice determined by the vote or the beam search. If no trajectory has an answer, the
+    /// text of the first one is returned.
     fn voted(&self, reply: &Reply) -> Choice {
         let chosen = reply.chosen.or((!reply.trajectories.is_empty()).then_some(0));
         let sampled = chosen.map(|index| &reply.trajectories[index]);
@@ -172,7 +172,7 @@ impl ReplyReader<'_> {
         latent
     }
 
-    /// A trajectory, as much of it as is asked for.
+    /// The requested parts of a trajectory.
     pub(crate) fn of_trajectory(&self, of: &Trajectory, returned: Returned) -> Value {
         let mut record = TrajectoryRecord::from(of);
         if !returned.rewards {
@@ -189,7 +189,7 @@ impl ReplyReader<'_> {
         json!(record)
     }
 
-    /// The vote in one line.
+    /// A one-line summary of the vote.
     fn summary(&self, reply: &Reply) -> String {
         let mut votes = reply.votes();
         votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
@@ -202,21 +202,21 @@ impl ReplyReader<'_> {
     }
 }
 
-/// A text without the marker that its family is trained to write before an answer: `### 7` and
-/// `Answer:7` become `7`. A text that does not begin with the marker is returned unchanged.
+/// Removes the marker that the family writes before an answer: `### 7` and `Answer:7` become `7`. A
+/// text that does not start with the marker is not changed.
 pub(crate) fn without_marker(rule: AnswerRule, text: &str) -> &str {
     let answer = match rule {
         AnswerRule::Hash | AnswerRule::Cascade => text.trim_start().strip_prefix('#'),
         AnswerRule::AnswerColon => {
             text.trim().trim_matches('#').trim_start().strip_prefix("Answer:")
         }
-        // A sentence, or a LaTeX box: part of the answer.
+        // A sentence or a LaTeX box is part of the answer.
         AnswerRule::LastNumber | AnswerRule::Boxed => None,
     };
     answer.map_or(text, |answer| answer.trim_start_matches('#').trim())
 }
 
-/// The different answers with their votes.
+/// The distinct answers with their votes.
 pub(crate) fn votes_json(votes: &[AnswerVotes<'_>]) -> Value {
     votes.iter().map(|votes| json!(Vote::from(votes))).collect()
 }
@@ -225,7 +225,7 @@ fn reward_of(trajectory: &Trajectory) -> f64 {
     aggregate::reward(trajectory, RewardReduction::OutcomeOrMean)
 }
 
-/// A number, or null where JSON has none.
+/// A JSON number, or null if it is not finite.
 pub(crate) fn finite(number: f64) -> Value {
     if number.is_finite() { json!(number) } else { Value::Null }
 }

@@ -1,25 +1,25 @@
-//! The JSON around choices: whole responses and chunks of streams, of chats and of completions.
+//! The JSON around choices: complete responses and chunks of streams, for chats and completions.
 
 use engine::{Reasoner, TokenScore};
 use serde_json::{Value, json};
 
 use crate::reply::{Choice, Usage};
 
-/// Which of the two kinds of completions.
+/// The kind of completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiKind {
     Chat,
     Text,
 }
 
-/// What all JSON of one response has in common.
+/// The common fields of all JSON of one response.
 #[derive(Clone, Debug)]
 pub(crate) struct Envelope {
     pub(crate) kind: ApiKind,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
-    /// Texts that stand before the completions, by index: prompts that are echoed.
+    /// Texts that precede the completions, by index: echoed prompts.
     pub(crate) echoed: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ impl Envelope {
         })
     }
 
-    /// A whole response.
+    /// A complete response.
     pub(crate) fn response(&self, choices: Vec<Choice>, usage: Usage) -> Value {
         let choice = |(index, choice): (usize, Choice)| {
             let Choice { text, finish_reason, latent, reasoning, refusal } = choice;
@@ -122,21 +122,21 @@ impl Envelope {
         self.chunk_of(vec![choice])
     }
 
-    /// The chunk that says how trajectories voted, in a chat.
+    /// The chunk that summarizes the vote, in a chat.
     pub(crate) fn reasoning(&self, index: usize, text: &str) -> Option<Value> {
         let delta = json!({ "reasoning_content": text, "reasoning": text });
         let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
         (self.kind == ApiKind::Chat).then(|| self.chunk_of(vec![choice]))
     }
 
-    /// The chunk that says why there is no text, in a chat.
+    /// The chunk with the refusal, in a chat.
     pub(crate) fn refusal(&self, index: usize, text: &str) -> Option<Value> {
         let delta = json!({ "refusal": text });
         let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
         (self.kind == ApiKind::Chat).then(|| self.chunk_of(vec![choice]))
     }
 
-    /// The chunk that has the usage and no choices.
+    /// The chunk with the usage, which has no choices.
     pub(crate) fn usage(&self, usage: Usage) -> Value {
         let mut chunk = self.chunk_of(Vec::new());
         chunk["usage"] = usage.to_json();
@@ -144,7 +144,7 @@ impl Envelope {
     }
 
     /// The response to a log-likelihood request: each prompt with the log-probabilities of its
-    /// tokens, and of the most likely next one where `next` is set.
+    /// tokens and, if `next` is set, of the most likely next token.
     pub(crate) fn scored(
         &self,
         reasoner: &Reasoner,

@@ -1,9 +1,9 @@
-//! `POST /v1/responses`: OpenAI's Responses API, as far as a latent reasoner can answer it.
+//! `POST /v1/responses`: the parts of OpenAI's Responses API that a latent reasoner supports.
 //!
-//! A body becomes that of a chat, so that fields, limits and errors are those of
-//! `/v1/chat/completions`; the reply is written in the shape of a response. Responses are not
-//! stored: a conversation is sent whole with each request. Streams have the typed events of the
-//! API, and between them `response.in_progress` events whose `latent` reports trajectories.
+//! A body is converted to that of a chat, so fields, limits and errors are those of
+//! `/v1/chat/completions`; the reply has the format of a response. Responses are not stored, so
+//! each request contains the entire conversation. Streams have the typed events of the API,
+//! interleaved with `response.in_progress` events whose `latent` reports trajectories.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,9 +26,9 @@ use crate::state::{AppState, unix_seconds};
 use crate::text_stream::TextStream;
 use crate::work::RunningRequest;
 
-/// Fields that mean the same in a chat.
+/// Fields with the same meaning in a chat.
 const SAME_FIELDS: [&str; 6] = ["model", "temperature", "top_p", "stream", "seed", "latent"];
-/// Fields that cannot be honoured unless they change nothing.
+/// Fields that are only accepted with values that have no effect.
 const UNSUPPORTED: [&str; 8] = [
     "previous_response_id",
     "conversation",
@@ -59,7 +59,7 @@ pub(crate) async fn create(
     Ok(json_response(StatusCode::OK, &shape.finished(&choice, usage)))
 }
 
-/// The body of the chat that asks the same.
+/// The body of the equivalent chat request.
 fn chat_body(body: &Value) -> Result<Value, ApiError> {
     let fields = Fields::of_body(body)?;
     for name in UNSUPPORTED {
@@ -88,19 +88,19 @@ fn chat_body(body: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(chat))
 }
 
-/// `instructions` and `input` as messages.
+/// Converts `instructions` and `input` to messages.
 fn messages(body: Fields<'_>) -> Result<Vec<Value>, ApiError> {
     let mut messages = Vec::new();
     if let Some(instructions) = body.text("instructions")? {
         messages.push(json!({ "role": "system", "content": instructions }));
     }
-    let wrong = || body.error("input", "input is a text, or a list of messages");
+    let wrong = || body.error("input", "input must be a string or a list of messages");
     match body.get("input").ok_or_else(wrong)? {
         Value::String(text) => messages.push(json!({ "role": "user", "content": text })),
         Value::Array(items) => {
             for item in items {
                 match item["type"].as_str() {
-                    // What an earlier response thought is not part of a prompt.
+                    // The reasoning of an earlier response is not part of a prompt.
                     Some("reasoning") => {}
                     None | Some("message") => messages.push(message(item)),
                     Some(_) => return Err(wrong()),
@@ -112,7 +112,7 @@ fn messages(body: Fields<'_>) -> Result<Vec<Value>, ApiError> {
     Ok(messages)
 }
 
-/// A message of `input`, whose parts are called otherwise in a chat.
+/// Converts a message of `input`, whose parts have other names in a chat.
 fn message(item: &Value) -> Value {
     let part = |part: &Value| match part["type"].as_str() {
         Some("input_text" | "output_text") => json!({ "type": "text", "text": part["text"] }),
@@ -125,7 +125,7 @@ fn message(item: &Value) -> Value {
     json!({ "role": item["role"], "content": content })
 }
 
-/// An error with the name that its field has here.
+/// Converts an error to the field names of this API.
 fn renamed(error: ApiError) -> ApiError {
     let name = match error.param.as_deref() {
         Some("reasoning_effort") => "reasoning.effort",
@@ -137,11 +137,11 @@ fn renamed(error: ApiError) -> ApiError {
     error.at(name)
 }
 
-/// The fields that all JSON of one response shares.
+/// The common fields of all JSON of one response.
 struct ResponseShape {
-    /// The response without what is known at its end.
+    /// The response without the fields that are only known at its end.
     base: Value,
-    /// The id of its message.
+    /// The id of the response's message.
     message_id: String,
     reasoning_id: String,
 }
@@ -192,13 +192,13 @@ impl ResponseShape {
         })
     }
 
-    /// The item that says how trajectories voted.
+    /// The item that summarizes the vote.
     fn reasoning(&self, text: &str) -> Value {
         let summary = json!([{ "type": "summary_text", "text": text }]);
         json!({ "id": self.reasoning_id, "type": "reasoning", "summary": summary })
     }
 
-    /// The whole response.
+    /// The complete response.
     fn finished(&self, choice: &Choice, usage: Usage) -> Value {
         let status = status(choice);
         let mut response = self.base.clone();
@@ -255,12 +255,12 @@ struct ResponseStream {
     shape: ResponseShape,
     progress: VoteProgress,
     texts: TextStream,
-    /// Whether the message was begun, because text of it was sent.
+    /// Whether the message was opened, because part of its text was sent.
     is_open: bool,
     ready: VecDeque<SseEvent>,
     /// The number of the next event.
     sequence: u64,
-    /// How it ended; `None` while events are still to come.
+    /// How it ended; `None` while more events follow.
     end: Option<&'static str>,
 }
 
@@ -322,7 +322,7 @@ impl ResponseStream {
         Ok(())
     }
 
-    /// The events of the output items and of the end.
+    /// Sends the events of the output items and of the end.
     fn answer(&mut self, choice: &Choice, usage: Usage) {
         let mut index = 0;
         if let Some(text) = &choice.reasoning {
@@ -346,7 +346,7 @@ impl ResponseStream {
         self.push(&kind, json!({ "response": response }));
     }
 
-    /// Begins the message with an empty part.
+    /// Opens the message with an empty part.
     fn open_message(&mut self, index: usize, part: Value) {
         self.is_open = true;
         let item = self.shape.message("in_progress", json!([]));
@@ -365,7 +365,7 @@ impl ResponseStream {
         event
     }
 
-    /// The events of what was not sent of the message's text, or of its refusal.
+    /// Sends the events for the unsent text of the message, or for its refusal.
     fn content(&mut self, index: usize, choice: &Choice) {
         let rest = self.texts.rest(0, &choice.text);
         let events = match &choice.refusal {

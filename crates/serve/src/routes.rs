@@ -1,5 +1,4 @@
-//! The paths of the server. A handler reads the body, makes options of it, runs them, and writes
-//! the reply.
+//! The paths of the server. A handler parses the body, runs the request, and writes the response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +38,7 @@ use crate::work::{Deadline, RunningRequest, score_all};
 type App = State<Arc<AppState>>;
 type PathText = Result<Path<String>, PathRejection>;
 
-/// All paths with the layers around them.
+/// All paths, with the layers around them.
 pub(crate) fn router(state: Arc<AppState>) -> Router {
     Router::new()
         .route("/v1/models", get(models))
@@ -62,7 +61,7 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/openapi.json", get(openapi::json))
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .fallback(|| async { ApiError::not_found("there is no such path") })
+        .fallback(|| async { ApiError::not_found("path not found; see /docs") })
         .method_not_allowed_fallback(|| async { ApiError::method_not_allowed() })
         .layer(middleware::from_fn_with_state(Arc::clone(&state), cors::allow_origins))
         .layer(middleware::from_fn_with_state(Arc::clone(&state), layers::check_host))
@@ -71,23 +70,24 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .with_state(state)
 }
 
-/// Bytes of memory that a byte of JSON takes at most, read and parsed.
+/// Upper bound of the memory in bytes that one byte of JSON takes, including parsing.
 const JSON_GROWTH: usize = 32;
 
-/// The JSON of a body that arrives in time and is not too large.
+/// A JSON body, read within the time and size limits.
 pub(crate) struct JsonBody(pub(crate) Value);
 
 impl FromRequest<Arc<AppState>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &Arc<AppState>) -> Result<Self, ApiError> {
-        // Other types can be sent by a web page of another origin without asking first.
+        // Browsers let web pages of other origins send other content types without a preflight
+        // request.
         let kind = request.headers().get(header::CONTENT_TYPE);
         if !kind.and_then(|kind| kind.to_str().ok()).is_some_and(is_json) {
             return Err(ApiError::not_json());
         }
         let limit = state.options.max_body_bytes;
-        // A body that announces too much is refused before any of it is read.
+        // A body with too large an announced length is rejected before it is read.
         let announced = request.headers().get(header::CONTENT_LENGTH);
         let announced = announced.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
         if announced.is_some_and(|length| length > limit) {
@@ -106,8 +106,8 @@ impl FromRequest<Arc<AppState>> for JsonBody {
 async fn read_bytes(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     let (mut chunks, mut bytes) = (body.into_data_stream(), Vec::new());
     while let Some(chunk) = chunks.next().await {
-        // The client broke off, or its chunks are malformed.
-        let wrong = |error| ApiError::body(format!("the body cannot be read: {error}"));
+        // The client disconnected, or its chunks are malformed.
+        let wrong = |error| ApiError::body(format!("cannot read the body: {error}"));
         let chunk = chunk.map_err(wrong)?;
         if chunk.len() > limit - bytes.len() {
             return Err(ApiError::body_too_large(limit));
@@ -117,13 +117,13 @@ async fn read_bytes(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-/// A path parameter as text; 400 for one that is not UTF-8.
+/// A path parameter as text; 400 if it is not UTF-8.
 fn path_text(text: PathText) -> Result<String, ApiError> {
     let Path(text) = text.map_err(|error| ApiError::body(error.body_text()))?;
     Ok(text)
 }
 
-/// Whether a content type is `application/json` or a kind of it.
+/// Whether a content type is `application/json` or a subtype with suffix `+json`.
 fn is_json(kind: &str) -> bool {
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
@@ -133,13 +133,13 @@ fn ok(body: &Value) -> Response {
     json_response(StatusCode::OK, body)
 }
 
-/// The model of a request, and its name as the client wrote it.
+/// The model of a request, and its name as the client sent it.
 pub(crate) struct SelectedModel {
     pub(crate) model: Arc<ServedModel>,
     pub(crate) name: String,
 }
 
-/// The model that a body names, loaded if need be. Rule and budget in its name become fields.
+/// The model named in a body, loaded if necessary. Rule and budget in the name are moved to fields.
 pub(crate) async fn select_model(
     state: &AppState,
     body: &mut Value,
@@ -152,13 +152,13 @@ pub(crate) async fn select_model(
     Ok(SelectedModel { model, name })
 }
 
-/// The model of a request that is answered without the engine.
+/// The model of a request that does not use the engine.
 async fn plain_model(state: &AppState, body: Fields<'_>) -> Result<Arc<ServedModel>, ApiError> {
     let deadline = Deadline::start(state.options.request_timeout);
     state.models.get(body.text("model")?, deadline.instant()).await
 }
 
-/// The server's deadline, or an earlier one of the request.
+/// The deadline of the server, or an earlier one of the request.
 pub(crate) fn read_deadline(state: &AppState, body: &Value) -> Result<Deadline, ApiError> {
     let most = state.options.request_timeout;
     let latent = Fields::of_body(body)?.object("latent")?;
@@ -193,7 +193,7 @@ async fn chat_completions(
     respond(work, envelope(&state, ApiKind::Chat, selected.name)).await
 }
 
-/// Starts the chat of a body, whose answer is a message.
+/// Starts a chat request, whose answer is a message.
 pub(crate) fn start_chat(
     state: &Arc<AppState>,
     model: &Arc<ServedModel>,
@@ -234,14 +234,14 @@ async fn completions(
         return scoring.log_likelihoods(body, &texts, deadline).await;
     }
     if body.get("max_tokens").is_some_and(|value| value.as_u64() == Some(0)) {
-        return Err(body.error("max_tokens", "max_tokens of 0 is for echo with logprobs"));
+        return Err(body.error("max_tokens", "max_tokens 0 requires echo and logprobs"));
     }
     let mut generation = Generation::read(model.engine(), body, state.options.max_samples)?;
     let prompts = texts.iter().map(|text| text.prompt(model.reasoner()));
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
     let notes = texts.iter().map(|text| match text {
         PromptText::Text(text) => model.notes(text.trim()),
-        // Tokens are of the vocabulary.
+        // Token ids are specific to a vocabulary.
         PromptText::Tokens(_) => Vec::new(),
     });
     generation.prompt_notes = notes.collect();
@@ -276,7 +276,7 @@ struct Scoring<'a> {
 }
 
 impl Scoring<'_> {
-    /// The log-probabilities of given tokens, read as a plain language model reads them.
+    /// The log-probabilities of given tokens under the plain language model.
     async fn log_likelihoods(
         &self,
         body: Fields<'_>,
@@ -284,11 +284,12 @@ impl Scoring<'_> {
         deadline: Deadline,
     ) -> Result<Response, ApiError> {
         if body.boolean("echo")? != Some(true) {
-            let message = "log-probabilities are those of given tokens: set echo, and max_tokens \
+            let message = "logprobs are only supported for given tokens; set echo, and max_tokens \
                            to 0 or 1";
             return Err(body.error("logprobs", message));
         }
-        let wrong = |_| body.error("max_tokens", "with echo and logprobs, max_tokens is 0 or 1");
+        let wrong =
+            |_| body.error("max_tokens", "with echo and logprobs, max_tokens must be 0 or 1");
         let next = body.count("max_tokens", 0..=1).map_err(wrong)?;
         let next = next.ok_or_else(|| wrong(ApiError::body("")))? == 1;
         body.unsupported("n", |value| value.as_u64() == Some(1))?;
@@ -305,7 +306,7 @@ impl Scoring<'_> {
 async fn tokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     let model = plain_model(&state, body).await?;
-    let wrong = || body.error("prompt", "prompt is the text to be tokenized");
+    let wrong = || body.error("prompt", "prompt is required: the text to tokenize");
     let text = body.text("prompt")?.ok_or_else(wrong)?;
     let tokens = PromptText::Text(text.to_owned()).tokens(model.reasoner())?;
     let (count, context) = (tokens.len(), model.reasoner().decoder.config().context);
@@ -315,7 +316,7 @@ async fn tokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Respons
 async fn detokenize(State(state): App, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let body = Fields::of_body(&body)?;
     let model = plain_model(&state, body).await?;
-    let wrong = || body.error("tokens", "tokens is a list of token ids");
+    let wrong = || body.error("tokens", "tokens must be a list of token ids");
     let tokens = body.list("tokens")?.and_then(|list| token_ids(list)).ok_or_else(wrong)?;
     Ok(ok(&json!({ "prompt": decode(&model, &tokens)? })))
 }
@@ -331,7 +332,7 @@ async fn tokenizer_info(State(state): App) -> Result<Response, ApiError> {
     Ok(ok(&model.tokenizer_info))
 }
 
-/// A model of the list; details are those of models in memory.
+/// A model in the list; loaded models include details.
 fn model_json(state: &AppState, name: &str) -> Value {
     let mut json = json!({ "id": name, "object": "model", "owned_by": "latent-tts" });
     let Some(model) = state.models.loaded(name) else {
@@ -348,12 +349,12 @@ fn model_json(state: &AppState, name: &str) -> Value {
     json
 }
 
-/// What `latent` may say, and what it says by default.
+/// The accepted fields of `latent` and their defaults.
 fn latent_json(state: &AppState, model: &ServedModel) -> Value {
     let engine = model.engine();
     let (method, params) = (&engine.reasoner().method, engine.default_params());
     let sampling = SamplingOptions::from(params);
-    // As a client would write it: 0.1, and not the nearest f32 in 17 digits.
+    // Formatted as a client would write it: 0.1 instead of the nearest f32 with 17 digits.
     let written = |x: f32| json!(x.to_string().parse::<f64>().unwrap_or(x.into()));
     let scored = engine.reward_model().is_some();
     let rules = Rule::ALL.iter().filter(|rule| scored || !rule.needs().rewards);
@@ -375,7 +376,7 @@ async fn runs(State(state): App) -> Response {
 
 async fn run(State(state): App, name: PathText) -> Result<Response, ApiError> {
     let name = path_text(name)?;
-    let none = || ApiError::not_found(format!("no run `{name}`; /runs lists them"));
+    let none = || ApiError::not_found(format!("unknown run `{name}`; see /runs for a list"));
     let folder = state.runs.as_ref().ok_or_else(none)?;
     let _reserved = state.reserve(folder.rendering_bytes(&name).ok_or_else(none)?)?;
     let page = folder.page(&name).await.ok_or_else(none)?;
@@ -395,20 +396,22 @@ async fn models(State(state): App) -> Result<Response, ApiError> {
 async fn model(State(state): App, id: PathText) -> Result<Response, ApiError> {
     let id = path_text(id)?;
     if !state.models.has(&id) {
-        return Err(ApiError::unknown_model(format!("no model `{id}`; /v1/models lists them")));
+        return Err(ApiError::unknown_model(format!(
+            "unknown model `{id}`; see /v1/models for a list"
+        )));
     }
     Ok(ok(&model_json(&state, &id)))
 }
 
-/// Whether the process works.
+/// Whether the engine is running.
 async fn health(State(state): App) -> Result<Response, ApiError> {
     if !state.models.is_alive() && !state.is_draining() {
-        return Err(ApiError::internal("the engine has stopped; its log says why"));
+        return Err(ApiError::internal("the engine has stopped; see the log"));
     }
     Ok(ok(&json!({ "status": "ok" })))
 }
 
-/// Whether new requests are taken.
+/// Whether new requests are accepted.
 async fn ready(State(state): App) -> Result<Response, ApiError> {
     if state.is_draining() || !state.models.is_alive() {
         return Err(ApiError::draining());

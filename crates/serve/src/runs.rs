@@ -1,7 +1,7 @@
-//! Recorded runs and trainings below a folder, each as the page that `latent-tts report` writes.
+//! Recorded runs and trainings in a directory, each rendered like the page of `latent-tts report`.
 //!
-//! Names come from a scan of the folder, and only what the scan found is opened: a request cannot
-//! name another file. Pages are made on demand and kept until their records change.
+//! Names come from a scan of the directory, and only scanned paths are opened, so requests cannot
+//! access other files. Pages are rendered on demand and cached until their records change.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,49 +15,49 @@ use serde_json::{Value, json};
 
 use crate::ServeError;
 
-/// How deep below the folder runs are looked for, and how many are listed.
+/// Maximum depth at which runs are searched, and maximum number listed.
 const MAX_DEPTH: usize = 3;
 const MAX_ENTRIES: usize = 1000;
-/// Pages that are kept; each may have 10 MB.
+/// Maximum number of cached pages; each may have 10 MB.
 const KEPT_PAGES: usize = 8;
 
-/// Bytes of memory that a byte of records takes while a page is made.
+/// Memory in bytes per byte of records while rendering a page.
 const RENDERING_GROWTH: usize = 4;
 
-/// The folder that `--runs` names.
+/// The directory given by `--runs`.
 pub(crate) struct RunFolder {
     path: PathBuf,
     pages: Mutex<BTreeMap<String, RenderedPage>>,
-    /// One page is made at a time: that takes a core for seconds, and a multiple of the run's size
-    /// of memory. The guard belongs to the thread that renders, since the request may be gone by
-    /// the time it ends.
+    /// Pages are rendered one at a time, because that uses a core for seconds, and memory of a
+    /// multiple of the run's size. The guard is held by the rendering thread, because the request
+    /// may be dropped before it finishes.
     rendering: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A page that is kept.
+/// A cached page.
 #[derive(Clone)]
 struct RenderedPage {
     page: Arc<str>,
-    /// When the records that it was made of were last written.
+    /// The last modification of the records that it was rendered from.
     made_of: SystemTime,
-    /// When its rendering began.
+    /// When rendering started.
     begun: Instant,
 }
 
-/// Something that has a page.
+/// A run, training or comparison with a page.
 #[derive(Clone, Debug)]
 struct RecordedEntry {
     name: String,
     kind: EntryKind,
     paths: Vec<PathBuf>,
-    /// When its records were last written.
+    /// The last modification of its records.
     modified: SystemTime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EntryKind {
     Run,
-    /// A folder of several runs, compared.
+    /// A directory of several runs, which are compared.
     Comparison,
     Training,
 }
@@ -70,7 +70,7 @@ impl RunFolder {
         Ok(Self { path, pages: Mutex::default(), rendering: Arc::default() })
     }
 
-    /// What can be opened, the newest first.
+    /// The available entries, the newest first.
     pub(crate) fn list(&self) -> Value {
         let mut entries = self.scan();
         entries.sort_by(|a, b| b.modified.cmp(&a.modified).then_with(|| a.name.cmp(&b.name)));
@@ -87,8 +87,8 @@ impl RunFolder {
         entries.iter().map(entry).collect()
     }
 
-    /// The memory that the page of an entry may take, by the size of its records; `None` where
-    /// there is no such entry.
+    /// Upper bound of the memory for rendering the page of an entry, from the size of its records;
+    /// `None` if there is no such entry.
     pub(crate) fn rendering_bytes(&self, name: &str) -> Option<usize> {
         let entry = self.scan().into_iter().find(|entry| entry.name == name)?;
         let files = entry.paths.iter().flat_map(|path| [path.clone(), path.join("training")]);
@@ -98,13 +98,13 @@ impl RunFolder {
         Some(usize::try_from(bytes).unwrap_or(usize::MAX).saturating_mul(RENDERING_GROWTH))
     }
 
-    /// The page of an entry; `None` where there is no such entry.
+    /// The page of an entry; `None` if there is no such entry.
     pub(crate) async fn page(
         self: &Arc<Self>,
         name: &str,
     ) -> Option<Result<Arc<str>, ReportError>> {
         let asked = Instant::now();
-        // A request that is dropped here has cost nothing.
+        // A request dropped here has no cost.
         let guard = Arc::clone(&self.rendering).lock_owned().await;
         let (folder, name) = (Arc::clone(self), name.to_owned());
         let page = tokio::task::spawn_blocking(move || {
@@ -116,8 +116,8 @@ impl RunFolder {
         page.await.ok().flatten()
     }
 
-    /// The kept page where the records have not changed, or where it was begun after it was asked
-    /// for, so that requests for the same page that wait for each other share one rendering.
+    /// Returns the cached page if the records have not changed, or if its rendering started after
+    /// this request arrived, so that concurrent requests for a page share one rendering.
     fn make_page(&self, name: &str, asked: Instant) -> Option<Result<Arc<str>, ReportError>> {
         let entry = self.scan().into_iter().find(|entry| entry.name == name)?;
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl RunFolder {
 }
 
 impl RecordedEntry {
-    /// The run or the training in a directory.
+    /// The run or training in a directory.
     fn of(name: &str, path: &Path) -> Option<Self> {
         let training = TrainingDir::find(path);
         let (kind, file) = match &training {
@@ -181,8 +181,8 @@ impl RecordedEntry {
     }
 }
 
-/// Adds what is in `path`, and below it where it is neither a run nor a training. Several runs in
-/// one folder, a sweep for instance, can also be compared.
+/// Adds the entry in `path`, or the entries below it if it is neither a run nor a training. Several
+/// runs in a directory, such as a sweep, are also available as a comparison.
 fn scan_below(path: &Path, name: &str, depth: usize, entries: &mut Vec<RecordedEntry>) {
     if entries.len() >= MAX_ENTRIES {
         return;
@@ -260,7 +260,7 @@ mod tests {
         let alone = RunFolder::open(base.join("one")).unwrap();
         assert_eq!(names(&alone), [("one".to_owned(), "run".to_owned())]);
         assert!(RunFolder::open(base.join("one/manifest.json")).is_err());
-        // A name is no path: only what was found is opened.
+        // Names are not paths; only scanned entries are opened.
         assert!(folder.make_page("base/../base/one", Instant::now()).is_none());
         assert!(
             folder.make_page("base/one", Instant::now()).is_some_and(|page| page.is_err()),
@@ -268,7 +268,7 @@ mod tests {
         );
     }
 
-    /// A folder with one training of some steps.
+    /// A directory with one training of some steps.
     fn training(steps: u32) -> (tempfile::TempDir, Arc<RunFolder>, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("model/training/log.jsonl");
@@ -285,7 +285,8 @@ mod tests {
         let name = format!("{}/model", dir.path().file_name().unwrap().to_str().unwrap());
         let early = Instant::now();
         let first = folder.make_page(&name, early).unwrap().unwrap();
-        // The records have changed; who asked before the first rendering began takes its page.
+        // The records changed, but a request that arrived before the first rendering started gets
+        // its page.
         fs::write(&log, "{\"step\":0,\"loss\":9.5,\"rate\":0.1,\"norm\":1.0}\n").unwrap();
         let later = SystemTime::now() + std::time::Duration::from_secs(9);
         fs::File::options().write(true).open(&log).unwrap().set_modified(later).unwrap();

@@ -1,9 +1,9 @@
 //! `POST /v1/score`: rewards and votes of given answers to a question.
 //!
 //! A latent reward model scores thoughts, so an answer is scored by the trajectories that lead to
-//! it: the request samples trajectories as a chat does, and every given answer gets the share of
-//! those that agree with it, with its 95% interval, and their mean and best reward. An answer that
-//! no trajectory gives has no reward.
+//! it. The request samples trajectories like a chat, and returns for every given answer the
+//! fraction of trajectories that agree with it, with its 95% confidence interval, and their mean
+//! and best reward. An answer that no trajectory produces has no reward.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use crate::reply::{finite, votes_json};
 use crate::routes::{JsonBody, read_deadline, select_model, start_chat};
 use crate::state::{AppState, unix_seconds};
 
-/// Given answers at most, and bytes of each.
+/// Maximum number of given answers, and maximum bytes of each.
 const MAX_ANSWERS: usize = 64;
 const MAX_ANSWER_BYTES: usize = 256;
-/// Trajectories where the request does not say.
+/// Default number of trajectories.
 const DEFAULT_SAMPLES: usize = 16;
 
 /// The handler.
@@ -61,12 +61,12 @@ pub(crate) async fn score(
     Ok(json_response(StatusCode::OK, &response))
 }
 
-/// The answers of a body: texts or numbers.
+/// The answers of a body: strings or numbers.
 fn read_answers(body: Fields<'_>) -> Result<Vec<String>, ApiError> {
     let wrong = || {
         let limits =
-            format!("1 to {MAX_ANSWERS} texts or numbers of up to {MAX_ANSWER_BYTES} bytes");
-        body.error("answers", format!("answers is a list of {limits}"))
+            format!("1 to {MAX_ANSWERS} strings or numbers of up to {MAX_ANSWER_BYTES} bytes");
+        body.error("answers", format!("answers must be a list of {limits}"))
     };
     let text = |answer: &Value| match answer {
         Value::String(text) => Some(text.trim().to_owned()),
@@ -83,7 +83,8 @@ fn read_answers(body: Fields<'_>) -> Result<Vec<String>, ApiError> {
     Ok(answers)
 }
 
-/// Makes a chat of the body: `question` becomes a message, and there is more than one trajectory.
+/// Converts the body to that of a chat: `question` becomes a message, and the default is more than
+/// one trajectory.
 fn prepare(body: &mut Value) -> Result<(), ApiError> {
     let fields = Fields::of_body(body)?;
     for field in ["n", "stream", "response_format", "stop"] {
@@ -92,7 +93,7 @@ fn prepare(body: &mut Value) -> Result<(), ApiError> {
     let question = fields.text("question")?.map(str::to_owned);
     if let Some(question) = question {
         if fields.get("messages").is_some() {
-            return Err(fields.error("question", "give the question or messages, not both"));
+            return Err(fields.error("question", "pass either question or messages, not both"));
         }
         body["messages"] = json!([{ "role": "user", "content": question }]);
     }
@@ -128,7 +129,7 @@ fn scored(index: usize, given: &str, all: &[Trajectory]) -> Value {
         "index": index,
         "object": "score",
         "answer": given,
-        // The form in which votes are counted.
+        // The canonical form, in which votes are counted.
         "canonical": agreeing.first().and_then(|of| of.answer.as_ref().map(Answer::as_str)),
         "votes": agreeing.len(),
         "share": share.map(|share| json!({

@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded, cut when they are slow, and drained at the end.
+//! Connections: accepted within limits, closed if they are slow, and drained on shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,20 +23,21 @@ use crate::runs::RunFolder;
 use crate::state::AppState;
 use crate::{ServeError, ServeOptions};
 
-/// Headers of a request.
+/// Maximum number of request headers.
 const MAX_HEADERS: usize = 64;
-/// Threads that a server starts: two for connections, the engine's two, and a few that read files.
+/// Number of threads that a server needs: two for connections, two of the engine, and some that
+/// read files.
 const SPARE_THREADS: usize = 8;
-/// How long threads have to end after the connections are closed, those that make pages among them.
+/// The time that threads, including rendering ones, have to end after the connections are closed.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a drain looks whether requests are left; also the pause after a failed accept.
+/// How often a drain checks for remaining requests; also the pause after a failed accept.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Serves until SIGTERM or SIGINT, and drains. `listening` is told the address.
+/// Serves until SIGTERM or SIGINT, then drains. Calls `listening` with the bound address.
 ///
 /// # Errors
 ///
-/// When the server cannot start.
+/// If the server cannot start.
 pub fn run(
     models: Vec<ModelSource>,
     options: ServeOptions,
@@ -44,7 +45,7 @@ pub fn run(
 ) -> Result<(), ServeError> {
     latent_tts::tensor::check_spare_threads(SPARE_THREADS)
         .map_err(|error| ServeError::Runtime(std::io::Error::other(error)))?;
-    // The engine has a thread and a pool of its own; handlers only read and write JSON.
+    // The engine has its own threads; handlers only parse and write JSON.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -57,12 +58,12 @@ pub fn run(
         server.run(shutdown).await;
         Ok(())
     });
-    // A call of an upstream, or a disk that does not answer, must not keep the process.
+    // An upstream call, or a disk that does not respond, must not keep the process alive.
     runtime.shutdown_timeout(THREADS_TIMEOUT);
     served
 }
 
-/// Ends at the first SIGTERM or SIGINT from now on.
+/// Resolves at the first SIGTERM or SIGINT after this call.
 #[cfg(unix)]
 fn stop_signal() -> Result<impl Future<Output = ()>, ServeError> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -76,13 +77,13 @@ fn stop_signal() -> Result<impl Future<Output = ()>, ServeError> {
     })
 }
 
-/// Ends at Ctrl-C.
+/// Resolves at Ctrl-C.
 #[cfg(not(unix))]
 fn stop_signal() -> Result<impl Future<Output = ()>, ServeError> {
     Ok(async { drop(tokio::signal::ctrl_c().await) })
 }
 
-/// A server that listens.
+/// A server with a bound listener.
 pub struct Server {
     listener: TcpListener,
     state: Arc<AppState>,
@@ -90,7 +91,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, and starts the engine's thread. `files` are the reasoner's.
+    /// Binds the listener and starts the engine's thread. `files` are the reasoner's.
     pub async fn bind(
         engine: Engine,
         files: &ModelFiles,
@@ -103,7 +104,7 @@ impl Server {
         Self::with_models(vec![source], options).await
     }
 
-    /// Listens, and loads the first of some models. The others are loaded by the first request
+    /// Binds the listener and loads the first model. The others are loaded by the first request
     /// that names them.
     pub async fn with_models(
         models: Vec<ModelSource>,
@@ -123,14 +124,14 @@ impl Server {
         Ok(Self { listener, state, reload_signal: ReloadSignal::listen() })
     }
 
-    /// The address it listens at, with the port that was free.
+    /// The bound address, including the selected port.
     pub fn address(&self) -> Result<SocketAddr, ServeError> {
         let address = self.state.options.address;
         self.listener.local_addr().map_err(|error| ServeError::Bind { address, error })
     }
 
-    /// Serves until `shutdown`, then drains: `/ready` says 503, new requests are refused, those
-    /// that were taken run to their ends, or to the shutdown timeout.
+    /// Serves until `shutdown` resolves, then drains: `/ready` returns 503, new requests are
+    /// rejected, and accepted requests run to completion or until the shutdown timeout.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { listener, state, reload_signal } = self;
         let graceful = GracefulShutdown::new();
@@ -150,13 +151,14 @@ impl Server {
                 (free, stream) = accepted => (free, stream),
             };
             let Ok((stream, _)) = stream else {
-                // Reset before it was accepted, or no file descriptor is left: others must end.
+                // The connection was reset before it was accepted, or no file descriptor is
+                // available.
                 tokio::time::sleep(DRAIN_INTERVAL).await;
                 continue;
             };
             let connection = graceful.watch(connection(&state, stream, router.clone()));
             tokio::spawn(async move {
-                // A client that breaks off, or the protocol, ends its own connection only.
+                // A disconnecting client or a protocol error only ends its own connection.
                 let _ = connection.await;
                 drop(free);
             });
@@ -166,7 +168,7 @@ impl Server {
         let left = deadline.saturating_duration_since(Instant::now());
         let closed = tokio::time::timeout(left + DRAIN_INTERVAL, graceful.shutdown());
         if closed.await.is_err() {
-            tracing::warn!("connections were cut at the shutdown timeout");
+            tracing::warn!("connections closed at the shutdown timeout");
         }
         if let Some(tracer) = state.tracer.clone() {
             // A panic was printed by the thread itself.
@@ -182,7 +184,7 @@ type Connection = http1::Connection<
 >;
 
 fn connection(state: &AppState, stream: TcpStream, router: axum::Router) -> Connection {
-    // Small events of a stream must not wait for each other.
+    // Small events of a stream must be sent without delay.
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(state.options.io_timeout));
@@ -195,8 +197,8 @@ fn connection(state: &AppState, stream: TcpStream, router: axum::Router) -> Conn
         .serve_connection(TokioIo::new(Box::pin(stream)), service)
 }
 
-/// Refuses new requests and waits for those that were taken. Returns the time at which connections
-/// are cut.
+/// Rejects new requests and waits for accepted ones. Returns the time at which connections are
+/// closed.
 async fn drain(state: &AppState) -> Instant {
     let deadline = Instant::now() + state.options.shutdown_timeout;
     state.draining.store(true, Ordering::Relaxed);
@@ -206,9 +208,9 @@ async fn drain(state: &AppState) -> Instant {
     }
     state.models.close();
     if state.active() > 0 {
-        tracing::warn!(active = state.active(), "requests are cut at the shutdown timeout");
+        tracing::warn!(active = state.active(), "requests cancelled at the shutdown timeout");
         state.models.cancel_all();
-        // They are told, if their clients read.
+        // Clients that still read receive an error.
         let told = Instant::now() + Duration::from_secs(1);
         while state.active() > 0 && Instant::now() < told {
             tokio::time::sleep(DRAIN_INTERVAL).await;
@@ -218,14 +220,14 @@ async fn drain(state: &AppState) -> Instant {
     deadline
 }
 
-/// Warns about a server that every machine of its network can use.
+/// Warns if every machine in the network can use the server.
 fn warn_if_open(state: &AppState) {
     let ip = state.options.address.ip();
     if !ip.to_canonical().is_loopback() && !state.keys.is_required() {
         tracing::warn!(
             %ip,
-            "no API key is set: everyone who can reach this address can use the server; set \
-             --api-key or --api-keys-file, or listen at 127.0.0.1"
+            "no API key is set: anyone who can reach this address can use the server; set \
+             --api-key or --api-keys-file, or listen on 127.0.0.1"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! State shared by all handlers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,25 +20,25 @@ pub(crate) struct AppState {
     pub(crate) options: ServeOptions,
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Arc<Metrics>,
-    /// Takes the spans of requests, where they are traced.
+    /// Collects the spans of requests, if tracing is enabled.
     pub(crate) tracer: Option<Arc<Tracer>>,
-    /// The server whose completions are voted on, where this is a gateway.
+    /// The upstream server, if this is a gateway.
     pub(crate) upstream: Option<Arc<Upstream>>,
-    /// Completions of it that wait or run.
+    /// Number of queued or running upstream completions.
     pub(crate) upstream_queued: AtomicUsize,
-    /// Recorded runs that can be looked at.
+    /// The recorded runs that can be viewed.
     pub(crate) runs: Option<Arc<RunFolder>>,
-    /// Seconds since 1970 at the start.
+    /// The start time in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) draining: AtomicBool,
-    /// Requests that were taken and whose responses are not complete.
+    /// Number of accepted requests whose responses are not complete.
     active: AtomicUsize,
-    /// Bytes that bodies and pages in the making may still take.
+    /// Bytes reserved by bodies and pages in progress.
     reserved: AtomicUsize,
     ids: AtomicU64,
 }
 
-/// Memory that a request may take, given back when it is dropped.
+/// Memory reserved for a request, released on drop.
 pub(crate) struct MemoryReservation<'a> {
     reserved: &'a AtomicUsize,
     bytes: usize,
@@ -50,7 +50,7 @@ impl Drop for MemoryReservation<'_> {
     }
 }
 
-/// Memory that requests need beside models and key-value cache, at least.
+/// Minimum memory for requests, besides models and key-value cache.
 const LEAST_MEMORY: usize = 64 << 20;
 
 impl AppState {
@@ -82,12 +82,12 @@ impl AppState {
         })
     }
 
-    /// Bytes that are taken, the whole key-value cache included: it fills while requests run.
+    /// Used bytes, counting the entire key-value cache, which fills while requests run.
     fn taken_memory(&self) -> usize {
         metering::live_bytes().saturating_add(self.models.cache_bytes())
     }
 
-    /// Refuses a limit that leaves no room for requests.
+    /// Fails if the limit leaves no room for requests.
     pub(crate) fn check_memory_limit(&self) -> Result<(), ServeError> {
         let needed = self.taken_memory().saturating_add(LEAST_MEMORY);
         match self.options.max_memory {
@@ -96,7 +96,7 @@ impl AppState {
         }
     }
 
-    /// Reserves memory for a request, if the server's limit leaves as much.
+    /// Reserves memory for a request, if the server's limit allows it.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<MemoryReservation<'_>, ApiError> {
         let reserved = self.reserved.fetch_add(bytes, Ordering::AcqRel).saturating_add(bytes);
         let reservation = MemoryReservation { reserved: &self.reserved, bytes };
@@ -112,12 +112,12 @@ impl AppState {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Requests that were taken and whose responses are not complete.
+    /// Number of accepted requests whose responses are not complete.
     pub(crate) fn active(&self) -> usize {
         self.active.load(Ordering::Acquire)
     }
 
-    /// A name that no other request of this server has, and hardly one of another.
+    /// An id that is unique on this server and very likely unique globally.
     pub(crate) fn new_id(&self) -> String {
         let count = self.ids.fetch_add(1, Ordering::Relaxed);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

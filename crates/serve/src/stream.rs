@@ -1,5 +1,5 @@
-//! Server-sent events: trajectories as they finish, with the vote so far, and the answer: token by
-//! token where it is the only one, else when it is decided.
+//! Server-sent events: trajectories as they finish, with the current vote, and the answer, which is
+//! streamed token by token if it is the only one and otherwise sent when it is decided.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -41,14 +41,14 @@ struct Streamed {
     progress: VoteProgress,
     texts: TextStream,
     usage: Usage,
-    /// Prompts that are not done.
+    /// Number of unfinished prompts.
     left: usize,
     end: StreamStatus,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum StreamStatus {
-    /// Events are still to come; where the stream is dropped now, the client has gone.
+    /// More events follow; if the stream is dropped now, the client has disconnected.
     Open,
     Completed,
     Failed,

@@ -1,4 +1,4 @@
-//! Bodies, heads and templates read as the server reads them, without a socket: what fuzzing calls.
+//! Parses bodies, heads and templates as the server does, without a socket, for fuzzing.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use crate::prompts::{ChatPrompts, PromptText, token_ids};
 use crate::state::AppState;
 use crate::{ChatTemplate, ServeError, ServeOptions, layers, routes};
 
-/// Reads bodies for an engine.
+/// Parses bodies for an engine.
 pub struct BodyReader {
     engine: Engine,
     chat: ChatPrompts,
@@ -38,8 +38,7 @@ impl BodyReader {
         Ok(Self { engine, chat, max_samples: ServeOptions::default().max_samples })
     }
 
-    /// Reads a body as that of every path that takes one. Returns how many of them would have had
-    /// something to run.
+    /// Parses a body as every path that accepts one. Returns for how many of them it was valid.
     pub fn read(&self, body: &[u8]) -> usize {
         let Ok(body) = serde_json::from_slice::<Value>(body) else { return 0 };
         let Ok(body) = Fields::of_body(&body) else { return 0 };
@@ -75,7 +74,7 @@ impl BodyReader {
     }
 }
 
-/// Limits at which a template that exceeds them costs little: its thread never ends.
+/// Small limits, because the thread of a template that exceeds them never ends.
 const SMALL: TemplateLimits = TemplateLimits {
     source: 4 << 10,
     output: 64 << 10,
@@ -88,7 +87,7 @@ const SMALL: TemplateLimits = TemplateLimits {
 ///
 /// # Errors
 ///
-/// What is wrong with the template, or the limit that it exceeds.
+/// The problem with the template, or the exceeded limit.
 pub fn render_template(source: &str) -> Result<String, String> {
     let message = |role: &str, content: &str| json!({ "role": role, "content": content });
     let messages = [message("system", "Be brief."), message("user", " What is 1 plus 2? ")];
@@ -109,7 +108,7 @@ impl ConnectionReader {
     ///
     /// # Errors
     ///
-    /// When the threads of the engine or the runtime cannot be started.
+    /// If the threads of the engine or the runtime cannot be started.
     pub fn new(engine: Engine, files: &ModelFiles) -> Result<Self, ServeError> {
         let options = ServeOptions::default();
         let files = files.clone();
@@ -125,7 +124,7 @@ impl ConnectionReader {
         Ok(Self { state, router, runtime })
     }
 
-    /// What a connection answers to these bytes and the end of the stream after them.
+    /// The response of a connection to these bytes followed by the end of the stream.
     pub fn answer(&self, input: &[u8]) -> Vec<u8> {
         let output = Arc::new(Mutex::new(Vec::new()));
         let stream = MemoryStream { input: input.to_vec(), at: 0, output: Arc::clone(&output) };
@@ -133,12 +132,12 @@ impl ConnectionReader {
         let connection = http1::Builder::new()
             .max_buf_size(layers::MAX_HEAD_BYTES)
             .serve_connection(stream, service);
-        // What is no HTTP ends the connection with an error.
+        // Invalid HTTP ends the connection with an error.
         let _ = self.runtime.block_on(connection);
         output.lock().map(|mut output| std::mem::take(&mut *output)).unwrap_or_default()
     }
 
-    /// The text of the server's metrics, which requests must not make larger.
+    /// Size of the metrics text in bytes, which requests must not increase.
     pub fn metrics_size(&self) -> usize {
         let models = &self.state.models;
         let text = self.state.metrics.render(models.stats(), models.num_loaded());
@@ -146,7 +145,7 @@ impl ConnectionReader {
     }
 }
 
-/// Bytes that are there already, and the answer.
+/// Bytes available for reading, and the response.
 struct MemoryStream {
     input: Vec<u8>,
     at: usize,

@@ -1,7 +1,8 @@
-//! Texts of choices while they are generated: what can be sent of an answer before it is complete.
+//! Texts of choices during generation: the prefix of an answer that can be sent before it is
+//! complete.
 //!
-//! A text is sent as far as neither the tokens to come, nor a stop sequence, nor the removal of the
-//! family's answer marker can change it, so that the pieces together are the text of the choice.
+//! A prefix is sent if neither further tokens, nor a stop sequence, nor the removal of the family's
+//! answer marker can change it, so the concatenated pieces equal the text of the choice.
 
 use engine::AnswerText;
 use engine::scheduler::Event;
@@ -18,7 +19,7 @@ pub(crate) struct TextStream(Vec<StreamedText>);
 #[derive(Clone, Default)]
 struct StreamedText {
     answer: AnswerText,
-    /// Bytes of the choice's text that were sent.
+    /// Number of bytes of the choice's text that were sent.
     sent: usize,
 }
 
@@ -27,7 +28,7 @@ impl TextStream {
         Self(vec![StreamedText::default(); choices])
     }
 
-    /// The choice that an event adds text to, and the text.
+    /// The choice that an event appends text to, and the text.
     pub(crate) fn add(
         &mut self,
         work: &RunningRequest,
@@ -50,14 +51,14 @@ impl TextStream {
         Ok(Some((choice, delta.to_owned())))
     }
 
-    /// What was not sent of a choice's text.
+    /// The unsent part of a choice's text.
     pub(crate) fn rest<'t>(&self, choice: usize, text: &'t str) -> &'t str {
         let sent = self.0.get(choice).map_or(0, |streamed| streamed.sent);
         text.get(sent..).unwrap_or_default()
     }
 }
 
-/// The beginning of a choice's text that is settled when the answer begins with `text`.
+/// The prefix of a choice's text that is final when the answer starts with `text`.
 fn settled_text<'t>(generation: &Generation, text: &'t str) -> &'t str {
     let text = generation.marker.map_or(text, |rule| settled_without_marker(rule, text));
     match generation.cut(text) {
@@ -66,7 +67,7 @@ fn settled_text<'t>(generation: &Generation, text: &'t str) -> &'t str {
     }
 }
 
-/// Bytes at the end of a text that a stop sequence may begin with.
+/// Number of bytes at the end of a text that may be the start of a stop sequence.
 fn begun_stop(stops: &[String], text: &str) -> usize {
     let begun = |stop: &String| {
         let lengths = (1..stop.len()).rev().filter(|&length| stop.is_char_boundary(length));
@@ -75,7 +76,7 @@ fn begun_stop(stops: &[String], text: &str) -> usize {
     stops.iter().filter_map(begun).max().unwrap_or(0)
 }
 
-/// A beginning of an answer without its marker; nothing while it may be a part of one.
+/// A prefix of an answer without its marker; empty while it may be part of a marker.
 fn settled_without_marker(rule: AnswerRule, text: &str) -> &str {
     let is_margin = |c: char| c.is_whitespace() || c == '#';
     let first = text.trim_start_matches(is_margin);

@@ -1,18 +1,18 @@
 //! OpenTelemetry traces: spans of requests, sent as OTLP over HTTP in JSON.
 //!
 //! ```text
-//! request                       from its head to the end of its reply
-//!   queue                       until its rows join the batch
+//! request                       from its head to the end of its response
+//!   queue                       until its trajectories join the batch
 //!   sample                      until its last trajectory has an answer
-//!     passes                    passes of the batch until some of its trajectories were complete
-//!   score                       until the reply is made: rewards, and the vote
-//!   upstream                    one completion of a gateway, with its retries
+//!     passes                    steps of the batch until some of its trajectories are complete
+//!   score                       until the reply is complete: rewards and the vote
+//!   upstream                    one completion of a gateway, including retries
 //! ```
 //!
-//! Handlers hand spans to a thread that sends them in batches. Where it does not keep up, or the
-//! collector does not answer, spans are dropped and counted; requests never wait for them. A
+//! Handlers pass spans to a thread that sends them in batches. If it cannot keep up or the
+//! collector does not respond, spans are dropped and counted; requests never wait for them. A
 //! `traceparent` header (W3C Trace Context) makes the request a child of the client's span. The
-//! protocol is written out here: the OpenTelemetry crates bring forty others.
+//! protocol is implemented here, because the OpenTelemetry crates would add forty dependencies.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -28,27 +28,27 @@ use ureq::Agent;
 use crate::ServeError;
 use crate::metrics::Metrics;
 
-/// Spans that wait to be sent, at most.
+/// Maximum number of spans waiting to be sent.
 const MAX_WAITING: usize = 4096;
-/// Spans of one batch at most, and how long the first of them waits.
+/// Maximum number of spans per batch, and the maximum delay of its first span.
 const MAX_BATCH: usize = 512;
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// The time that the collector has for a batch.
+/// Timeout of the collector for a batch.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// Groups of passes of one request that get a span.
+/// Maximum number of groups of steps with a span, per request.
 const MAX_PASS_GROUPS: usize = 64;
-/// Kinds and states of spans in OTLP.
+/// Span kinds and status codes of OTLP.
 const KIND_INTERNAL: u8 = 1;
 const KIND_SERVER: u8 = 2;
 const STATUS_UNSET: u8 = 0;
 const STATUS_ERROR: u8 = 2;
 
 tokio::task_local! {
-    /// The trace of the request that a task handles.
+    /// The trace of the request handled by a task.
     static CURRENT: Option<Arc<RequestTrace>>;
 }
 
-/// The trace of the request that this task handles, if it is traced.
+/// The trace of the request handled by this task, if it is traced.
 pub(crate) fn current() -> Option<Arc<RequestTrace>> {
     CURRENT.try_with(Clone::clone).ok().flatten()
 }
@@ -63,14 +63,14 @@ pub(crate) async fn with_trace<T>(
 
 /// Sends spans to a collector.
 pub(crate) struct Tracer {
-    /// `None` when the tracer is closed.
+    /// `None` after the tracer is closed.
     sender: Mutex<Option<SyncSender<Value>>>,
     worker: Mutex<Option<JoinHandle<()>>>,
     metrics: Arc<Metrics>,
 }
 
 impl Tracer {
-    /// `endpoint` is the collector's base URL, such as `http://127.0.0.1:4318`.
+    /// Starts a tracer. `endpoint` is the collector's base URL, such as `http://127.0.0.1:4318`.
     pub(crate) fn new(endpoint: &str, metrics: Arc<Metrics>) -> Result<Self, ServeError> {
         if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
             return Err(ServeError::Collector { url: endpoint.to_owned() });
@@ -100,9 +100,9 @@ impl Tracer {
 }
 
 impl Tracer {
-    /// Waits until the spans so far are sent; later ones are dropped. Blocks.
+    /// Waits until all spans so far are sent; later ones are dropped. Blocks.
     pub(crate) fn close(&self) {
-        // The thread sends what waits, and ends.
+        // The thread sends the waiting spans and ends.
         drop(self.sender.lock().unwrap_or_else(PoisonError::into_inner).take());
         let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(worker) = worker {
@@ -136,7 +136,7 @@ impl Exporter {
             let count = batch.len() as u64;
             if let Err(error) = self.send(batch) {
                 self.metrics.dropped_spans.inc_by(count);
-                tracing::warn!(%error, count, "spans are lost: the collector did not take them");
+                tracing::warn!(%error, count, "spans lost: the collector did not accept them");
             }
         }
     }
@@ -167,7 +167,7 @@ struct FinishedSpan<'a> {
     error: Option<&'a str>,
 }
 
-/// A request's trace. Its span ends when the last part of the server drops it: for a stream that
+/// A request's trace. Its span ends when the last part of the server drops it, which for a stream
 /// is the end of the stream.
 pub(crate) struct RequestTrace {
     tracer: Arc<Tracer>,
@@ -179,7 +179,7 @@ pub(crate) struct RequestTrace {
 }
 
 impl RequestTrace {
-    /// A trace that continues the one of the headers, if they have one.
+    /// Starts a trace, continuing that of the headers if they contain one.
     pub(crate) fn start(tracer: &Arc<Tracer>, headers: &HeaderMap) -> Arc<Self> {
         let header = headers.get("traceparent").and_then(|value| value.to_str().ok());
         let (trace_id, parent) = match header.and_then(parse_traceparent) {
@@ -214,7 +214,7 @@ impl RequestTrace {
         });
     }
 
-    /// Sends a span below another one of this request; returns its id.
+    /// Sends a child span of another span of this request; returns its id.
     fn stage(
         &self,
         name: &str,
@@ -262,8 +262,8 @@ impl Drop for RequestTrace {
         let status = find("http.response.status_code").and_then(|(_, status)| status.as_u64());
         let error = match status {
             Some(status) if status < 500 => None,
-            Some(_) => Some("the server could not answer"),
-            None => Some("the client closed the connection"),
+            Some(_) => Some("server error"),
+            None => Some("client disconnected"),
         };
         self.send(&FinishedSpan {
             name: name.trim_end(),
@@ -277,7 +277,7 @@ impl Drop for RequestTrace {
     }
 }
 
-/// The stages of one prompt of a request, from its events.
+/// The stages of one prompt of a request, derived from its events.
 pub(crate) struct StageSpans {
     trace: Arc<RequestTrace>,
     submitted: SystemTime,
@@ -285,7 +285,7 @@ pub(crate) struct StageSpans {
     groups: Vec<PassGroup>,
 }
 
-/// Passes of the batch up to one in which trajectories were complete.
+/// Steps of the batch up to one in which trajectories were completed.
 struct PassGroup {
     passes: [u64; 2],
     times: [SystemTime; 2],
@@ -293,13 +293,13 @@ struct PassGroup {
 }
 
 impl StageSpans {
-    /// For a prompt that is submitted now, if its request is traced.
+    /// For a prompt that is submitted now; `None` if its request is not traced.
     pub(crate) fn new() -> Option<Self> {
         let (submitted, started) = (SystemTime::now(), None);
         current().map(|trace| Self { trace, submitted, started, groups: Vec::new() })
     }
 
-    /// Takes an event. `passes` is the number of passes of the batch so far.
+    /// Processes an event. `passes` is the number of steps of the batch so far.
     pub(crate) fn add(&mut self, event: &Event, passes: u64) {
         let now = SystemTime::now();
         match event {
@@ -332,7 +332,7 @@ impl StageSpans {
         self.groups.push(PassGroup { passes, times, trajectories: 1 });
     }
 
-    /// Sends the spans of the sampling and of what came after it.
+    /// Sends the spans of sampling and of the following stages.
     fn finish(&mut self, now: SystemTime, passes: u64) {
         let Some(started) = self.started else { return };
         if let Some(only) = self.groups.first_mut().filter(|group| group.trajectories == 0) {
@@ -365,7 +365,7 @@ fn attributes_json(attributes: &[(&str, Value)]) -> Value {
         let value = match value {
             Value::String(text) => json!({ "stringValue": text }),
             Value::Bool(value) => json!({ "boolValue": value }),
-            // OTLP writes 64-bit integers as texts.
+            // OTLP encodes 64-bit integers as strings.
             Value::Number(number) if !number.is_f64() => json!({ "intValue": number.to_string() }),
             Value::Number(number) => json!({ "doubleValue": number }),
             other => json!({ "stringValue": other.to_string() }),
@@ -375,7 +375,7 @@ fn attributes_json(attributes: &[(&str, Value)]) -> Value {
     attributes.iter().map(one).collect()
 }
 
-/// Trace and parent of `00-<32 hex>-<16 hex>-<2 hex>`; zeros are no ids.
+/// Parses trace and parent ids from `00-<32 hex>-<16 hex>-<2 hex>`; zero ids are invalid.
 fn parse_traceparent(header: &str) -> Option<(u128, u64)> {
     let mut parts = header.trim().split('-');
     let version = parts.next()?;
@@ -391,7 +391,7 @@ fn parse_traceparent(header: &str) -> Option<(u128, u64)> {
     Some((trace, parent))
 }
 
-/// A random id, never 0: the keys of the standard library's hash maps are random.
+/// A random nonzero id. The keys of the standard library's hash maps are random.
 fn random_id() -> u64 {
     RandomState::new().build_hasher().finish().max(1)
 }

@@ -1,8 +1,8 @@
-//! The client of an upstream server: one chat completion a call, with retries.
+//! The client of an upstream server: one chat completion per call, with retries.
 //!
-//! Calls block (`ureq`), so each runs on a thread of the runtime's pool, and a semaphore bounds how
-//! many there are. A caller that goes leaves its calls to their time limit; they keep their place
-//! in the bound until they end.
+//! Calls block (`ureq`), so each runs on a thread of the runtime's blocking pool, and a semaphore
+//! bounds their number. If the caller is dropped, its calls run until their timeout and still count
+//! toward the bound.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,29 +14,29 @@ use ureq::Agent;
 use crate::ServeError;
 use crate::metrics::Metrics;
 
-/// The largest reply that is read.
+/// Maximum size of a response.
 const MAX_REPLY_BYTES: u64 = 16 << 20;
-/// Calls of one completion, the first included.
+/// Maximum number of calls per completion, including the first.
 const ATTEMPTS: u32 = 4;
-/// The pause before the first retry, doubled for each further one, where the upstream names none.
+/// The pause before the first retry, doubled for each further one, unless the upstream sets one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The longest pause that an upstream can ask for.
+/// Maximum pause that an upstream can request.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Characters of an upstream's message that an error repeats.
+/// Maximum length of an upstream's message in an error.
 const MAX_SHOWN: usize = 300;
 
-/// A server whose completions are voted on.
+/// The upstream server of a gateway.
 #[derive(Clone, Debug)]
 pub struct UpstreamOptions {
     /// The base URL of its API, such as `https://api.example.com/v1`.
     pub url: String,
-    /// The key that requests to it carry.
+    /// The API key sent in requests.
     pub api_key: Option<String>,
-    /// The model of requests that name none.
+    /// The model for requests that name none.
     pub model: Option<String>,
-    /// Calls at a time.
+    /// Maximum number of concurrent calls.
     pub concurrency: usize,
-    /// The time of one call.
+    /// The time limit of one call.
     pub timeout: Duration,
 }
 
@@ -54,14 +54,14 @@ pub(crate) struct Upstream {
 pub(crate) struct Completion {
     pub(crate) text: String,
     pub(crate) finish_reason: String,
-    /// The sum of its tokens' log-probabilities, where they were asked for.
+    /// The sum of its tokens' log-probabilities, if requested.
     pub(crate) logprob: Option<f32>,
     pub(crate) prompt_tokens: usize,
     pub(crate) completion_tokens: usize,
     pub(crate) reasoning_tokens: usize,
 }
 
-/// Why there is no reply.
+/// The error of a call.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum UpstreamError {
     #[error("the upstream replied {status}: {message}")]
@@ -75,7 +75,7 @@ pub(crate) enum UpstreamError {
 }
 
 impl UpstreamError {
-    /// Whether another call may succeed.
+    /// Whether a retry may succeed.
     fn is_transient(&self) -> bool {
         match self {
             Self::Status { status, .. } => matches!(status, 408 | 409 | 429) || *status >= 500,
@@ -99,7 +99,7 @@ impl Upstream {
         if !["http://", "https://"].iter().any(|scheme| base.starts_with(scheme)) {
             return Err(ServeError::Upstream { url: options.url });
         }
-        // A redirect could send the key to another host.
+        // Redirects are disabled, because they could send the key to another host.
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -116,7 +116,7 @@ impl Upstream {
         })
     }
 
-    /// One completion, called again after transient errors until the deadline.
+    /// Requests one completion, retrying after transient errors until the deadline.
     pub(crate) async fn complete(
         self: Arc<Self>,
         body: Value,
@@ -142,14 +142,14 @@ impl Upstream {
             if attempt == ATTEMPTS || is_late || !error.is_transient() {
                 return Err(error);
             }
-            tracing::debug!(%error, attempt, "the upstream is called again");
+            tracing::debug!(%error, attempt, "retrying the upstream call");
             tokio::time::sleep(wait).await;
             attempt += 1;
             pause *= 2;
         }
     }
 
-    /// The models that the upstream lists.
+    /// The models listed by the upstream.
     pub(crate) async fn models(self: Arc<Self>) -> Result<Value, UpstreamError> {
         let upstream = Arc::clone(&self);
         let read = move || {
@@ -186,7 +186,7 @@ impl Upstream {
         blocking(send).await
     }
 
-    /// The header's value; servers without keys accept an empty one.
+    /// The header value; servers without keys accept an empty one.
     fn authorization(&self) -> String {
         format!("Bearer {}", self.options.api_key.as_deref().unwrap_or_default())
     }
@@ -200,7 +200,7 @@ async fn blocking<T: Send + 'static>(
     called.unwrap_or_else(|panic| Err(UpstreamError::Unreachable(panic.to_string())))
 }
 
-/// The JSON of a reply that succeeded.
+/// The JSON of a successful response.
 fn read_reply(
     response: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
 ) -> Result<Value, UpstreamError> {
@@ -225,7 +225,7 @@ fn transport(error: ureq::Error) -> UpstreamError {
     }
 }
 
-/// The pause that a reply asks for, in seconds or in milliseconds.
+/// The pause requested by a response, from a header in seconds or milliseconds.
 fn retry_after(headers: &ureq::http::HeaderMap) -> Option<Duration> {
     let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
     let seconds = number("retry-after-ms").map(|ms| ms / 1e3).or_else(|| number("retry-after"))?;
@@ -237,7 +237,8 @@ fn read_completion(reply: &Value) -> Result<Completion, UpstreamError> {
     let message = &choice["message"];
     let Some(text) = message["content"].as_str() else {
         let refusal = message["refusal"].as_str();
-        let reason = refusal.map_or("its message has no content", |_| "it refused to answer");
+        let reason =
+            refusal.map_or("the message has no content", |_| "the model refused to answer");
         return Err(UpstreamError::Malformed(reason.to_owned()));
     };
     let logprobs = choice["logprobs"]["content"].as_array();
@@ -255,8 +256,8 @@ fn read_completion(reply: &Value) -> Result<Completion, UpstreamError> {
     })
 }
 
-/// The sum of what completions cost, as `usage` of a reply. A prompt is counted each time: it was
-/// paid for each time.
+/// The summed usage of completions. The prompt is counted for each one, because the upstream bills
+/// each.
 pub(crate) fn usage_json<'a>(completions: impl Iterator<Item = &'a Completion>) -> Value {
     let mut sum = Completion::default();
     for completion in completions {

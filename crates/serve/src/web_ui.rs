@@ -1,5 +1,5 @@
-//! The page at `/`: a question is asked and its trajectories are watched. It is one text in the
-//! program and asks this server only; `assets/explore.js` uses the same API as every client.
+//! The page at `/`, for asking a question and watching its trajectories. It is embedded in the
+//! program and only calls this server; `assets/explore.js` uses the public API.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use latent_tts::report::assets::{QUESTION, STYLE, TOOLTIPS};
 const BODY: &str = include_str!("../assets/explore.html");
 const OWN_STYLE: &str = include_str!("../assets/explore.css");
 const SCRIPT: &str = include_str!("../assets/explore.js");
-/// No request to another host, no frame around it, no form sent anywhere.
+/// No requests to other hosts, no embedding in frames, no form submission.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
@@ -25,7 +25,7 @@ static PAGE: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// The page. It holds nothing of the model: what it shows it asks for, with the API key.
+/// The page. It contains no model data; everything it shows is requested with the API key.
 pub(crate) async fn page() -> Response {
     html(PAGE.as_str(), POLICY)
 }
@@ -42,7 +42,7 @@ pub(crate) fn html(text: impl Into<String>, policy: &'static str) -> Response {
     (headers, text.into()).into_response()
 }
 
-/// The policy of a run's page, which asks for nothing at all.
+/// The policy of a run's page, which makes no requests.
 pub(crate) const RUN_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; \
                                      script-src 'unsafe-inline'; img-src data:; \
                                      base-uri 'none'; form-action 'none'; \

@@ -1,4 +1,5 @@
-//! A request's prompts on the engine: submitted together, cancelled when the client goes.
+//! Runs a request's prompts on the engine: submitted together, cancelled when the client
+//! disconnects.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine::scheduler::{Event, Submission};
 use engine::{CancelToken, EngineError, Prompt, Reply, Request, TokenScore};
+use latent_tts::apply_scorer;
 use model::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
@@ -19,7 +21,7 @@ use crate::reply::{Choice, ReplyReader, Usage};
 use crate::state::{ActiveRequest, AppState};
 use crate::traces::StageSpans;
 
-/// Cancels a request when its handler or its stream is dropped: the client is gone.
+/// Cancels a request when its handler or stream is dropped because the client disconnected.
 struct CancelOnDrop(CancelToken);
 
 impl Drop for CancelOnDrop {
@@ -40,12 +42,12 @@ impl Deadline {
         Self { start: Instant::now(), timeout }
     }
 
-    /// When it passes.
+    /// The time at which the deadline passes.
     pub(crate) fn instant(&self) -> Instant {
         self.start + self.timeout
     }
 
-    /// What a request that was cancelled on the engine is told.
+    /// The error for a request that was cancelled on the engine.
     fn cancelled(&self) -> ApiError {
         if self.start.elapsed() >= self.timeout {
             ApiError::deadline(self.timeout.as_secs_f64())
@@ -54,7 +56,7 @@ impl Deadline {
         }
     }
 
-    /// Waits no longer than to the deadline; the engine looks at it only between passes.
+    /// Waits at most until the deadline; the engine only checks it between steps.
     async fn wait<T>(&self, event: impl Future<Output = T>) -> Result<T, ApiError> {
         let left = self.timeout.saturating_sub(self.start.elapsed());
         let late = |_| ApiError::deadline(self.timeout.as_secs_f64());
@@ -69,20 +71,28 @@ impl Deadline {
     }
 }
 
-/// Prompts that run.
+/// What is kept of a prompt while it runs.
+struct SubmittedPrompt {
+    /// The question, for a scorer.
+    text: String,
+    /// Number of tokens.
+    tokens: usize,
+    seed: u64,
+}
+
+/// Running prompts.
 pub(crate) struct RunningRequest {
     state: Arc<AppState>,
     model: Arc<ServedModel>,
     pub(crate) generation: Generation,
-    /// Tokens and seed of each prompt.
-    prompts: Vec<(usize, u64)>,
+    prompts: Vec<SubmittedPrompt>,
     events: UnboundedReceiver<(usize, Event)>,
     deadline: Deadline,
     is_queued: bool,
     has_first: bool,
-    /// Of each prompt, where the request is traced.
+    /// Per prompt, if the request is traced.
     stages: Vec<Option<StageSpans>>,
-    /// With a deadline after which what is complete votes.
+    /// Set if the completed trajectories vote at a deadline.
     partial: Option<PartialReplies>,
     /// Events of that vote.
     voted: VecDeque<(usize, Event)>,
@@ -91,7 +101,7 @@ pub(crate) struct RunningRequest {
 }
 
 impl RunningRequest {
-    /// Submits the prompts, all or none.
+    /// Submits all prompts, or none.
     pub(crate) fn start(
         state: &Arc<AppState>,
         model: &Arc<ServedModel>,
@@ -103,22 +113,30 @@ impl RunningRequest {
         if state.is_draining() {
             return Err(ApiError::draining());
         }
+        let has_rewards = model.engine().reward_model().is_some() || state.options.scorer.is_some();
+        if let Some(rule) =
+            generation.params.rule.filter(|rule| rule.needs().rewards && !has_rewards)
+        {
+            let message = format!("rule {rule} needs a reward model; this server has none");
+            return Err(ApiError::field("latent.rule", message));
+        }
         let cancel = CancelToken::with_timeout(deadline.timeout);
         let (sender, events) = unbounded_channel();
         let mut options = generation.event_options();
         let stages: Vec<Option<StageSpans>> = prompts.iter().map(|_| StageSpans::new()).collect();
-        // Spans say when trajectories were complete.
+        // Spans record when trajectories were complete.
         options.progress |= state.tracer.is_some();
         let mut of_prompts = Vec::with_capacity(prompts.len());
         let submit = |(i, prompt): (usize, Prompt)| {
             let params = generation.params(&prompt);
-            of_prompts.push((prompt.tokens.len(), params.seed));
+            let (text, tokens) = (prompt.text.clone(), prompt.tokens.len());
+            of_prompts.push(SubmittedPrompt { text, tokens, seed: params.seed });
             let (cancel, lens) = (cancel.clone(), generation.inspection.lens);
             let answer_kind = generation.format.as_ref().map(AnswerFormat::answer_kind);
             let answer_kind = answer_kind.unwrap_or_default();
             let request = Request { cancel, lens, answer_kind, ..Request::new("", params) };
             let sender = sender.clone();
-            // A receiver that is gone has cancelled the request.
+            // A dropped receiver has cancelled the request.
             let tell = move |event| drop(sender.send((i, event)));
             Submission::generate(prompt, request, tell).with_options(options)
         };
@@ -152,14 +170,14 @@ impl RunningRequest {
         &self.state
     }
 
-    /// The next event and the prompt it is about. Every prompt ends with [`Event::Done`].
+    /// The next event and its prompt. Every prompt ends with [`Event::Done`].
     pub(crate) async fn next(&mut self) -> Result<(usize, Event), ApiError> {
         let next = match self.voted.pop_front() {
             Some(voted) => Some(voted),
             None => self.receive().await?,
         };
         let Some((prompt, event)) = next else {
-            return Err(ApiError::internal("the engine has stopped; its log says why"));
+            return Err(ApiError::internal("the engine has stopped; see the log"));
         };
         if let Some(stages) = &mut self.stages[prompt] {
             stages.add(&event, self.model.scheduler.stats().passes);
@@ -176,8 +194,8 @@ impl RunningRequest {
         Ok((prompt, event))
     }
 
-    /// The next event: the engine's, or after the deadline of the budget the vote over what is
-    /// complete.
+    /// The next event of the engine or, after the deadline of the budget, of the vote over
+    /// completed trajectories.
     async fn receive(&mut self) -> Result<Option<(usize, Event)>, ApiError> {
         loop {
             let Some(partial) = &mut self.partial else {
@@ -187,7 +205,7 @@ impl RunningRequest {
             let next = if partial.can_vote() || !left.is_zero() {
                 tokio::time::timeout(left, self.events.recv()).await
             } else {
-                // Nothing is complete: the first trajectory is waited for.
+                // No trajectory is complete, so wait for the first one.
                 Ok(self.deadline.wait(self.events.recv()).await?)
             };
             match next {
@@ -202,7 +220,7 @@ impl RunningRequest {
                     let replies = partial.take(&self.generation.params, rule);
                     let done = |(prompt, reply)| (prompt, Event::Done(Ok(Box::new(reply))));
                     self.voted.extend(replies.into_iter().map(done));
-                    // Events of the cancelled rows are never read.
+                    // Events of cancelled sequences are never read.
                     self.partial = None;
                     self.cancel.0.cancel();
                     return Ok(self.voted.pop_front());
@@ -212,20 +230,21 @@ impl RunningRequest {
         }
     }
 
-    /// The choices and the tokens of a prompt that is done.
+    /// The choices and usage of a finished prompt.
     pub(crate) fn finish(
         &self,
         prompt: usize,
         done: Result<Box<Reply>, EngineError>,
     ) -> Result<(Vec<Choice>, Usage), ApiError> {
         let mut reply = done.map_err(|error| self.deadline.error(error))?;
+        self.score(prompt, &mut reply)?;
         if let Some(format) = &self.generation.format {
             format.apply(&mut reply, &self.generation.params);
         }
-        let usage = Usage::of(self.prompts[prompt].0, &reply);
+        let usage = Usage::of(self.prompts[prompt].tokens, &reply);
         let choices = match self.generation.inspection.map {
             None => self.reader(prompt).choices(&reply),
-            // A map takes a while: other requests must not wait for it.
+            // Computing a map takes time and must not delay other requests.
             Some(_) => tokio::task::block_in_place(|| self.reader(prompt).choices(&reply)),
         };
         let metrics = &self.state.metrics;
@@ -234,12 +253,22 @@ impl RunningRequest {
         Ok((choices, usage))
     }
 
-    /// Waits for the only prompt: its reply, its tokens and its seed.
+    /// Takes the rewards from the external scorer, if the server has one.
+    fn score(&self, prompt: usize, reply: &mut Reply) -> Result<(), ApiError> {
+        let Some(scorer) = &self.state.options.scorer else { return Ok(()) };
+        let text = &self.prompts[prompt].text;
+        let params = &self.generation.params;
+        // It waits for another server: requests of other threads go on.
+        tokio::task::block_in_place(|| apply_scorer(scorer.0.as_ref(), text, params, reply))
+            .map_err(|error| ApiError::scorer(error.to_string()))
+    }
+
+    /// Waits for the only prompt; returns its reply, usage and seed.
     pub(crate) async fn reply(mut self) -> Result<(Box<Reply>, Usage, u64), ApiError> {
         loop {
             if let (prompt, Event::Done(done)) = self.next().await? {
                 let reply = done.map_err(|error| self.deadline.error(error))?;
-                let (tokens, seed) = self.prompts[prompt];
+                let SubmittedPrompt { tokens, seed, .. } = self.prompts[prompt];
                 let usage = Usage::of(tokens, &reply);
                 self.count(usage);
                 self.complete();
@@ -261,15 +290,15 @@ impl RunningRequest {
 
     pub(crate) fn reader(&self, prompt: usize) -> ReplyReader<'_> {
         let eos = &self.model.reasoner().method.eos;
-        ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].1, prompt }
+        ReplyReader { generation: &self.generation, eos, seed: self.prompts[prompt].seed, prompt }
     }
 
-    /// Called when the last prompt is done.
+    /// Called when the last prompt is finished.
     pub(crate) fn complete(&self) {
         self.state.metrics.latency.observe(self.deadline.start.elapsed().as_secs_f64());
     }
 
-    /// Waits for all prompts: their choices in order, and the tokens of all.
+    /// Waits for all prompts; returns their choices in order, and the total usage.
     pub(crate) async fn collect(mut self) -> Result<(Vec<Choice>, Usage), ApiError> {
         let mut choices: Vec<Vec<Choice>> = vec![Vec::new(); self.num_prompts()];
         let (mut usage, mut left) = (Usage::default(), self.num_prompts());
@@ -286,7 +315,7 @@ impl RunningRequest {
     }
 }
 
-/// Scores the tokens of some prompts, in their order.
+/// Scores the tokens of prompts, in order.
 pub(crate) async fn score_all(
     state: &Arc<AppState>,
     model: &ServedModel,
@@ -309,7 +338,7 @@ pub(crate) async fn score_all(
     submitted.map_err(ApiError::submit)?;
     let mut scores = Vec::new();
     for receiver in receivers {
-        let stopped = |_| ApiError::internal("the engine has stopped; its log says why");
+        let stopped = |_| ApiError::internal("the engine has stopped; see the log");
         let scored = deadline.wait(receiver).await?.map_err(stopped)?;
         scores.push(scored.map_err(|error| deadline.error(error))?);
     }

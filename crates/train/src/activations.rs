@@ -1,33 +1,35 @@
-//! An estimate of the activations that a micro-batch keeps for its backward.
+//! Estimate of the activation memory of a micro-batch.
 //!
-//! The sum of what `model::decoder::trainable` saves in each layer, keys and values with their
-//! gradients, and the larger of the logits with their gradients and the temporaries of one layer's
-//! backward. With recomputation the layers but the last save their inputs, and the temporaries
-//! include the recomputed activations of one layer.
+//! The sum of the activations that `model::decoder::trainable` saves in each layer, of keys and
+//! values with their gradients, and of the larger of (a) the logits with their gradients and (b)
+//! the temporaries of one layer's backward pass. With recomputation, all layers except the last
+//! save only their inputs, and the temporaries include one layer's recomputed activations.
 
 use model::TrainableDecoder;
 use model::config::Mlp;
 
-/// The size of a micro-batch, as far as memory depends on it.
+/// Sizes of a micro-batch that determine its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchRows {
-    /// Positions that are fed.
+    /// Input positions.
     pub fed: usize,
-    /// Those whose hidden state is used.
+    /// Positions whose hidden state is used.
     pub output: usize,
-    /// Those that predict a token.
+    /// Positions that predict a token.
     pub logits: usize,
-    /// Slots of the cache.
+    /// KV-cache slots.
     pub slots: usize,
 }
 
 impl BatchRows {
-    /// Bytes of the activations of such a batch.
+    /// Activation memory of such a batch, in bytes.
     pub fn activation_bytes(&self, model: &TrainableDecoder) -> u64 {
-        let (config, device) = (model.decoder.config(), model.decoder.device());
-        // The residual stream is f32; what is multiplied has the compute dtype.
+        let config = model.decoder.config();
+        let device = model.decoder.device();
+        // The residual stream is f32; inputs of matrix products have the compute dtype.
         let compute = if device.is_f32() { 4 } else { 2 };
-        let (width, kv) = (config.width, config.kv_heads * config.head_dim);
+        let width = config.width;
+        let kv = config.kv_heads * config.head_dim;
         let (heads, qkv) = (
             config.heads * config.head_dim,
             (config.heads + 2 * config.kv_heads) * config.head_dim,
@@ -36,11 +38,12 @@ impl BatchRows {
             Mlp::SwiGlu => 2 * config.ffn,
             Mlp::GeluTanh | Mlp::GeluErf => config.ffn,
         };
-        let (x, normed) = (width * 4, width * compute);
+        let x = width * 4;
+        let normed = width * compute;
         let inside = width * (4 + compute) // mid_residual, mlp_normed
             + (qkv + heads + pre_activation + config.ffn) * compute;
         let others = config.layers.saturating_sub(1) * self.fed;
-        // The last layer has its output rows only.
+        // The last layer computes the output rows only.
         let last = self.fed * (x + normed) + self.output * inside;
         let (saved, recomputed) = match model.recomputes() {
             true => {

@@ -1,7 +1,7 @@
-//! Timing of training: one step on a synthetic batch, repeated: forward, backward, optimizer,
-//! weight sync.
+//! Training benchmark: repeats one step (forward, backward, optimizer, weight sync) on a synthetic
+//! batch.
 //!
-//! Weights are those of a fresh model, so the first loss is that of a uniform guess.
+//! The weights are randomly initialized, so the first loss is that of a uniform guess.
 
 use engine::family::{CODI_PROJECTOR, COLAR_HEAD};
 use model::{
@@ -27,15 +27,15 @@ use crate::tokenized_example::{DistillRole, TokenizedExample};
 /// The shape of the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct TrainBenchSize {
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Prompt tokens of each.
+    /// Prompt tokens per sequence.
     pub prompt: usize,
-    /// Thoughts of each.
+    /// Thoughts per sequence.
     pub thoughts: usize,
 }
 
-/// The method of a reasoner's training.
+/// Training method to benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchMethod {
     /// A chain of thought in text.
@@ -52,9 +52,9 @@ pub enum BenchMethod {
 
 /// Tokens of a chain of thought.
 const COT_TOKENS: usize = 32;
-/// Steps of a chain of thought, and the tokens of each, that a step decoder reads.
+/// Number of steps of a chain of thought for the step decoder, and tokens per step.
 const STEPS: (usize, usize) = (3, 10);
-/// Tokens that a thought of CoLaR stands for, and the inner width of its latent head.
+/// CoLaR: tokens per thought, and inner width of the latent head.
 const SPEED: usize = 2;
 const LATENT_HEAD: usize = 2048;
 
@@ -84,7 +84,7 @@ const OPTIMIZER: Optimizer = Optimizer {
 };
 
 impl TrainBench {
-    /// A reasoner that is trained by a method, all weights or adapters of it. Answers have `target`
+    /// Benchmarks a reasoner with a method, training all weights or adapters. Answers have `target`
     /// tokens.
     pub fn reasoner(
         device: &Device,
@@ -109,7 +109,8 @@ impl TrainBench {
             let benched = BenchedStep::Colar { train_step, examples: batch.colar() };
             return Ok(Self::new(device, benched));
         }
-        let (mut head, mut auxiliary) = (TrainableHead::Identity, AuxiliaryLosses::default());
+        let mut head = TrainableHead::Identity;
+        let mut auxiliary = AuxiliaryLosses::default();
         if matches!(method, BenchMethod::Codi | BenchMethod::Simcot) {
             let shape = MlpShape { inputs: width, hidden: width, outputs: width };
             let projector = TrainableMlp::load(device, &source, &CODI_PROJECTOR, shape)?;
@@ -132,8 +133,8 @@ impl TrainBench {
         Ok(Self::new(device, BenchedStep::Reasoner { train_step, examples }))
     }
 
-    /// A reward model with the contrastive objective over problems of `trajectories` each.
-    /// Sequences that do not fill a problem are left out.
+    /// Benchmarks a reward model with the contrastive objective and `trajectories` per problem.
+    /// Sequences that do not fill a problem are dropped.
     pub fn reward(
         device: &Device,
         config: &Config,
@@ -162,12 +163,12 @@ impl TrainBench {
         Self { device: device.clone(), benched, dropout: 0.0, steps: 0 }
     }
 
-    /// With dropout of this probability on attention and MLP outputs.
+    /// Sets the dropout probability of attention and MLP outputs.
     pub fn with_dropout(self, dropout: f32) -> Self {
         Self { dropout, ..self }
     }
 
-    /// With activations recomputed in the backward pass.
+    /// Recomputes activations in the backward pass.
     pub fn with_recompute(mut self) -> Self {
         match &mut self.benched {
             BenchedStep::Reasoner { train_step, .. } => {
@@ -182,11 +183,12 @@ impl TrainBench {
         self
     }
 
-    /// Runs a step, waits for the device, and returns the mean loss before it: per token of a
-    /// reasoner, per problem of a reward model.
+    /// Runs a step, waits for the device, and returns the mean loss before the update: per token
+    /// for a reasoner, per problem for a reward model.
     pub fn step(&mut self) -> Result<f64, DeviceError> {
         let Self { device, benched, dropout, steps } = self;
-        let (step, p) = (*steps, *dropout);
+        let step = *steps;
+        let p = *dropout;
         *steps += 1;
         let adapters = match benched {
             BenchedStep::Reasoner { train_step, .. } => train_step.model.has_adapter_dropout(),
@@ -225,7 +227,7 @@ impl TrainBench {
         Ok(loss)
     }
 
-    /// Sequences of the batch; student and teacher are two.
+    /// Number of sequences of the batch; student and teacher count as two.
     pub fn sequences(&self) -> usize {
         match &self.benched {
             BenchedStep::Reasoner { examples, .. } => examples.len(),
@@ -236,7 +238,7 @@ impl TrainBench {
         }
     }
 
-    /// Positions per step, tokens and thoughts; a prompt that trajectories share counts once.
+    /// Positions (tokens and thoughts) per step; a prompt shared by trajectories counts once.
     pub fn positions(&self) -> usize {
         match &self.benched {
             BenchedStep::Reasoner { examples, .. } => {
@@ -251,8 +253,8 @@ impl TrainBench {
         }
     }
 
-    /// Floating-point operations per step: forward, and twice as many for backward. Optimizer,
-    /// heads and a step decoder are not counted.
+    /// Floating-point operations per step: the forward pass, plus twice as many for the backward
+    /// pass. Optimizer, heads and step decoder are not counted.
     pub fn flops(&self) -> f64 {
         let forward: f64 = match &self.benched {
             BenchedStep::Reasoner { train_step, examples } => {
@@ -353,14 +355,14 @@ fn load_decoder(
     device.run(|| TrainableDecoder::load(device, config, &initial_weights(config), head))
 }
 
-/// Tokens of a vocabulary, different for each sequence.
+/// Synthetic tokens of a vocabulary, different for each sequence.
 pub fn synthetic_tokens(vocab: usize, sequence: u32, count: usize) -> Vec<u32> {
     let token =
         |i: u32| sequence.wrapping_mul(7919).wrapping_add(i.wrapping_mul(104_729)) % vocab as u32;
     (0..count as u32).map(token).collect()
 }
 
-/// Standard normal vectors (thoughts, width), the scale of a final norm's output.
+/// Standard normal vectors (thoughts, width), on the scale of a final norm's output.
 fn synthetic_thoughts(problem: u32, thoughts: usize, width: usize) -> Tensor {
     let mut numbers = vec![0.0; thoughts * width];
     for (position, part) in (0..).zip(numbers.chunks_mut(MAX_ELEMENTS)) {

@@ -1,21 +1,21 @@
-//! The latent curriculum: which of a solution's steps are replaced by latent thoughts, and which
-//! stay text, as training progresses.
+//! The latent curriculum: how many steps of a solution are replaced by latent thoughts as training
+//! progresses.
 
 use serde::{Deserialize, Serialize};
 
-/// What a model generates before its answer.
+/// What a model generates before the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "mode")]
 pub enum Curriculum {
-    /// Every step as text: explicit chain of thought.
+    /// All steps as text: explicit chain of thought.
     Cot,
     /// Nothing: the answer follows the question.
     NoCot,
-    /// Latent thoughts: steps are removed from the front, thoughts take their place.
+    /// Latent thoughts: steps are removed from the front and replaced by thoughts.
     Latent {
-        /// Thoughts at the end of training.
+        /// Number of thoughts at the end of training.
         thoughts: usize,
-        /// When steps are removed.
+        /// Schedule of the removed steps.
         removal: Removal,
     },
 }
@@ -25,31 +25,31 @@ pub enum Curriculum {
 #[serde(rename_all = "kebab-case", tag = "removal")]
 pub enum Removal {
     /// The number of thoughts is constant; the number of removed steps rises linearly from none to
-    /// all during the first `end` of training. Some examples are ahead of that.
+    /// all during the first `end` of training. Some examples have more steps removed.
     Smooth {
-        /// Share of training after which every step is removed.
+        /// Fraction of training after which all steps are removed.
         end: f64,
-        /// Share of examples with every step removed from the start.
+        /// Fraction of examples with all steps removed from the start.
         no_cot_fraction: f64,
-        /// Share of examples with a uniform number of removed steps.
+        /// Fraction of examples with a uniformly sampled number of removed steps.
         uniform_prob: f64,
     },
     /// COCONUT's stages: stage k removes k steps and adds `thoughts_per_step` thoughts for each;
-    /// the last stage removes all steps. Stages are equally long up to `end`, and the last takes
-    /// the rest.
+    /// the last stage removes all steps. The stages before `end` have equal length; the last stage
+    /// is the rest of training.
     Stages {
-        /// Stages after stage 0 with a fixed number of removed steps.
+        /// Number of stages after stage 0 with a fixed number of removed steps.
         stages: usize,
         /// Thoughts per removed step.
         thoughts_per_step: usize,
-        /// Share of training after which the last stage begins.
+        /// Fraction of training after which the last stage begins.
         end: f64,
-        /// Share of examples of a uniformly sampled stage.
+        /// Fraction of examples with a uniformly sampled stage.
         uniform_prob: f64,
     },
 }
 
-/// The layout of one example at some point of training.
+/// The layout of one example at a point of the training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurriculumSample {
     /// Latent thoughts before the completion.
@@ -59,8 +59,8 @@ pub struct CurriculumSample {
 }
 
 impl Curriculum {
-    /// The layout of an example of `steps` steps at `progress` (0 to 1) of training. `uniforms` are
-    /// two uniform numbers from [0, 1), the only randomness.
+    /// The layout of an example with `steps` steps at `progress` (0 to 1) of the training.
+    /// `uniforms` are two uniform random numbers in [0, 1), the only source of randomness.
     pub fn sample(&self, progress: f64, steps: usize, uniforms: [f64; 2]) -> CurriculumSample {
         match *self {
             Self::Cot => CurriculumSample { thoughts: 0, removed_steps: 0 },
@@ -85,7 +85,7 @@ impl Curriculum {
                 removal: Removal::Stages { stages, thoughts_per_step, end, uniform_prob },
             } => {
                 let [choice, amount] = uniforms;
-                // The epsilon makes up for a share of training that was rounded down.
+                // The epsilon compensates for a fraction of training that was rounded down.
                 let scheduled = (progress / end * (stages + 1) as f64 + 1e-9) as usize;
                 let due = if progress >= end { stages + 1 } else { scheduled };
                 let stage = match choice < uniform_prob {
@@ -120,8 +120,8 @@ mod tests {
         let sample = |progress, uniforms| SMOOTH.sample(progress, 4, uniforms);
         assert_eq!(sample(0.0, [0.9, 0.5]), CurriculumSample { thoughts: 6, removed_steps: 0 });
         let ahead = CurriculumSample { thoughts: 6, removed_steps: 4 };
-        assert_eq!(sample(0.0, [0.1, 0.5]), ahead, "those without steps from the start");
-        assert_eq!(sample(0.0, [0.2, 0.99]).removed_steps, 4, "those with any number of steps");
+        assert_eq!(sample(0.0, [0.1, 0.5]), ahead, "examples without steps from the start");
+        assert_eq!(sample(0.0, [0.2, 0.99]).removed_steps, 4, "uniform number of removed steps");
         assert_eq!(sample(0.2, [0.9, 0.4]).removed_steps, 3, "half of seven, rounded at random");
         assert_eq!(sample(0.4, [0.9, 0.0]).removed_steps, 4);
         assert_eq!(sample(1.0, [0.9, 0.0]).removed_steps, 4);

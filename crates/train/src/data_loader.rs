@@ -1,8 +1,8 @@
 //! Batches of tokenized examples, prefetched by a background thread.
 //!
-//! Batch `i` is a function of `i`, so that training resumes at any step. Batches are not sorted by
-//! length: examples are packed without padding and no tile of attention spans two of them, so that
-//! sorting saves no work.
+//! Batch `i` is a function of `i`, so that training can resume at any step. Batches are not sorted
+//! by length: examples are packed without padding and no attention tile spans two of them, so
+//! sorting would save nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -15,10 +15,10 @@ use crate::methods::{ExampleEncoder, ExamplePlace};
 use corpus::{self, Split};
 use data::TrainExample;
 
-/// Where examples come from.
+/// A source of examples.
 #[derive(Clone, Debug)]
 pub enum ExampleSource {
-    /// The built-in corpus, an endless stream of problems.
+    /// The built-in corpus, an infinite stream of problems.
     Corpus {
         /// Seed of the problems.
         seed: u64,
@@ -27,7 +27,7 @@ pub enum ExampleSource {
     List {
         /// The examples.
         examples: Arc<Vec<TrainExample>>,
-        /// Seed of the orders.
+        /// Seed of the shuffling.
         seed: u64,
     },
     /// Several sources, interleaved.
@@ -35,7 +35,7 @@ pub enum ExampleSource {
 }
 
 impl ExampleSource {
-    /// The lists among the sources; the corpus is none.
+    /// The lists among the sources, without the corpus.
     pub fn lists(&self) -> Vec<&[TrainExample]> {
         match self {
             Self::Corpus { .. } => Vec::new(),
@@ -64,27 +64,28 @@ impl ExampleSource {
     }
 }
 
-/// Several sources in fixed shares.
+/// Several sources in fixed proportions.
 ///
-/// The stream is cut into cycles of [`MIXTURE_CYCLE`] examples. Each cycle has the same number of
-/// each source, in an order of its own, and takes a source's examples in that source's order. So
-/// an example is a function of its index, and a list is used up before any of it is repeated.
+/// The stream is divided into cycles of [`MIXTURE_CYCLE`] examples. Each cycle has the same number
+/// of examples from each source, in a shuffled order, and takes a source's examples in the source's
+/// order. An example is therefore a function of its index, and no example of a list is repeated
+/// before the whole list has been used.
 #[derive(Clone, Debug)]
 pub struct ExampleMixture {
     sources: Vec<ExampleSource>,
-    /// By source: its first slot of a cycle; then the end.
+    /// Per source: its first slot in a cycle; the last entry is the end.
     slots: Vec<u64>,
     seed: u64,
 }
 
-/// Examples of one cycle of a mixture: shares are rounded to its inverse.
+/// Examples per cycle of a mixture. Shares are rounded to multiples of its inverse.
 pub const MIXTURE_CYCLE: u64 = 4096;
 
 impl ExampleMixture {
-    /// Sources with their relative weights; `None` unless there are any, at most
-    /// [`MIXTURE_CYCLE`], with positive and finite weights.
+    /// A mixture of sources with relative weights; `None` unless there are 1 to [`MIXTURE_CYCLE`]
+    /// sources with positive, finite weights.
     ///
-    /// A source has at least one example in a cycle, however small its weight.
+    /// Every source has at least one example per cycle, however small its weight.
     pub fn new(sources: Vec<(ExampleSource, f64)>, seed: u64) -> Option<Self> {
         let valid = |weight: &f64| *weight > 0.0 && weight.is_finite();
         let weights: Vec<f64> = sources.iter().map(|(_, weight)| *weight).collect();
@@ -92,10 +93,11 @@ impl ExampleMixture {
         if count == 0 || count > MIXTURE_CYCLE || !weights.iter().all(valid) {
             return None;
         }
-        // Each has one slot; the rest is shared out by weight, rounded on the cumulative sum.
+        // Each source has one slot; the others are split by weight, rounding the cumulative sums.
         let total: f64 = weights.iter().sum();
         let free = (MIXTURE_CYCLE - count) as f64;
-        let (mut slots, mut sum) = (vec![0], 0.0);
+        let mut slots = vec![0];
+        let mut sum = 0.0;
         for (source, weight) in weights.iter().enumerate() {
             sum += weight;
             slots.push((free * sum / total).round() as u64 + source as u64 + 1);
@@ -104,7 +106,7 @@ impl ExampleMixture {
         Some(Self { sources, slots, seed })
     }
 
-    /// The share of each source, in examples of a cycle.
+    /// Number of examples of each source per cycle.
     pub fn shares(&self) -> Vec<u64> {
         self.slots.windows(2).map(|slots| slots[1] - slots[0]).collect()
     }
@@ -114,26 +116,28 @@ impl ExampleMixture {
         self.sources[source].example(index)
     }
 
-    /// The source of example `i` of the mixture, and its number there.
+    /// The source of example `i` of the mixture, and its index in that source.
     fn locate(&self, i: u64) -> (usize, u64) {
         let cycle = i / MIXTURE_CYCLE;
         let order = self.seed.wrapping_add(cycle).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slot = shuffled_index(i % MIXTURE_CYCLE, MIXTURE_CYCLE, order);
         let source = self.slots.partition_point(|first| *first <= slot) - 1;
-        let (first, end) = (self.slots[source], self.slots[source + 1]);
+        let first = self.slots[source];
+        let end = self.slots[source + 1];
         (source, cycle * (end - first) + slot - first)
     }
 }
 
-/// Where a permutation of `0..count` takes `index`: four rounds of a Feistel network over the next
-/// even power of two, repeated until the result is in range (cycle walking).
+/// The image of `index` under a pseudorandom permutation of `0..count`: four rounds of a Feistel
+/// network over the next even power of two, repeated until the result is in range (cycle walking).
 pub(crate) fn shuffled_index(index: u64, count: u64, seed: u64) -> u64 {
     let half = (64 - (count.max(2) - 1).leading_zeros()).div_ceil(2);
     let mask = (1u64 << half) - 1;
     let key = [seed as u32, (seed >> 32) as u32];
     let mut at = index;
     loop {
-        let (mut left, mut right) = (at >> half, at & mask);
+        let mut left = at >> half;
+        let mut right = at & mask;
         for round in 0..4 {
             let mixed = u64::from(philox([right as u32, round, 0, 0], key)[0]);
             (left, right) = (right, left ^ (mixed & mask));
@@ -149,15 +153,15 @@ pub(crate) fn shuffled_index(index: u64, count: u64, seed: u64) -> u64 {
 pub struct BatchSpec<E> {
     /// The examples.
     pub source: ExampleSource,
-    /// Tokenizes them.
+    /// Encoder that tokenizes the examples.
     pub encoder: E,
     /// Examples per batch.
     pub batch_size: usize,
-    /// Batches in total, over which the curriculum progresses.
+    /// Total number of batches, over which the curriculum progresses.
     pub batches: u64,
     /// Seed of the encoder's random numbers.
     pub seed: u64,
-    /// Positions that an example may take.
+    /// Maximum length of an example in positions.
     pub context: usize,
 }
 
@@ -182,7 +186,7 @@ impl<E: ExampleEncoder> BatchSpec<E> {
         Ok(encoded.into_iter().flatten().collect())
     }
 
-    /// Two uniform numbers from [0, 1) for an example.
+    /// Two uniform random numbers in [0, 1) for an example.
     fn uniforms(&self, id: u64) -> [f64; 2] {
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         let [a, b, ..] = philox([id as u32, (id >> 32) as u32, 0, u32::MAX], key);
@@ -197,10 +201,10 @@ pub struct DataLoader<E: ExampleEncoder> {
     prefetched: Option<Receiver<Batch<E>>>,
 }
 
-/// A batch, or why it cannot be made.
+/// A batch, or an error.
 type Batch<E> = Result<Vec<<E as ExampleEncoder>::Encoded>, TrainError>;
 
-/// Batches that are prepared ahead of the one in use.
+/// Number of prefetched batches.
 const PREFETCH: usize = 8;
 
 impl<E: ExampleEncoder + 'static> DataLoader<E> {
@@ -209,12 +213,12 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
         Self { spec: Arc::new(spec), next: 0, prefetched: None }
     }
 
-    /// What tokenizes the examples.
+    /// The encoder.
     pub fn encoder(&self) -> &E {
         &self.spec.encoder
     }
 
-    /// Batch `index`; prefetched if it follows the one before.
+    /// Batch `index`; prefetched if it follows the previous one.
     pub fn batch(&mut self, index: u64) -> Batch<E> {
         if self.prefetched.is_none() || index != self.next {
             self.prefetched = Some(self.spawn_prefetch(index));
@@ -222,7 +226,7 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
         self.next = index + 1;
         match self.prefetched.as_ref().map(Receiver::recv) {
             Some(Ok(batch)) => batch,
-            // There is no thread, or it has ended: after the last batch, or by a panic.
+            // The thread could not be started, or has ended after the last batch or with a panic.
             _ => self.spec.batch(index),
         }
     }
@@ -233,11 +237,11 @@ impl<E: ExampleEncoder + 'static> DataLoader<E> {
         let prefetch = move || {
             for index in first..spec.batches {
                 if sender.send(spec.batch(index)).is_err() {
-                    return; // the receiver is dropped
+                    return; // the receiver was dropped
                 }
             }
         };
-        // Where the system gives no more threads, `batch` makes every batch when it is used.
+        // If no thread can be started, `batch` computes every batch on demand.
         drop(std::thread::Builder::new().spawn(prefetch));
         receiver
     }
@@ -269,8 +273,8 @@ mod tests {
         assert!(names[..100].iter().any(|n| n.starts_with('b')));
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), 4000, "a list was repeated before it was used up");
-        // Any part of the stream alone is what it is within the stream.
+        assert_eq!(names.len(), 4000, "an example was repeated before the list was used up");
+        // Any part of the stream can be computed independently.
         assert_eq!(source.batch(1000, 50), batch[1000..1050]);
         let located: Vec<_> = (0..3 * MIXTURE_CYCLE).map(|i| mixture.locate(i)).collect();
         let mut distinct = located.clone();

@@ -1,21 +1,21 @@
-//! Auxiliary digit heads: a linear map predicts the decimal digits of numbers from a vector. They
-//! shape the vectors during training and are not part of the saved model.
+//! Auxiliary digit heads: a linear layer predicts the decimal digits of numbers from a vector. They
+//! are used only during training and are not part of the saved model.
 
 use model::{ModelError, Parameter, TensorSource, TrainableLinear};
 use tensor::ops::{self, Indices};
 use tensor::{Device, DeviceError, Tensor};
 
-/// Digits that are predicted of each number, the least significant first.
+/// Number of predicted digits per number, the least significant first.
 pub const DIGITS: usize = 5;
-/// The ten digits, and the blank in front of a number.
+/// The ten digits, and a blank for leading positions.
 const CLASSES: usize = 11;
 
-/// What a thought should hold of a worked step.
+/// Target of a thought: the numbers of a worked step that are predicted from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThoughtTarget {
-    /// Its two operands and its operator, the last as a number.
+    /// The two operands and the operator, encoded as a number.
     Operands([i64; 3]),
-    /// Its result.
+    /// The result.
     Result(i64),
 }
 
@@ -37,8 +37,8 @@ pub struct DigitLoss {
 }
 
 impl DigitHead {
-    /// A head with the tensors `name` of `source` that predicts one number from each vector. Its
-    /// mean loss over digits counts `loss_weight`.
+    /// A head with the tensors `name` of `source` that predicts one number from each vector. The
+    /// mean loss over digits is weighted by `loss_weight`.
     pub fn new(
         device: &Device,
         source: &impl TensorSource,
@@ -49,7 +49,7 @@ impl DigitHead {
         Self::with_numbers(device, source, name, width, 1, loss_weight)
     }
 
-    /// The same for `numbers` numbers from each vector.
+    /// As [`Self::new`], for `numbers` numbers from each vector.
     pub fn with_numbers(
         device: &Device,
         source: &impl TensorSource,
@@ -63,9 +63,9 @@ impl DigitHead {
         Ok(Self { linear, numbers, loss_weight })
     }
 
-    /// Adds the head's gradients for predicting `numbers`, those of a row one after another, from x
-    /// (rows, width). Each digit has the weight `loss_weight / digits`, where `digits` counts those
-    /// of the batch.
+    /// Accumulates the head's gradients for predicting `numbers` (row-major) from x (rows, width).
+    /// Each digit has the weight `loss_weight / digits`, where `digits` is the number of digits in
+    /// the batch.
     pub fn accumulate_gradients(
         &mut self,
         device: &Device,
@@ -73,7 +73,7 @@ impl DigitHead {
         numbers: &[i64],
         digits: usize,
     ) -> Result<DigitLoss, DeviceError> {
-        assert_eq!(x.rows() * self.numbers, numbers.len(), "digit head: numbers of each row");
+        assert_eq!(x.rows() * self.numbers, numbers.len(), "digit head: numbers per row");
         let logits = self.linear.forward(device, x)?.with_shape(numbers.len() * DIGITS, CLASSES)?;
         let targets = numbers.iter().flat_map(|&n| digit_classes(n)).collect();
         let targets = Indices::new(device, targets)?;
@@ -89,7 +89,7 @@ impl DigitHead {
         self.linear.parameters()
     }
 
-    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    /// All parameters, mutably. Call [`Self::sync_weights`] after changing them.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         self.linear.parameters_mut()
     }
@@ -100,8 +100,8 @@ impl DigitHead {
     }
 }
 
-/// A number's digits, the least significant first, then blanks. The sign is ignored; of longer
-/// numbers only the last [`DIGITS`] digits count.
+/// A number's digits, the least significant first, then blanks. The sign is ignored, as are digits
+/// beyond the last [`DIGITS`].
 fn digit_classes(number: i64) -> [u32; DIGITS] {
     let mut rest = number.unsigned_abs();
     std::array::from_fn(|place| {

@@ -11,11 +11,11 @@ pub enum TrainError {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] tensor::DeviceError),
-    /// Options that are unknown, out of range, or do not go together. Their names stand in
-    /// backticks, so that a command line can put its flags in their place.
+    /// Unknown, out-of-range or conflicting options. Their names are in backticks, which the
+    /// command line replaces with its flags.
     #[error("{reason}")]
     Options {
-        /// What is wrong, and the next step.
+        /// The problem and how to fix it.
         reason: String,
     },
     /// A checkpoint cannot be used.
@@ -25,7 +25,7 @@ pub enum TrainError {
     #[error(transparent)]
     Engine(#[from] engine::EngineError),
     /// A file or directory cannot be accessed.
-    #[error("cannot access {}; check that it is there, and the space of its disk", path.display())]
+    #[error("cannot access {}; check that it exists and that the disk is not full", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -55,73 +55,73 @@ pub enum TrainError {
     Diverged {
         /// Counted from 1.
         step: u32,
-        /// What was found.
+        /// What diverged, with its values.
         what: Divergence,
-        /// Steps of the last saved state, if there is one.
+        /// Steps completed at the last saved state, if any.
         saved: Option<u32>,
     },
     /// The activations do not fit the device's memory.
     #[error(
-        "the activations of a batch take about {needed} and {free} are free; take smaller batches, \
-         and accumulate the gradients of more of them"
+        "the activations of a batch need about {needed}, but only {free} are free; use a smaller \
+         batch and accumulate gradients over more batches"
     )]
     Memory {
-        /// With its unit.
+        /// Estimated memory, formatted with its unit.
         needed: String,
-        /// With its unit.
+        /// Free memory, formatted with its unit.
         free: String,
     },
     /// A new model does not fit the device's memory.
     #[error(
-        "training the new model takes at least {needed} and {free} are free; make it narrower, or \
-         of fewer layers"
+        "training the new model needs at least {needed}, but only {free} are free; reduce its \
+         width or its number of layers"
     )]
     ModelMemory {
-        /// With its unit.
+        /// Required memory, formatted with its unit.
         needed: String,
-        /// With its unit.
+        /// Free memory, formatted with its unit.
         free: String,
     },
     /// A training state cannot be read.
-    #[error("{}: damaged ({reason}); delete it to begin anew", path.display())]
+    #[error("{}: corrupt ({reason}); delete it to start over", path.display())]
     BadState {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// A training state belongs to a training with other settings.
+    /// A training state was written with different settings.
     #[error(
-        "{}: was written with other settings; use the same ones, or another output directory",
+        "{}: written with different settings; use the same settings or another output directory",
         path.display()
     )]
     SettingsChanged {
         /// The file.
         path: PathBuf,
     },
-    /// A training state belongs to a training on other files.
+    /// A training state was written for different input files.
     #[error(
-        "{}: the initial model or the data are not what they were; use the same files, or another \
-         output directory",
+        "{}: the initial model or the data changed since training started; use the same files or \
+         another output directory",
         path.display()
     )]
     InputsChanged {
-        /// The state.
+        /// The state file.
         path: PathBuf,
     },
-    /// A finished training whose model is not there.
+    /// The training is finished, but its model is missing.
     #[error(
-        "{}: the training is finished and its best model is gone; remove this directory to train \
-         again",
+        "{}: the training is finished, but its best model is missing; delete this directory to \
+         train again",
         dir.display()
     )]
     MissingModel {
         /// The directory of the training's state.
         dir: PathBuf,
     },
-    /// A training state was written with other settings of the optimizer.
+    /// A training state was written with different optimizer settings.
     #[error(
-        "{}: was written with other settings of the optimizer; use the same ones, or say that they \
+        "{}: written with different optimizer settings; use the same settings, or allow the \
          change",
         path.display()
     )]
@@ -131,39 +131,39 @@ pub enum TrainError {
     },
     /// An example does not fit the model's context.
     #[error(
-        "example {id} takes {length} positions, the model has {context}; leave it out or take a \
-         model with more"
+        "example {id} has {length} positions, but the model's context is {context}; remove the \
+         example or use a model with a longer context"
     )]
     TooLong {
         /// The example's index.
         id: u64,
-        /// Positions that it takes.
+        /// Length of the example in positions.
         length: usize,
-        /// Positions of the model.
+        /// Context of the model in positions.
         context: usize,
     },
     /// A token has no embedding in a model.
     #[error(
-        "problem {id} of the annotations has the token {token}, {what} has {vocab}; take models of \
-         one vocabulary"
+        "problem {id} of the annotations contains token {token}, but the vocabulary of {what} has \
+         only {vocab}; use models with the same vocabulary"
     )]
     UnknownToken {
         /// The problem's id.
         id: u32,
         /// The token.
         token: u32,
-        /// Which model.
+        /// The model, such as "the reward model".
         what: &'static str,
         /// The model's vocabulary size.
         vocab: usize,
     },
     /// Annotations without a problem that has both correct and wrong trajectories.
     #[error(
-        "{what}: nothing to learn from; of no problem some trajectories are right and others \
-         wrong, annotate more of them"
+        "{what}: nothing to learn from: no problem has both correct and wrong trajectories; \
+         annotate more problems"
     )]
     EmptyAnnotations {
-        /// Which annotations.
+        /// The directories, or "the annotations".
         what: String,
     },
     /// A token is missing from a tokenizer's vocabulary.
@@ -171,16 +171,16 @@ pub enum TrainError {
     MissingToken {
         /// The token.
         token: String,
-        /// The next step.
+        /// How to fix it.
         how: &'static str,
     },
 }
 
-/// Where a diverged training can go on.
+/// How to continue after a divergence.
 fn resume_from(saved: Option<u32>) -> String {
     match saved {
         Some(steps) => format!("resume from the last saved state, after {steps} steps"),
-        None => "begin anew: no state was saved yet".to_owned(),
+        None => "start over: no state was saved yet".to_owned(),
     }
 }
 

@@ -5,13 +5,14 @@
 //!               └─ auxiliary losses: digits of step 1's result, its tokens
 //! ```
 //!
-//! Each arrow is a segment: one pass of the decoder over some positions of some examples, which
-//! attends to the segments before it. `forward` runs them; `backward` takes them in reverse order,
-//! so gradients flow through every thought (backpropagation through time). An example without
-//! thoughts is a single segment. Examples of different lengths are packed without padding.
+//! Each arrow is a segment: a forward pass of the decoder over some positions of some examples,
+//! which attends to earlier segments. `forward` runs the segments; `backward` visits them in
+//! reverse order, so gradients flow through every thought (backpropagation through time). An
+//! example without thoughts is a single segment. Examples of different lengths are packed without
+//! padding.
 //!
-//! Methods differ in their examples and in their auxiliary losses: COCONUT may have a
-//! [`DigitHead`], CODI has a [`Distillation`] from teacher to student, SIM-CoT a [`StepDecoder`].
+//! Methods differ in their examples and auxiliary losses: COCONUT may have a [`DigitHead`], CODI
+//! has a [`Distillation`] from teacher to student, SIM-CoT a [`StepDecoder`].
 
 mod backward;
 mod forward;
@@ -31,25 +32,25 @@ pub(crate) use backward::StepLoss;
 use forward::LatentForward;
 pub(crate) use forward::{ComparedRow, ForwardSegment, ThoughtStep};
 
-/// Mean losses of a batch, unweighted. A loss that the method does not have is `None`.
+/// Mean losses of a batch, unweighted. Losses that the method does not have are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LatentLosses {
     /// Cross entropy per completion token, in nats.
     pub tokens: f64,
-    /// The same of the teachers in self-distillation.
+    /// Cross entropy per completion token of the teachers in self-distillation, in nats.
     pub teacher: Option<f64>,
     /// Distance between the hidden states of student and teacher.
     pub distill: Option<f64>,
-    /// Cross entropy per token of the steps that the step decoder reads, in nats.
+    /// Cross entropy per step token of the step decoder, in nats.
     pub steps: Option<f64>,
     /// Cross entropy per digit of the steps' results, in nats.
     pub digits: Option<f64>,
-    /// The same of their operands and operators.
+    /// Cross entropy per digit of the steps' operands and operators, in nats.
     pub operands: Option<f64>,
 }
 
 impl LatentLosses {
-    /// The losses that the method has, as they are logged.
+    /// The losses of the method by their names in the log.
     pub fn named(&self) -> Losses {
         Losses::new(self.tokens)
             .with("teacher", self.teacher)
@@ -60,38 +61,38 @@ impl LatentLosses {
     }
 }
 
-/// Losses beside the cross entropy of completions.
+/// Losses in addition to the cross entropy of completions.
 #[derive(Debug, Default)]
 pub struct AuxiliaryLosses {
     /// Predicts step results from thoughts.
     pub digit_head: Option<DigitHead>,
-    /// Predicts the steps' operands and operators from thoughts: three numbers each.
+    /// Predicts the steps' operands and operators from thoughts: three numbers per step.
     pub operand_head: Option<DigitHead>,
-    /// Draws the students' hidden states to the teachers' (CODI).
+    /// Pulls the students' hidden states towards the teachers' (CODI).
     pub distillation: Option<Distillation>,
     /// Decodes steps from thoughts (SIM-CoT).
     pub step_decoder: Option<StepDecoder>,
 }
 
-/// A reasoner with its gradients.
+/// A trainable reasoner with sequential thoughts, and its losses.
 #[derive(Debug)]
 pub struct LatentTrainStep {
     /// The decoder and its language-model head.
     pub model: TrainableDecoder,
     /// Maps hidden states to thoughts.
     pub head: TrainableHead,
-    /// Losses beside the cross entropy of completions.
+    /// Losses in addition to the cross entropy of completions.
     pub auxiliary: AuxiliaryLosses,
     cache: Option<Cache>,
 }
 
 impl LatentTrainStep {
-    /// A step over these modules.
+    /// A train step on these modules.
     pub fn new(model: TrainableDecoder, head: TrainableHead, auxiliary: AuxiliaryLosses) -> Self {
         Self { model, head, auxiliary, cache: None }
     }
 
-    /// Adds the gradients of a batch's loss to all parameters; returns its parts.
+    /// Adds the gradients of a batch's loss to all parameters; returns its terms.
     pub fn batch_losses(
         &mut self,
         examples: &[TokenizedExample],
@@ -106,8 +107,8 @@ impl LatentTrainStep {
         losses
     }
 
-    /// The thoughts of every example, in order, (thoughts, width) each. With a step decoder that
-    /// reads it, the thought after the last one is included.
+    /// The thoughts of every example, in order, (thoughts, width) each. If the step decoder uses
+    /// it, the thought after the last one is included.
     pub fn thoughts(&mut self, examples: &[TokenizedExample]) -> Result<Vec<Tensor>, DeviceError> {
         let slots = examples.iter().map(|example| Cache::slots_for(example.len())).sum();
         let mut cache = reuse_cache(self.cache.take(), &self.model.decoder, slots)?;
@@ -120,7 +121,7 @@ impl LatentTrainStep {
         self.model.decoder.device().clone()
     }
 
-    /// Whether the thought after the last one, which is not fed, is computed.
+    /// Whether to compute the thought after the last one, which is not an input.
     fn makes_unfed_thought(&self) -> bool {
         self.auxiliary.step_decoder.as_ref().is_some_and(|decoder| decoder.reads_unfed_thought)
     }

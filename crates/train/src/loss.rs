@@ -1,7 +1,8 @@
-//! Objectives of the reward model over the rewards of a problem's trajectories. These are a few
-//! numbers per problem, so they are computed on the host.
+//! Objectives of the reward model over the rewards of a problem's trajectories. They are computed
+//! on the host, since there are only a few rewards per problem.
 //!
-//! Trajectories may differ in their number of thoughts: step t compares those that have it.
+//! Trajectories may differ in their number of thoughts: step t compares the trajectories that have
+//! more than t thoughts.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,14 +18,14 @@ pub enum Objective {
     Bce,
     /// Pairwise logistic: at each step, over all pairs of trajectories with unequal labels
     Pairwise,
-    /// No training: the reasoner's weights and a random head (the paper's ablation)
+    /// No training: the reasoner's weights with a random head (the paper's ablation)
     Untrained,
 }
 
 /// The rewards and labels of one problem, one of each per thought of every trajectory.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredProblem<'a> {
-    /// Rewards, as the head gives them.
+    /// Rewards, the output of the head.
     pub scores: &'a [f32],
     /// Labels in 0..=1.
     pub labels: &'a [f32],
@@ -114,7 +115,8 @@ fn pairwise(problem: ScoredProblem<'_>, t: usize, weight: f64, gradient: &mut [f
     let total: f64 = pairs.iter().map(|(.., gap)| gap).sum();
     let mut loss = 0.0;
     for (better, worse, gap) in pairs {
-        let (margin, share) = (f64::from(scores[better] - scores[worse]), weight * gap / total);
+        let margin = f64::from(scores[better] - scores[worse]);
+        let share = weight * gap / total;
         loss += share * ((-margin).max(0.0) + (-margin.abs()).exp().ln_1p());
         let slope = (share / (1.0 + margin.exp())) as f32;
         gradient[better] -= slope;

@@ -1,19 +1,19 @@
-//! The training methods: how each lays an example out as tokens, and the losses that it adds.
+//! The training methods: how each encodes an example as tokens, and its losses.
 //!
 //! | method | layout | losses |
 //! |---|---|---|
-//! | [`coconut`] (with CoT and no-CoT) | steps removed one by one, thoughts in their place | tokens, digits |
+//! | [`coconut`] (with CoT and no-CoT) | steps replaced one by one by thoughts | tokens, digits |
 //! | [`codi`] | a student with thoughts, a teacher with steps | tokens of both, distillation |
-//! | [`simcot`] | CODI's or COCONUT's | theirs, and the steps decoded from the thoughts |
+//! | [`simcot`] | as CODI or COCONUT | as CODI or COCONUT, and the steps decoded from the thoughts |
 //! | [`colar`] | steps compressed into sums of embeddings | tokens, the next compressed embedding |
 //! | [`latent_sft`] | steps compressed into mixtures of embeddings | tokens, the next mixture |
 //! | [`lotus`] | blocks of latent positions, computed in loops | tokens, the steps' tokens at the blocks |
 //! | [`rot`] | steps compressed into a fixed number of slots | tokens, the next slot |
 //!
-//! A method is one file: a [`TrainingMethod`] with its settings, an [`ExampleEncoder`] that lays
-//! examples out, and a [`TrainStep`] with the losses; data, optimizer, log, checkpoints and
-//! evaluation are the same for all. To add one, write its file and add its [`MethodEntry`] to
-//! [`METHODS`]; a user of the library passes an entry to the trainer instead.
+//! Each method is one file with a [`TrainingMethod`] (its settings), an [`ExampleEncoder`] (its
+//! layout) and a [`TrainStep`] (its losses); data, optimizer, log, checkpoints and evaluation are
+//! shared. To add a method, write its file and add its [`MethodEntry`] to [`METHODS`]; users of the
+//! library pass an entry to the trainer instead.
 
 pub mod coconut;
 pub mod codi;
@@ -44,28 +44,28 @@ use crate::trainer::TrainTask;
 pub const METHODS: [MethodEntry; 6] =
     [coconut::METHOD, codi::METHOD, colar::METHOD, latent_sft::METHOD, lotus::METHOD, rot::METHOD];
 
-/// A method by name.
+/// A registered training method.
 #[derive(Clone, Copy)]
 pub struct MethodEntry {
     /// The name in options and configurations.
     pub name: &'static str,
-    /// How thoughts are learned, in one line.
+    /// One-line description for help texts.
     pub about: &'static str,
-    /// Makes the method of options.
+    /// Builds the method from options.
     pub configure: ConfigureMethod,
 }
 
-/// Takes a method's settings from the options, and refuses options of other methods. What depends
-/// on the vocabulary is decided by the tokenizer.
+/// Builds a method from the options and rejects options of other methods. The tokenizer determines
+/// settings that depend on the vocabulary.
 pub type ConfigureMethod =
     fn(&MethodOptions, &Tokenizer) -> Result<Box<dyn TrainingMethod>, TrainError>;
 
 impl MethodEntry {
-    /// The entry of this name.
+    /// Looks up a built-in method by name.
     pub fn named(name: &str) -> Result<Self, TrainError> {
         METHODS.into_iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known = METHODS.map(|entry| entry.name).join(", ");
-            let reason = format!("`method` {name} is unknown; there are {known}");
+            let reason = format!("`method` {name} is unknown; available: {known}");
             TrainError::Options { reason }
         })
     }
@@ -73,25 +73,25 @@ impl MethodEntry {
 
 /// A method with its settings.
 pub trait TrainingMethod: Debug + Send + Sync {
-    /// The family and the defaults that the trained model's configuration names, and the tokens
-    /// that the method adds to the vocabulary.
+    /// The family and the defaults to write to the trained model's configuration, and the tokens
+    /// to add to its vocabulary.
     fn usage(&self) -> ModelUsage;
 
-    /// Every setting that determines the trained weights, for the record of the training.
+    /// All settings that determine the trained weights, for the training records.
     fn settings(&self) -> Value;
 
-    /// The heads, losses and encoder on a model: ends with [`TaskSetup::task`].
+    /// Adds heads, losses and encoder to a model; implementations end with [`TaskSetup::task`].
     fn task(&self, setup: TaskSetup) -> Result<Box<dyn TrainTask>, TrainError>;
 }
 
-/// Refuses options that belong to other methods.
+/// Rejects options that belong to other methods.
 pub(crate) struct OptionCheck<'a> {
     method: &'static str,
     options: &'a MethodOptions,
 }
 
 impl<'a> OptionCheck<'a> {
-    /// Of a method that learns latent thoughts.
+    /// For a method with latent thoughts: rejects other values of `mode`.
     pub(crate) fn latent(
         method: &'static str,
         options: &'a MethodOptions,
@@ -99,7 +99,7 @@ impl<'a> OptionCheck<'a> {
         let check = Self { method, options };
         check.refuse(
             options.mode != ReasonerMode::Latent,
-            "`method` {} learns latent thoughts; leave `mode` out",
+            "`method` {} only supports latent thoughts; omit `mode`",
         )?;
         Ok(check)
     }
@@ -111,44 +111,43 @@ impl<'a> OptionCheck<'a> {
         }
     }
 
-    /// Of a method without SIM-CoT's loss.
+    /// For a method without SIM-CoT's loss: rejects `step_decoder`.
     pub(crate) fn no_step_decoder(self) -> Result<Self, TrainError> {
         self.refuse(
             self.options.step_decoder != 0.0,
-            "`step_decoder` reads steps from the thoughts of coconut and codi, not of {}; leave it \
-             out",
+            "`step_decoder` works with coconut and codi, not with {}; omit it",
         )?;
         Ok(self)
     }
 
-    /// Of a method without looped blocks.
+    /// For a method without looped blocks: rejects LOTUS's options.
     pub(crate) fn no_blocks(self) -> Result<Self, TrainError> {
         let MethodOptions { blocks, block_width, loops, step_loss_weight, .. } = self.options;
         let counts = [blocks, block_width, loops];
         self.refuse(
             counts.iter().any(|count| count.is_some()) || step_loss_weight.is_some(),
             "`blocks`, `block_width`, `loops` and `step_loss_weight` are options of lotus, not of \
-             {}; leave them out",
+             {}; omit them",
         )?;
         Ok(self)
     }
 
-    /// Of a method whose thoughts do not stand for a fixed number of tokens.
+    /// For a method without a fixed number of tokens per thought: rejects `compression`.
     pub(crate) fn no_compression(self) -> Result<Self, TrainError> {
         self.refuse(
             self.options.compression.is_some(),
-            "`compression` is an option of latent-sft and rot, not of {}; leave it out, or give \
-             `min_speed` and `max_speed` to colar",
+            "`compression` is an option of latent-sft and rot, not of {}; omit it (for colar, use \
+             `min_speed` and `max_speed`)",
         )?;
         Ok(self)
     }
 
-    /// Of a method whose thoughts do not stand for several tokens.
+    /// For a method whose thoughts do not compress several tokens: rejects `ordered`.
     pub(crate) fn no_order(self) -> Result<Self, TrainError> {
         self.refuse(
             self.options.ordered,
-            "`ordered` is for thoughts that stand for several tokens, those of colar, latent-sft \
-             and rot, not of {}; leave it out",
+            "`ordered` works with thoughts that compress several tokens (colar, latent-sft and \
+             rot), not with {}; omit it",
         )?;
         Ok(self)
     }
@@ -157,26 +156,26 @@ impl<'a> OptionCheck<'a> {
 /// Special tokens of latent reasoners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentMarkers {
-    /// Before the first thought.
+    /// Token before the first thought.
     pub begin_latent: u32,
-    /// After the last thought.
+    /// Token after the last thought.
     pub end_latent: u32,
-    /// Ends an answer.
+    /// End-of-text token, which ends an answer.
     pub eos: u32,
 }
 
-/// Where an example stands in training.
+/// Position of an example in the training.
 #[derive(Clone, Copy, Debug)]
 pub struct ExamplePlace {
     /// Index in the stream of examples.
     pub id: u64,
-    /// The share of training that is done, 0 to 1.
+    /// Completed fraction of the training, 0 to 1.
     pub progress: f64,
-    /// Two uniform numbers from [0, 1), a function of the seed and the index.
+    /// Two uniform random numbers in [0, 1), determined by the seed and the index.
     pub uniforms: [f64; 2],
 }
 
-/// The example with texts that cannot become control tokens.
+/// Escapes the texts of an example, so that they cannot be tokenized as control tokens.
 fn guarded(tokenizer: &Tokenizer, example: &TrainExample) -> TrainExample {
     let guard = |text: &String| tokenizer.guard(text).into_owned();
     TrainExample {
@@ -191,29 +190,29 @@ pub trait ExampleEncoder: Send + Sync {
     /// A tokenized example.
     type Encoded: Send + 'static;
 
-    /// What a batch gets of an example: one, or student and teacher.
+    /// Tokenizes an example: to one sequence, or to student and teacher.
     fn encode(
         &self,
         example: &TrainExample,
         place: ExamplePlace,
     ) -> Result<Vec<Self::Encoded>, ModelError>;
 
-    /// The rows that a tokenized example takes.
+    /// The number of rows of a tokenized example.
     fn rows(&self, encoded: &Self::Encoded) -> ExampleRows;
 }
 
-/// Rows of the decoder's passes that an example takes.
+/// Numbers of rows that an example has in the decoder's forward passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExampleRows {
-    /// Positions that are fed.
+    /// Input positions.
     pub fed: usize,
-    /// Those whose last hidden state is used.
+    /// Positions whose last hidden state is used.
     pub output: usize,
-    /// Those with logits.
+    /// Positions with logits.
     pub logits: usize,
 }
 
-/// A model with its gradients.
+/// A model with gradients and the losses of a method.
 pub trait TrainStep: Send {
     /// A tokenized example.
     type Example: Send + Sync;
@@ -228,13 +227,13 @@ pub trait TrainStep: Send {
     /// The decoder.
     fn model(&self) -> &TrainableDecoder;
 
-    /// The parameters that are saved beside the decoder's.
+    /// The parameters that are saved in addition to the decoder's.
     fn head_parameters(&self) -> Vec<&Parameter>;
 
     /// All trained parameters, in a fixed order.
     fn parameters(&self) -> Vec<&Parameter>;
 
-    /// All trained parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    /// All trained parameters, mutably. Call [`Self::sync_weights`] after changing them.
     fn parameters_mut(&mut self) -> Vec<&mut Parameter>;
 
     /// Copies changed parameters to the weights that the forward pass uses.

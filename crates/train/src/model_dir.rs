@@ -1,7 +1,7 @@
-//! Model directories, as this program and transformers read them: config.json, tokenizer, weights.
+//! Model directories in the format of transformers: config.json, tokenizer, weights.
 //!
-//! Everything but the weights is written before training starts, and the model is loaded from what
-//! was written. `adapter` has what is particular to LoRA.
+//! Everything except the weights is written before training starts, and the model is loaded from
+//! the written files. `adapter` contains the parts specific to LoRA.
 
 mod adapter;
 
@@ -32,8 +32,8 @@ pub use adapter::{AdapterSource, AdapterSpec, AdapterStart, SavedAdapter};
 pub enum ModelInit {
     /// Random weights of this shape, with the corpus's vocabulary.
     Scratch(ScratchShape),
-    /// A directory, adapter or GGUF file of GPT-2, Llama, Qwen2 or Qwen3; latent markers that its
-    /// vocabulary lacks are added.
+    /// A directory, adapter or GGUF file of GPT-2, Llama, Qwen2 or Qwen3. Latent markers missing
+    /// from its vocabulary are added.
     Pretrained(ModelFiles),
 }
 
@@ -58,29 +58,29 @@ pub struct TrainableModel {
     pub decoder: TrainableDecoder,
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its latent markers and end of text.
+    /// Ids of the latent markers and of end of text.
     pub markers: LatentMarkers,
-    /// Writes its weights.
+    /// Writes the trained weights.
     pub writer: WeightWriter,
-    /// What it started from.
+    /// The initial model.
     pub initial: InitialModel,
 }
 
-/// What of a model is trained, and the dtype that it is saved in.
+/// Which weights of a model are trained, and the dtype they are saved in.
 #[derive(Clone, Debug)]
 pub struct TuningSpec {
-    /// An adapter; `None` for all weights.
+    /// The adapter to train; `None` trains all weights.
     pub lora: Option<AdapterSpec>,
-    /// Of the saved weights.
+    /// Data type of the saved weights.
     pub dtype: SaveDtype,
 }
 
-/// How a model will be used.
+/// The method-specific parts of a model's configuration and vocabulary.
 #[derive(Clone, Debug, Default)]
 pub struct ModelUsage {
     /// config.json's `latent_tts`: the method and defaults that the engine applies.
     pub config: Value,
-    /// Tokens that the method adds to the vocabulary, beside the latent markers.
+    /// Tokens that the method adds to the vocabulary, in addition to the latent markers.
     pub added_tokens: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ impl From<Value> for ModelUsage {
     }
 }
 
-/// Writes configuration and tokenizer to `out` and loads the initial weights.
+/// Writes the configuration and the tokenizer to `out` and loads the initial weights.
 pub fn init_model(
     device: &Device,
     init: &ModelInit,
@@ -127,8 +127,7 @@ pub fn init_model(
     }
 }
 
-/// Copies configuration and tokenizer of a model to `out` and adds the latent markers that it
-/// lacks.
+/// Copies the configuration and the tokenizer of a model to `out` and adds missing latent markers.
 fn init_from_pretrained(
     device: &Device,
     files: &ModelFiles,
@@ -139,8 +138,9 @@ fn init_from_pretrained(
     let checkpoint = Checkpoint::open(files)?;
     let before = Tokenizer::read(files)?;
     copy_description(files, out)?;
-    // An embedding table may be padded beyond its vocabulary: new tokens take the padding first.
-    let (old_vocab, first) = (checkpoint.config().vocab, before.vocab_size());
+    // An embedding table may be padded beyond its vocabulary: new tokens use the padding first.
+    let old_vocab = checkpoint.config().vocab;
+    let first = before.vocab_size();
     let mut missing = vec![START_LATENT, END_LATENT, LATENT];
     missing.extend(usage.added_tokens.iter().map(String::as_str));
     missing.retain(|marker| before.token_to_id(marker).is_none());
@@ -148,7 +148,7 @@ fn init_from_pretrained(
     let new_vocab = old_vocab.max(first + missing.len());
     let tokenizer = Tokenizer::read(out)?;
     let markers = markers(&tokenizer)?;
-    // A tokenizer may have tokens beyond the table, whose rows are new as well.
+    // A tokenizer may have tokens beyond the table; their rows are new as well.
     let mut candidates = tokenizer.encode("<<")?.into_iter().chain([markers.eos]);
     let copy_from = candidates.find(|token| (*token as usize) < old_vocab).unwrap_or(0);
     let mut config = read_json(&out.join("config.json"))?;
@@ -169,7 +169,7 @@ fn init_from_pretrained(
     let writer = WeightWriter::new(tuning, &checkpoint)?;
     let new_tokens = match missing.is_empty() {
         true => checkpoint.added_tokens(),
-        // The rows of an adapter include those of the adapters below.
+        // The rows of an adapter include those of the adapters below it.
         false => (new_vocab - first).max(checkpoint.added_tokens() + new_vocab - old_vocab),
     };
     let resize = Resize { old_vocab, new_vocab, copy_from, new_tokens };
@@ -179,15 +179,15 @@ fn init_from_pretrained(
     Ok(TrainableModel { decoder, tokenizer: Arc::new(tokenizer), markers, writer, initial })
 }
 
-/// A trained reasoner that is trained on as it is.
+/// A trained reasoner whose training continues with its own method and vocabulary.
 pub struct ContinuedModel {
     /// The weights.
     pub decoder: TrainableDecoder,
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Writes its weights.
+    /// Writes the trained weights.
     pub writer: WeightWriter,
-    /// Where it starts.
+    /// The initial checkpoint.
     pub checkpoint: Checkpoint,
 }
 
@@ -223,8 +223,8 @@ pub fn load_continued(
     Ok(device.run(|| resize.load(device, checkpoint, config, lora))?)
 }
 
-/// Names the dtype of the saved weights in a configuration that names one: transformers loads a
-/// model in it.
+/// Sets the dtype of the saved weights in a configuration that has one; transformers loads the
+/// model in this dtype.
 fn name_dtype(config: &mut Value, tuning: &TuningSpec) {
     for field in ["dtype", "torch_dtype"] {
         if let (Some(dtype), None) = (config.get_mut(field), &tuning.lora) {
@@ -233,12 +233,12 @@ fn name_dtype(config: &mut Value, tuning: &TuningSpec) {
     }
 }
 
-/// The initial weights of a training, to be loaded once more.
+/// The initial weights of a training, which can be loaded again.
 #[derive(Clone, Debug)]
 pub struct InitialModel {
     init: ModelInit,
     resize: Resize,
-    /// What is wrong with it that does not keep it from being used.
+    /// Warnings about the checkpoint.
     pub warnings: Vec<ModelWarning>,
 }
 
@@ -247,9 +247,9 @@ pub struct InitialModel {
 struct Resize {
     old_vocab: usize,
     new_vocab: usize,
-    /// The token whose row is copied.
+    /// The token whose row initializes new rows.
     copy_from: u32,
-    /// Rows at the end of the table that are new tokens' or padding.
+    /// Number of rows at the end of the table for new tokens or padding.
     new_tokens: usize,
 }
 
@@ -292,7 +292,7 @@ impl InitialModel {
         })
     }
 
-    /// Weights of a head: those that the initial model has, and others as in a new model.
+    /// The weights of a head: from the initial model if it has them, else randomly initialized.
     pub fn head_source(&self, seed: u64, layers: usize) -> Result<HeadSource, TrainError> {
         let checkpoint = match &self.init {
             ModelInit::Scratch(_) => None,
@@ -302,14 +302,14 @@ impl InitialModel {
     }
 }
 
-/// The weights of a head that an initial model may or may not have.
+/// Head weights from the initial model, or random ones where it has none.
 pub struct HeadSource {
     checkpoint: Option<Checkpoint>,
     initial: InitialWeights,
 }
 
 impl HeadSource {
-    /// The rows of a weight that the initial model has.
+    /// The number of rows of a weight of the initial model; `None` if it has no such weight.
     pub fn rows(&self, name: &str) -> Option<usize> {
         self.checkpoint.as_ref()?.shape(name)?.first().copied()
     }
@@ -349,21 +349,22 @@ fn markers(tokenizer: &Tokenizer) -> Result<LatentMarkers, TrainError> {
     Ok(LatentMarkers { begin_latent, end_latent, eos })
 }
 
-/// The ids of some tokens of a vocabulary.
+/// The ids of tokens; an error if one is missing from the vocabulary.
 pub fn token_ids<const N: usize>(
     tokenizer: &Tokenizer,
     tokens: [&str; N],
 ) -> Result<[u32; N], TrainError> {
     let mut ids = [0; N];
     for (id, token) in ids.iter_mut().zip(tokens) {
-        let how = "give a directory whose tokenizer.json has it, or train from scratch";
-        let missing = || TrainError::MissingToken { token: token.to_owned(), how };
-        *id = tokenizer.token_to_id(token).ok_or_else(missing)?;
+        let how = "use a model whose tokenizer.json contains it, or train from scratch";
+        *id = tokenizer
+            .token_to_id(token)
+            .ok_or_else(|| TrainError::MissingToken { token: token.to_owned(), how })?;
     }
     Ok(ids)
 }
 
-/// Files that may belong to a tokenizer.
+/// Names of tokenizer files.
 const TOKENIZER_FILES: [&str; 6] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -373,20 +374,20 @@ const TOKENIZER_FILES: [&str; 6] = [
     "added_tokens.json",
 ];
 
-/// Copies the files of a tokenizer.
+/// Copies the tokenizer files.
 pub fn copy_tokenizer(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainError> {
     std::fs::create_dir_all(to).map_err(|source| TrainError::Io { path: to.to_owned(), source })?;
     copy_inherited(&from.into(), to, &["tokenizer.json", "vocab.json"], &TOKENIZER_FILES)
 }
 
-/// Copies configuration and tokenizer; what an adapter lacks is its base's.
+/// Copies configuration and tokenizer; files missing from an adapter are taken from its base.
 pub fn copy_description(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainError> {
     let files = from.into();
     copy_tokenizer(&files, to)?;
     copy_inherited(&files, to, &["config.json"], &["config.json"])
 }
 
-/// Copies configuration, tokenizer and weights. The copy of an adapter has the same base.
+/// Copies configuration, tokenizer and weights. The copy of an adapter keeps the same base.
 pub fn copy_model(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainError> {
     let files = from.into();
     copy_description(&files, to)?;
@@ -402,7 +403,7 @@ pub fn copy_model(from: impl Into<ModelFiles>, to: &Path) -> Result<(), TrainErr
     Ok(record::write_document(&to.join(BASE_RECORD), &base_record(to, base.path(), record)?)?)
 }
 
-/// Copies files of the first model of a chain that has one of `marks`.
+/// Copies files from the first model in the chain of bases that has one of `marks`.
 fn copy_inherited(
     files: &ModelFiles,
     to: &Path,
@@ -415,7 +416,7 @@ fn copy_inherited(
     }
 }
 
-/// Copies those of the named files that exist.
+/// Copies the files of `names` that exist.
 fn copy_existing(files: &ModelFiles, to: &Path, names: &[&str]) -> Result<(), TrainError> {
     for name in names {
         if let Some(contents) = files.read_optional(name)? {
@@ -425,7 +426,7 @@ fn copy_existing(files: &ModelFiles, to: &Path, names: &[&str]) -> Result<(), Tr
     Ok(())
 }
 
-/// Adds tokens to tokenizer.json, with ids from `first` on. They are not special, as in COCONUT:
+/// Adds tokens to tokenizer.json, with ids starting at `first`. As in COCONUT they are not special:
 /// decoded text contains them.
 fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainError> {
     if tokens.is_empty() {
@@ -435,7 +436,7 @@ fn add_tokens(path: &Path, tokens: &[&str], first: usize) -> Result<(), TrainErr
     let Some(added) = file.get_mut("added_tokens").and_then(Value::as_array_mut) else {
         return Err(TrainError::BadFile {
             path: path.to_owned(),
-            reason: "no list `added_tokens`".to_owned(),
+            reason: "the list `added_tokens` is missing".to_owned(),
         });
     };
     for (id, content) in (first..).zip(tokens) {
@@ -468,12 +469,12 @@ pub fn set_embedding_std(dir: &Path, std: f32) -> Result<(), TrainError> {
     write_json(&path, &config)
 }
 
-/// Writes the weights of a training: all of them, or an adapter.
+/// Writes the trained weights: the whole model or an adapter.
 #[derive(Clone, Debug)]
 pub struct WeightWriter {
-    /// Of the saved weights.
+    /// Data type of the saved weights.
     pub dtype: SaveDtype,
-    /// The adapter that is trained; `None` if all weights are.
+    /// The trained adapter; `None` if all weights are trained.
     pub adapter: Option<SavedAdapter>,
 }
 
@@ -491,10 +492,10 @@ impl WeightWriter {
         out.join(weights).is_file()
     }
 
-    /// Writes to `out` what was trained. All weights become `model.safetensors`, the decoder under
-    /// transformers' names, heads under their own. An adapter becomes peft's
-    /// `adapter_model.safetensors` and `adapter_config.json`, with `base.json`, and
-    /// `heads.safetensors` for the rest.
+    /// Writes the trained weights to `out`. A whole model becomes `model.safetensors`, with
+    /// transformers' names for the decoder and ours for the heads. An adapter becomes peft's
+    /// `adapter_model.safetensors` and `adapter_config.json`, with `base.json` for its base and
+    /// `heads.safetensors` for all other weights.
     pub fn write<'a>(
         &self,
         out: &Path,
@@ -508,8 +509,8 @@ impl WeightWriter {
         documents.into_iter().try_for_each(|(name, content)| write_json(&out.join(name), &content))
     }
 
-    /// The model as [`Self::write`] would write it beside the configuration and the tokenizer in
-    /// `out`, in memory: it loads as the written one does, with the same bits.
+    /// The model that [`Self::write`] would write to `out`, in memory, together with the
+    /// configuration and the tokenizer in `out`. It loads bit-identically to the written model.
     pub fn in_memory<'a>(
         &self,
         out: &Path,
@@ -576,7 +577,7 @@ impl WeightWriter {
     }
 }
 
-/// The files of a model beside its configuration and tokenizer, by name.
+/// The weight files of a model, by name.
 struct WrittenFiles {
     weights: Vec<(&'static str, Vec<NamedTensor>)>,
     documents: Vec<(&'static str, Value)>,

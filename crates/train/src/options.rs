@@ -1,8 +1,8 @@
-//! The options of a training. Rust sets them as fields, TOML files and Python as keys of the same
-//! names, and with the feature `clap` the command line as flags of the same names.
+//! Training options. Rust code sets them as fields, TOML files and Python use keys of the same
+//! names, and with the feature `clap` the command line has flags of the same names.
 //!
-//! `numbers` has the ranges of their values, `names` the values that are words, and `presets` sets
-//! of values under a name. An unknown key is an error that suggests the closest known one.
+//! `numbers` defines the ranges of numeric options, `names` the enumerations, and `presets` named
+//! sets of values. An unknown key is an error that suggests the closest known one.
 
 mod names;
 mod numbers;
@@ -32,26 +32,26 @@ pub(crate) use numbers::invalid;
 pub use presets::Preset;
 pub use rl::{PolicyOptions, RlTrainerOptions, RolloutOptions};
 
-/// The options of a reasoner's training.
+/// Options for training a reasoner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(remote = "Self", default)]
 #[non_exhaustive]
 pub struct TrainerOptions {
-    /// How thoughts are learned
+    /// Training method
     #[cfg_attr(feature = "clap", arg(
         long, value_parser = names::method_parser(), default_value_t = Self::default().method
     ))]
     pub method: String,
 
-    /// Initialise from this directory or GGUF file of a GPT-2, Llama, Qwen2 or Qwen3, or from an
-    /// adapter's directory (see --adapter) [default: random weights]
+    /// Initialize from this GPT-2, Llama, Qwen2 or Qwen3 model (a directory or a GGUF file) or from
+    /// an adapter directory (see --adapter) [default: random weights]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub init: Option<String>,
 
-    /// Training data, one or several: a file (the paper's JSON, GSM8K's JSON lines, or lines
-    /// `question||steps #### answer`), or `corpus`, the built-in one. A weight is the relative
-    /// share of examples; a file's is its number of examples if not given [default: corpus]
+    /// Training data, one or more sources: a file (the paper's JSON, GSM8K's JSON lines, or lines
+    /// `question||steps #### answer`), or `corpus` for the built-in corpus. WEIGHT is the relative
+    /// share of examples; for a file it defaults to its number of examples [default: corpus]
     #[cfg_attr(
         feature = "clap",
         arg(long, value_name = "FILE[:WEIGHT]", value_delimiter = ',', help_heading = "Data")
@@ -59,51 +59,51 @@ pub struct TrainerOptions {
     #[serde(deserialize_with = "names::one_or_several")]
     pub data: Vec<WeightedData>,
 
-    /// Held-out data: a file [default: the corpus's valid split when training on the corpus]
+    /// Held-out data file [default: the corpus's valid split when training on the corpus]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE", help_heading = "Data"))]
     pub held_out: Option<PathBuf>,
 
-    /// Held-out problems to evaluate on
+    /// Number of held-out problems to evaluate on
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", help_heading = "Data",
         default_value_t = Self::default().held_out_count
     ))]
     pub held_out_count: usize,
 
-    /// The fields of the data files that are read.
+    /// Names of the fields in the data files.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub fields: FieldNames,
 
-    /// What the model generates before its answer, and how it learns to.
+    /// Reasoning mode, curriculum and method-specific options.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub thinking: MethodOptions,
 
-    /// What is trained.
+    /// LoRA adapters.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub lora: LoraOptions,
 
-    /// A new model's hidden size
+    /// Hidden size of a new model
     #[cfg_attr(feature = "clap", arg(
         long, help_heading = "Shape (without --init)", default_value_t = Self::default().width
     ))]
     pub width: NonZeroUsize,
 
-    /// A new model's layers
+    /// Layers of a new model
     #[cfg_attr(feature = "clap", arg(
         long, help_heading = "Shape (without --init)", default_value_t = Self::default().layers
     ))]
     pub layers: NonZeroUsize,
 
-    /// A new model's attention heads
+    /// Attention heads of a new model
     #[cfg_attr(feature = "clap", arg(
         long, help_heading = "Shape (without --init)", default_value_t = Self::default().heads
     ))]
     pub heads: NonZeroUsize,
 
-    /// A new model's maximum sequence length
+    /// Maximum sequence length of a new model
     #[cfg_attr(feature = "clap", arg(
         long, help_heading = "Shape (without --init)", default_value_t = Self::default().context
     ))]
@@ -115,23 +115,23 @@ pub struct TrainerOptions {
     pub training: TrainingOptions,
 }
 
-/// What a reasoner generates before its answer, and how it learns to. A method refuses options
-/// that are not its own.
+/// Reasoning mode, curriculum and method-specific options. Each method rejects the options of
+/// other methods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(default)]
 #[non_exhaustive]
 pub struct MethodOptions {
-    /// What the model generates before its answer
+    /// What the model generates before the answer
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "latent"))]
     pub mode: ReasonerMode,
 
-    /// Thoughts of each example at the end of the curriculum; with latent-sft the most that are
-    /// generated [default: 6; latent-sft 64; rot 32]
+    /// Thoughts per example at the end of the curriculum; for latent-sft the maximum number
+    /// generated [default: 6; latent-sft: 64; rot: 32]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", help_heading = "Curriculum"))]
     pub thoughts: Option<NonZeroUsize>,
 
-    /// The schedule by which thoughts replace steps
+    /// Schedule by which thoughts replace steps
     #[cfg_attr(
         feature = "clap",
         arg(
@@ -144,120 +144,121 @@ pub struct MethodOptions {
     )]
     pub curriculum: CurriculumKind,
 
-    /// The share of training after which all steps are removed
+    /// Fraction of training after which all steps are removed
     #[cfg_attr(feature = "clap", arg(
         long, alias = "rise", value_name = "SHARE", help_heading = "Curriculum",
         default_value_t = Self::default().curriculum_end
     ))]
     pub curriculum_end: f32,
 
-    /// Smooth: the share of examples that have no steps from the start
+    /// Smooth curriculum: fraction of examples without steps from the start
     #[cfg_attr(feature = "clap", arg(
         long, alias = "ahead", value_name = "SHARE", help_heading = "Curriculum",
         default_value_t = Self::default().no_cot_fraction
     ))]
     pub no_cot_fraction: f32,
 
-    /// The share of examples whose number of removed steps (or stage) is sampled uniformly
+    /// Fraction of examples whose number of removed steps (or stage) is sampled uniformly
     #[cfg_attr(feature = "clap", arg(
         long, alias = "mixed", value_name = "SHARE", help_heading = "Curriculum",
         default_value_t = Self::default().uniform_stage_prob
     ))]
     pub uniform_stage_prob: f32,
 
-    /// Stages: the number of stages with a fixed number of removed steps
+    /// Stages curriculum: number of stages with a fixed number of removed steps
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", help_heading = "Curriculum",
         default_value_t = Self::default().stages
     ))]
     pub stages: usize,
 
-    /// Thoughts for each step [default: 1, with --curriculum stages 2]
+    /// Thoughts per step [default: 1; with --curriculum stages: 2]
     #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Curriculum"))]
     pub thoughts_per_step: Option<NonZeroUsize>,
 
-    /// The weight of an auxiliary loss that predicts the digits of a step's result from the last of
-    /// its thoughts, and where it has several those of its operands from the first; 0 for none
+    /// Weight of the auxiliary loss that predicts the digits of each step's result from the last
+    /// thought of the step, and the digits of its operands from the first thought if the step has
+    /// several; 0 disables it
     #[cfg_attr(feature = "clap", arg(
         long, alias = "digits", value_name = "WEIGHT", help_heading = "Curriculum",
         default_value_t = Self::default().digit_loss_weight
     ))]
     pub digit_loss_weight: f32,
 
-    /// SIM-CoT: the weight of an auxiliary loss that decodes each step from its thoughts with a
-    /// second model, which is thrown away; coconut and codi, 0 for none
+    /// SIM-CoT (with coconut and codi): weight of the auxiliary loss that decodes each step from
+    /// its thoughts with a second model, which is discarded after training; 0 disables it
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "WEIGHT", help_heading = "Methods",
         default_value_t = Self::default().step_decoder
     ))]
     pub step_decoder: f32,
 
-    /// CODI: the weight of the distillation loss; Render-of-Thought: that of the regression
+    /// CODI: weight of the distillation loss; Render-of-Thought: weight of the regression loss
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "WEIGHT", help_heading = "Methods",
         default_value_t = Self::default().gamma
     ))]
     pub gamma: f32,
 
-    /// CODI: the inner width of the projector [default: the hidden size]
+    /// CODI: inner width of the projector [default: the hidden size]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WIDTH", help_heading = "Methods"))]
     pub projector: Option<NonZeroUsize>,
 
-    /// CODI: the teacher writes the last step too, whose result is the answer
+    /// CODI: keep the last step, whose result is the answer, in the teacher's chain of thought
     #[cfg_attr(feature = "clap", arg(long, help_heading = "Methods"))]
     pub keep_last_step: bool,
 
-    /// CoLaR: the fewest tokens that a thought stands for
+    /// CoLaR: minimum number of tokens per thought
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "TOKENS", help_heading = "Methods",
         default_value_t = Self::default().min_speed
     ))]
     pub min_speed: NonZeroUsize,
 
-    /// CoLaR: the most tokens that a thought stands for; the number of an example is uniform
-    /// between the fewest and the most
+    /// CoLaR: maximum number of tokens per thought; the number is sampled uniformly between the
+    /// minimum and the maximum for each example
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "TOKENS", help_heading = "Methods",
         default_value_t = Self::default().max_speed
     ))]
     pub max_speed: NonZeroUsize,
 
-    /// Latent-SFT, Render-of-Thought: the tokens that a thought stands for; with rot more where a
-    /// chain needs more than its thoughts [default: 2]
+    /// Latent-SFT, Render-of-Thought: tokens per thought; rot raises it for chains that would need
+    /// more than --thoughts [default: 2]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", help_heading = "Methods"))]
     pub compression: Option<NonZeroUsize>,
 
-    /// Latent-SFT, Render-of-Thought: the share of examples that are fed the model's own thoughts,
-    /// predicted in a first pass, in place of the steps'; 0 for none
+    /// Latent-SFT, Render-of-Thought: fraction of examples whose input thoughts are predicted by
+    /// the model in a first forward pass instead of computed from the steps; 0 disables it
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "SHARE", help_heading = "Methods",
         default_value_t = Self::default().scheduled_sampling
     ))]
     pub scheduled_sampling: f32,
 
-    /// CoLaR, Latent-SFT, Render-of-Thought: later tokens of a thought weigh less, so that their
-    /// order can be recovered; CoLaR's published method weighs all alike
+    /// CoLaR, Latent-SFT, Render-of-Thought: give later tokens of a thought smaller weights, so
+    /// that their order can be recovered; CoLaR as published weights all tokens equally
     #[cfg_attr(feature = "clap", arg(long, help_heading = "Methods"))]
     pub ordered: bool,
 
-    /// LOTUS: blocks of latent positions, one for each step [default: 6]
+    /// LOTUS: blocks of latent positions, one per step [default: 6]
     #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Methods"))]
     pub blocks: Option<NonZeroUsize>,
 
-    /// LOTUS: latent positions of a block; tokens of a step beyond them are not learned
+    /// LOTUS: latent positions per block; further tokens of a step are excluded from the loss
     /// [default: 13]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", help_heading = "Methods"))]
     pub block_width: Option<NonZeroUsize>,
 
-    /// LOTUS: passes over the latent positions before the last one [default: 6]
+    /// LOTUS: forward passes over the latent positions before the last one [default: 6]
     #[cfg_attr(feature = "clap", arg(long, value_name = "COUNT", help_heading = "Methods"))]
     pub loops: Option<NonZeroUsize>,
 
-    /// LOTUS: the weight of the loss of the steps' tokens at the blocks [default: 0.05]
+    /// LOTUS: weight of the loss on the steps' tokens at the blocks [default: 0.05]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT", help_heading = "Methods"))]
     pub step_loss_weight: Option<Weight>,
 
-    /// CoLaR, Render-of-Thought: the inner width of the latent head
+    /// CoLaR, Render-of-Thought: inner width of the latent head
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "WIDTH", help_heading = "Methods",
         default_value_t = Self::default().latent_head
@@ -265,21 +266,21 @@ pub struct MethodOptions {
     pub latent_head: NonZeroUsize,
 }
 
-/// Options of LoRA.
+/// LoRA options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(next_help_heading = "LoRA"))]
 #[serde(default)]
 #[non_exhaustive]
 pub struct LoraOptions {
-    /// Train adapters of this rank and freeze the model; 0 trains all weights
+    /// Train LoRA adapters of this rank and freeze the model; 0 trains all weights
     #[cfg_attr(feature = "clap", arg(
         id = "lora", long = "lora", value_name = "RANK", default_value_t = Self::default().rank
     ))]
     #[serde(rename = "lora")]
     pub rank: usize,
 
-    /// The adapters' scale is ALPHA / RANK
+    /// Scale the adapters by ALPHA / RANK
     #[cfg_attr(feature = "clap", arg(
         id = "lora_alpha", long = "lora-alpha", value_name = "ALPHA",
         default_value_t = Self::default().alpha
@@ -287,7 +288,7 @@ pub struct LoraOptions {
     #[serde(rename = "lora_alpha")]
     pub alpha: f64,
 
-    /// The probability of dropout on the adapters' inputs; a training without it is faster
+    /// Dropout probability on the adapters' inputs; training is faster without dropout
     #[cfg_attr(feature = "clap", arg(
         id = "lora_dropout", long = "lora-dropout", value_name = "P",
         default_value_t = Self::default().dropout
@@ -295,8 +296,8 @@ pub struct LoraOptions {
     #[serde(rename = "lora_dropout")]
     pub dropout: f32,
 
-    /// The adapted modules by the end of their names, such as q_proj,v_proj or c_attn
-    /// [default: every linear map of the blocks]
+    /// Modules to adapt, by the end of their names, such as q_proj,v_proj or c_attn
+    /// [default: every linear layer of the blocks]
     #[cfg_attr(
         feature = "clap",
         arg(
@@ -309,24 +310,24 @@ pub struct LoraOptions {
     #[serde(rename = "lora_targets", deserialize_with = "names::one_or_several")]
     pub targets: Vec<String>,
 
-    /// What --lora trains where the initial model is an adapter itself [default: continue for a
+    /// What --lora trains if the initial model is itself an adapter [default: continue for a
     /// reasoner, over for a reward model]
     #[cfg_attr(feature = "clap", arg(id = "adapter", long = "adapter", value_enum))]
     #[serde(rename = "adapter")]
     pub start: Option<AdapterStart>,
 
-    /// The model that an initial adapter is added to: a directory, a GGUF file or an id; that at
-    /// the bottom of several adapters [default: the one that the adapter records]
+    /// Base model of the initial adapter: a directory, a GGUF file or a Hub id; for stacked
+    /// adapters, the base of the lowest [default: the base recorded in the adapter]
     #[cfg_attr(feature = "clap", arg(id = "base", long = "base", value_name = "DIR"))]
     pub base: Option<String>,
 
-    /// Record this id of the base on the Hugging Face Hub with the adapter: owner/name,
-    /// owner/name/file.gguf, perhaps with @revision
+    /// Hugging Face Hub id of the base to record in the adapter: owner/name or
+    /// owner/name/file.gguf, optionally with @revision
     #[cfg_attr(feature = "clap", arg(id = "base_id", long = "base-id", value_name = "ID"))]
     pub base_id: Option<String>,
 
-    /// Record this line with the adapter: how to get its base. It is part of the error where the
-    /// base is missing
+    /// Where to get the base, a line to record in the adapter; the error about a missing base
+    /// shows it
     #[cfg_attr(
         feature = "clap",
         arg(id = "base_source", long = "base-source", value_name = "TEXT")
@@ -334,7 +335,7 @@ pub struct LoraOptions {
     pub base_source: Option<String>,
 }
 
-/// Options of the training loop and the optimizer.
+/// Training loop and optimizer options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(next_help_heading = "Training"))]
@@ -347,7 +348,7 @@ pub struct TrainingOptions {
     ))]
     pub steps: NonZeroU32,
 
-    /// Examples (problems, for a reward model, and at most all of them) in a batch
+    /// Examples per batch; for a reward model, problems per batch, at most all of them
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().batch
     ))]
@@ -359,19 +360,19 @@ pub struct TrainingOptions {
     ))]
     pub accumulate: NonZeroU32,
 
-    /// The peak learning rate
+    /// Peak learning rate
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "RATE", default_value_t = Self::default().lr
     ))]
     pub lr: f32,
 
-    /// Warmup steps until the peak learning rate, or a percentage of --steps
+    /// Warmup steps before the peak learning rate, or a percentage of --steps
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT|PERCENT%", default_value_t = Self::default().warmup
     ))]
     pub warmup: Warmup,
 
-    /// The final learning rate, as a share of the peak; 1 keeps it constant
+    /// Final learning rate as a fraction of the peak; 1 keeps it constant
     #[cfg_attr(feature = "clap", arg(
         long, alias = "floor", value_name = "SHARE", default_value_t = Self::default().min_lr_ratio
     ))]
@@ -389,59 +390,59 @@ pub struct TrainingOptions {
     ))]
     pub beta2: f32,
 
-    /// Clip the gradient to this norm; 0 for no clipping
+    /// Clip the gradient to this norm; 0 disables clipping
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "NORM", default_value_t = Self::default().clip
     ))]
     pub clip: f32,
 
-    /// Keep only the inputs of the layers, and recompute their other activations for the gradients
-    /// (gradient checkpointing): less memory, about a third more time. On a CPU the trained weights
-    /// are the same to the bit, and --resume may change it
+    /// Gradient checkpointing: keep only the inputs of the layers and recompute the other
+    /// activations in the backward pass; less memory, about a third more time. On a CPU the trained
+    /// weights are bit-identical with and without it, and --resume may change it
     #[cfg_attr(feature = "clap", arg(long))]
     pub recompute: bool,
 
-    /// The dropout probability in training
+    /// Dropout probability in training
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "P", default_value_t = Self::default().dropout
     ))]
     pub dropout: f32,
 
-    /// The random seed
+    /// Random seed
     #[cfg_attr(feature = "clap", arg(long, default_value_t = Self::default().seed))]
     pub seed: u64,
 
-    /// Steps between evaluations on held-out problems; 0 for one at the end
+    /// Steps between evaluations on held-out problems; 0 evaluates once at the end
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().eval_every
     ))]
     pub eval_every: u32,
 
-    /// The model to keep: the best of all evaluations, or the last
+    /// Which model to keep: the best of all evaluations, or the last
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "best"))]
     pub keep: KeepPolicy,
 
-    /// Early stopping: end after this many evaluations without improvement; 0 for never
+    /// Early stopping: stop after this many evaluations without improvement; 0 disables it
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().patience
     ))]
     pub patience: u32,
 
-    /// Steps between checkpoints that --resume continues from; 0 for those with every model that is
-    /// kept, at the end and when interrupted
+    /// Steps between checkpoints for --resume; 0 writes them only with each kept model, at the end
+    /// and on interruption
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().save_every
     ))]
     pub save_every: u32,
 
-    /// The data type of the written weights
+    /// Data type of the saved weights
     #[cfg_attr(feature = "clap", arg(
         long, value_parser = names::dtype_parser(), default_value = "f32"
     ))]
     pub save_dtype: SaveDtype,
 
     /// Stop when the loss has exploded: when its mean over 50 steps has been above this multiple of
-    /// its smallest value (of 1, if that is smaller) for 100 steps; 0 for never
+    /// its minimum (or of 1, if the minimum is below 1) for 100 steps; 0 disables the check
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "RATIO", default_value_t = Self::default().max_loss_ratio
     ))]
@@ -456,27 +457,27 @@ pub struct TrainingOptions {
     #[cfg_attr(feature = "clap", arg(long, conflicts_with = "resume"))]
     pub overwrite: bool,
 
-    /// With --resume: go on with another --lr, --warmup, --min-lr-ratio, --weight-decay, --beta2 or
-    /// --clip than before
+    /// With --resume: continue with different values of --lr, --warmup, --min-lr-ratio,
+    /// --weight-decay, --beta2 or --clip
     #[cfg_attr(feature = "clap", arg(long, requires = "resume"))]
     pub change_optimizer: bool,
 }
 
-/// The options of a reward model's training.
+/// Options for training a reward model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(remote = "Self", default)]
 #[non_exhaustive]
 pub struct RewardTrainerOptions {
-    /// The reasoner whose thoughts are scored
+    /// Reasoner whose thoughts are scored
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub model: String,
 
-    /// Initialise from this model's weights [default: the reasoner's]
+    /// Initialize from this model's weights [default: the reasoner's]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub init: Option<String>,
 
-    /// Directories that annotate wrote
+    /// Directories written by `latent-tts annotate`
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR", value_delimiter = ','))]
     #[serde(deserialize_with = "names::one_or_several")]
     pub annotations: Vec<PathBuf>,
@@ -485,49 +486,49 @@ pub struct RewardTrainerOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub held_out: Option<PathBuf>,
 
-    /// The training objective
+    /// Training objective
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "contrastive"))]
     pub objective: Objective,
 
-    /// Also train an outcome head: the reward model reads each answer after the thoughts and gives
-    /// an outcome reward, which the voting rules then use
+    /// Also train an outcome head: the reward model reads each answer after the thoughts and
+    /// predicts an outcome reward, which the voting rules then use
     #[cfg_attr(feature = "clap", arg(long))]
     pub reads_answers: bool,
 
-    /// A reference reasoner: its unperturbed thoughts about each question precede the candidate's
-    /// in the reward model's input. `reasoner` is that of --model, which is recorded and shared,
-    /// not copied; a directory is copied into the reward model's; `none` is none [default: none]
+    /// Reference reasoner: its unperturbed thoughts about each question precede the candidate's in
+    /// the reward model's input. `reasoner` uses that of --model, which is recorded and shared, not
+    /// copied; a directory is copied into the reward model's; `none` disables it [default: none]
     #[cfg_attr(feature = "clap", arg(long, alias = "mind", value_name = "reasoner|DIR|none"))]
     pub reference: Option<String>,
 
-    /// The head that maps hidden states to a score
+    /// Head that maps hidden states to a score
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "compare"))]
     pub head: RewardHeadKind,
 
-    /// The weight of an auxiliary loss that predicts the digits of step results from the reward
-    /// model's hidden states; 0 for none
+    /// Weight of the auxiliary loss that predicts the digits of step results from the reward
+    /// model's hidden states; 0 disables it
     #[cfg_attr(feature = "clap", arg(
         long, alias = "digits", value_name = "WEIGHT",
         default_value_t = Self::default().digit_loss_weight
     ))]
     pub digit_loss_weight: f32,
 
-    /// The loss weight of the last step relative to the first: step t of T weighs 1 + (FACTOR - 1)
-    /// (t - 1) / (T - 1)
+    /// Loss weight of the last step relative to the first: step t of T has weight
+    /// 1 + (FACTOR - 1) (t - 1) / (T - 1)
     #[cfg_attr(feature = "clap", arg(
         long, alias = "late", value_name = "FACTOR",
         default_value_t = Self::default().last_step_weight
     ))]
     pub last_step_weight: f32,
 
-    /// The weight of a preference for each right trajectory over the same with permuted thoughts,
-    /// which keeps the reward model from ignoring their order; 0 for none
+    /// Weight of the loss that prefers each correct trajectory over the same trajectory with
+    /// permuted thoughts, so that the reward model cannot ignore their order; 0 disables it
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "WEIGHT", default_value_t = Self::default().order_preference
     ))]
     pub order_preference: f32,
 
-    /// What is trained.
+    /// LoRA adapters.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub lora: LoraOptions,
@@ -538,7 +539,7 @@ pub struct RewardTrainerOptions {
     pub training: TrainingOptions,
 }
 
-/// A count that is known not to be zero.
+/// A non-zero count in const contexts; 0 becomes 1.
 const fn count(n: usize) -> NonZeroUsize {
     match NonZeroUsize::new(n) {
         Some(count) => count,
@@ -660,12 +661,12 @@ impl Default for RewardTrainerOptions {
 }
 
 impl LoraOptions {
-    /// Checks what is recorded of the base.
+    /// Checks the recorded Hub id of the base.
     fn check(&self) -> Result<(), TrainError> {
         match &self.base_id {
             Some(id) if HubId::parse(id, &MODEL_EXTENSIONS).is_none() => {
                 let reason = format!(
-                    "`base_id` {id}: expected owner/name or owner/name/file.gguf, perhaps with \
+                    "`base_id` {id}: expected owner/name or owner/name/file.gguf, optionally with \
                      @revision"
                 );
                 Err(TrainError::Options { reason })
@@ -699,13 +700,13 @@ impl LoraOptions {
 }
 
 impl TrainerOptions {
-    /// The options of a preset over the defaults; see [`Preset`].
+    /// The defaults with the values of a preset; see [`Preset`].
     pub fn preset(name: &str) -> Result<Self, TrainError> {
         let preset = Preset::named(name, Preset::REASONER)?;
         Self::from_fields(preset.fields())
     }
 
-    /// Options by name over the defaults. An unknown name or a value that does not fit is an error.
+    /// The defaults with the given fields. Unknown names and invalid values are errors.
     pub fn from_fields(fields: Map<String, Value>) -> Result<Self, TrainError> {
         serde_json::from_value(Value::Object(fields)).map_err(numbers::invalid)
     }
@@ -714,13 +715,14 @@ impl TrainerOptions {
     pub fn check(&self) -> Result<(), TrainError> {
         numbers::check(self)?;
         self.lora.check()?;
-        let (width, heads) = (self.width.get(), self.heads.get());
+        let width = self.width.get();
+        let heads = self.heads.get();
         if !width.is_multiple_of(heads) {
             let reason = format!("`width` {width} is not a multiple of `heads` {heads}");
             return Err(TrainError::Options { reason });
         }
         if self.init.is_none() && self.lora.rank > 0 {
-            let reason = "`lora` adapts a trained model; pass `init`, or leave it out".to_owned();
+            let reason = "`lora` needs an initial model; pass `init`, or omit `lora`".to_owned();
             return Err(TrainError::Options { reason });
         }
         Ok(())
@@ -728,13 +730,13 @@ impl TrainerOptions {
 }
 
 impl RewardTrainerOptions {
-    /// The options of a preset over the defaults; see [`Preset`].
+    /// The defaults with the values of a preset; see [`Preset`].
     pub fn preset(name: &str) -> Result<Self, TrainError> {
         let preset = Preset::named(name, Preset::REWARD)?;
         Self::from_fields(preset.fields())
     }
 
-    /// Options by name over the defaults. An unknown name or a value that does not fit is an error.
+    /// The defaults with the given fields. Unknown names and invalid values are errors.
     pub fn from_fields(fields: Map<String, Value>) -> Result<Self, TrainError> {
         serde_json::from_value(Value::Object(fields)).map_err(numbers::invalid)
     }
@@ -750,8 +752,8 @@ impl RewardTrainerOptions {
     }
 }
 
-/// The derived implementations are functions of the types, because serde's own refusal of unknown
-/// fields does not go with flattened ones.
+/// Implements (de)serialization that rejects unknown fields, on top of the derived functions of the
+/// remote type: `deny_unknown_fields` does not work with flattened fields.
 macro_rules! refuse_unknown_fields {
     ($options:ident) => {
         impl Serialize for $options {
@@ -764,13 +766,13 @@ macro_rules! refuse_unknown_fields {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let fields = Map::<String, Value>::deserialize(deserializer)?;
                 names::check_fields(&fields, &Self::default()).map_err(D::Error::custom)?;
-                let misfit = |(name, value): (&String, &Value)| {
-                    let alone = Map::from_iter([(name.clone(), value.clone())]);
-                    let error = Self::deserialize(Value::Object(alone)).err()?;
+                let field_error = |(name, value): (&String, &Value)| {
+                    let single = Map::from_iter([(name.clone(), value.clone())]);
+                    let error = Self::deserialize(Value::Object(single)).err()?;
                     Some(format!("`{name}`: {error}"))
                 };
                 Self::deserialize(Value::Object(fields.clone())).map_err(|error| {
-                    let named = fields.iter().find_map(misfit);
+                    let named = fields.iter().find_map(field_error);
                     D::Error::custom(named.unwrap_or_else(|| error.to_string()))
                 })
             }
@@ -792,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn options_make_the_round_trip_by_name() {
+    fn options_round_trip_by_name() {
         let options = TrainerOptions::default();
         let written = fields(serde_json::to_value(&options).unwrap());
         assert_eq!(TrainerOptions::from_fields(written).unwrap(), options);
@@ -811,7 +813,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_misfitting_fields_are_refused() {
+    fn unknown_and_invalid_fields_are_rejected() {
         for (given, expected) in [
             (json!({ "min_lr_rato": 0.1 }), "min_lr_ratio"),
             (json!({ "steps": "many" }), "steps"),

@@ -1,16 +1,16 @@
-//! Order preference: a trajectory is worth more than the same trajectory with its thoughts in
-//! another order.
+//! Order preference: an auxiliary loss that rewards a trajectory above a copy with permuted
+//! thoughts.
 //!
-//! A reward model that ranks trajectories by their answers alone may ignore the order of thoughts.
-//! Each right trajectory of a problem gets a permuted copy, a negative that costs no sampling: two
-//! neighbours change places, two segments change places, or all thoughts are reversed. The loss is
+//! A reward model that ranks trajectories by their answers may ignore the order of thoughts. Each
+//! correct trajectory of a problem gets a permuted copy, a negative that needs no sampling: two
+//! neighbors are swapped, two segments are swapped, or all thoughts are reversed. The loss is
 //! logistic with a margin,
 //!
 //! ```text
 //! mean over pairs of ln(1 + exp(margin - (score - score of the copy)))
 //! ```
 //!
-//! where the score is the outcome reward, or without one the mean process reward.
+//! where the score is the outcome reward or, without an outcome head, the mean process reward.
 
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ use tensor::Tensor;
 use crate::data_loader::shuffled_index;
 use crate::reward_step::RewardExample;
 
-/// How much larger a score has to be than its copy's before the loss is small.
+/// Margin by which a score should exceed the score of the copy.
 const MARGIN: f64 = 0.05;
-/// Ways to permute.
+/// Number of kinds of permutations.
 const KINDS: u64 = 3;
 
-/// Adds a permuted copy of every right trajectory with at least two thoughts. What it draws is a
-/// function of `key` and the problem.
+/// Adds a permuted copy of every correct trajectory with at least two thoughts. The permutations
+/// are determined by `key` and the problem.
 pub fn add_permuted(example: &mut RewardExample, key: u64) {
     let width = example.thoughts.cols();
     let starts: Vec<usize> = starts(&example.lengths);
@@ -59,7 +59,7 @@ fn starts(lengths: &[usize]) -> Vec<usize> {
     lengths.iter().scan(0, start).collect()
 }
 
-/// An order of `0..length` that is not the ascending one.
+/// A permutation of `0..length` other than the identity.
 fn permutation(length: usize, key: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     let place = 1 + shuffled_index(0, length as u64 - 1, !key) as usize;
@@ -71,8 +71,8 @@ fn permutation(length: usize, key: u64) -> Vec<usize> {
     order
 }
 
-/// The mean loss of an example's pairs. `scores` are a head's rewards of the example and `ranges`
-/// those of each trajectory; the gradient is added to `gradient`.
+/// The mean loss over an example's pairs. `scores` are a head's rewards for the example, `ranges`
+/// the range of each trajectory in them; the gradient is added to `gradient`.
 pub(crate) fn loss(
     permuted_from: &[usize],
     ranges: &[Range<usize>],
@@ -120,7 +120,7 @@ mod tests {
         for key in 0..40 {
             let mut permuted = example.clone();
             add_permuted(&mut permuted, key);
-            assert_eq!(permuted.permuted_from, [0], "one thought has one order");
+            assert_eq!(permuted.permuted_from, [0], "a single thought cannot be permuted");
             assert_eq!(permuted.lengths, [4, 4, 1, 4]);
             assert_eq!(permuted.answers[3], [7]);
             assert_eq!((permuted.labels.len(), permuted.correct.len()), (9, 3));

@@ -1,10 +1,10 @@
 //! Training of a probe on the hidden states of sampled trajectories.
 //!
-//! The data is in memory: a question's trajectories with their states and whether they are right.
-//! Questions whose trajectories are all right or all wrong say nothing about a ranking and are left
-//! out. The loss is pairwise within a question, over pairs of a right and a wrong trajectory alone,
-//! so that equal labels cost nothing; every step takes a few questions. After every `eval_every`
-//! steps the ranking accuracy on questions that are held out decides whether the probe is kept.
+//! The data is in memory: the trajectories of each question with their hidden states and labels
+//! (correct or wrong). Questions whose trajectories are all correct or all wrong are dropped, since
+//! they have nothing to rank. The pairwise loss compares each correct trajectory of a question with
+//! each wrong one; every step uses a few questions. Every `eval_every` steps the probe is saved if
+//! its ranking accuracy on held-out questions has improved.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
@@ -21,21 +21,21 @@ use crate::loss::{Objective, ScoredProblem};
 use crate::options::invalid;
 use crate::schedule::{LrSchedule, Optimizer};
 
-/// The options of a probe's training.
+/// Options for training a probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ProbeTrainerOptions {
-    /// The form: a linear reward and gate of each state, or a narrow transformer over the states
+    /// Architecture: a linear reward and gate per hidden state, or a narrow transformer over them
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "KIND", value_parser = clap::builder::PossibleValuesParser::new(
             ["linear", "encoder"]), default_value = "encoder"
     ))]
     pub kind: String,
 
-    /// The training objective: pairs of a right and a wrong trajectory of a question, or each
-    /// trajectory by itself (bce)
+    /// Training objective: pairs of a correct and a wrong trajectory of a question (pairwise), or
+    /// binary cross entropy of each trajectory (bce)
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "OBJECTIVE", value_parser = clap::builder::PossibleValuesParser::new(
             ["pairwise", "bce"]), default_value = "pairwise"
@@ -48,13 +48,13 @@ pub struct ProbeTrainerOptions {
     ))]
     pub steps: NonZeroU32,
 
-    /// Questions of each step
+    /// Questions per step
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", help_heading = "Training", default_value_t = Self::default().batch
     ))]
     pub batch: NonZeroUsize,
 
-    /// The learning rate after warm-up
+    /// Learning rate after warmup
     #[cfg_attr(feature = "clap", arg(
         long, help_heading = "Training", default_value_t = Self::default().lr
     ))]
@@ -66,14 +66,14 @@ pub struct ProbeTrainerOptions {
     ))]
     pub weight_decay: f32,
 
-    /// The share of questions that are held out to choose the probe that is kept
+    /// Fraction of questions held out to select the best probe
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "SHARE", help_heading = "Training",
         default_value_t = Self::default().held_out_share
     ))]
     pub held_out_share: f64,
 
-    /// Steps between evaluations on the questions that are held out
+    /// Steps between evaluations on the held-out questions
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", help_heading = "Training",
         default_value_t = Self::default().eval_every
@@ -97,17 +97,19 @@ impl Default for ProbeTrainerOptions {
 }
 
 impl ProbeTrainerOptions {
-    /// Options by name over the defaults. An unknown name or a value that does not fit is an error.
+    /// The defaults with the given fields. Unknown names and invalid values are errors.
     pub fn from_fields(fields: Map<String, Value>) -> Result<Self, TrainError> {
         serde_json::from_value(Value::Object(fields)).map_err(invalid)
     }
 
-    /// The form of the probe.
+    /// The architecture of the probe.
     pub fn probe_kind(&self) -> Result<ProbeKind, TrainError> {
         match self.kind.as_str() {
             "linear" => Ok(ProbeKind::Linear),
             "encoder" => Ok(ProbeKind::Encoder),
-            other => Err(options_error(format!("`kind` {other}: use linear or encoder"))),
+            other => {
+                Err(options_error(format!("`kind` {other} is invalid; use linear or encoder")))
+            }
         }
     }
 
@@ -115,24 +117,26 @@ impl ProbeTrainerOptions {
         match self.objective.as_str() {
             "pairwise" => Ok(Objective::Pairwise),
             "bce" => Ok(Objective::Bce),
-            other => Err(options_error(format!("`objective` {other}: use pairwise or bce"))),
+            other => {
+                Err(options_error(format!("`objective` {other} is invalid; use pairwise or bce")))
+            }
         }
     }
 
-    /// Refuses values out of their range.
+    /// Checks the ranges of all values.
     pub fn check(&self) -> Result<(), TrainError> {
         self.probe_kind()?;
         self.objective()?;
         if !(self.lr.is_finite() && self.lr > 0.0) {
-            return Err(options_error(format!("`lr` {}: use a number above 0", self.lr)));
+            return Err(options_error(format!("`lr` {} must be a number above 0", self.lr)));
         }
         if !(self.weight_decay.is_finite() && self.weight_decay >= 0.0) {
             let value = self.weight_decay;
-            return Err(options_error(format!("`weight_decay` {value}: use 0 or more")));
+            return Err(options_error(format!("`weight_decay` {value} must be at least 0")));
         }
         if !(0.0..=0.9).contains(&self.held_out_share) {
             let value = self.held_out_share;
-            return Err(options_error(format!("`held_out_share` {value}: use 0 to 0.9")));
+            return Err(options_error(format!("`held_out_share` {value} must be 0 to 0.9")));
         }
         Ok(())
     }
@@ -145,16 +149,16 @@ fn options_error(reason: String) -> TrainError {
 /// The trajectories of a question.
 #[derive(Clone, Debug, Default)]
 pub struct ProbeExample {
-    /// The states of all trajectories, one after the other, row-major (positions, width).
+    /// The concatenated hidden states of all trajectories, row-major (positions, width).
     pub states: Vec<f32>,
-    /// Positions of each trajectory.
+    /// Number of positions per trajectory.
     pub counts: Vec<StateCounts>,
-    /// Whether each is right.
+    /// Per trajectory: whether it is correct.
     pub correct: Vec<bool>,
 }
 
 impl ProbeExample {
-    /// Whether it has right and wrong trajectories.
+    /// Whether it has both correct and wrong trajectories.
     pub fn is_mixed(&self) -> bool {
         self.correct.contains(&true) && self.correct.contains(&false)
     }
@@ -167,24 +171,24 @@ impl ProbeExample {
 /// The progress of a probe's training.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProbeProgress {
-    /// Steps that are done.
+    /// Number of completed steps.
     pub step: u32,
-    /// The mean loss since the last evaluation.
+    /// Mean loss since the last evaluation.
     pub loss: f64,
-    /// The ranking accuracy on the questions that are held out, if there are some.
+    /// Ranking accuracy on the held-out questions, if there are any.
     pub auc: Option<f64>,
-    /// Whether this is the best probe so far, which is saved.
+    /// Whether this is the best probe so far and was saved.
     pub is_kept: bool,
 }
 
-/// Trains a probe and saves the best to a directory; gives the progress at which that was.
+/// Trains a probe and saves the best one to a directory; returns the progress at that point.
 ///
-/// `stop` is asked after every evaluation and ends the training, with what was saved, if it says
-/// so.
+/// `stop` is called after every evaluation; returning true ends the training and keeps the saved
+/// probe.
 ///
 /// # Errors
 ///
-/// When options are out of range, no example is mixed, the loss is not finite, or the device fails.
+/// If options are out of range, no example is mixed, the loss is not finite, or the device fails.
 pub fn train_probe(
     probe: &mut Probe,
     mut examples: Vec<ProbeExample>,
@@ -196,7 +200,7 @@ pub fn train_probe(
     examples.retain(ProbeExample::is_mixed);
     if examples.is_empty() {
         return Err(options_error(
-            "no question has both right and wrong trajectories; use more questions or samples"
+            "no question has both correct and wrong trajectories; use more questions or samples"
                 .to_owned(),
         ));
     }
@@ -221,7 +225,8 @@ pub fn train_probe(
     let objective = options.objective()?;
     let device = probe.device().clone();
     let mut best: Option<ProbeProgress> = None;
-    let (mut loss, mut losses) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut losses = 0;
     for step in 0..steps {
         let batch = batch(&examples, (step, options.batch.get()), seed);
         loss += device.run(|| accumulate(probe, &batch, objective))?;
@@ -239,7 +244,7 @@ pub fn train_probe(
             continue;
         }
         let auc = device.run(|| ranking_accuracy(probe, &held_out))?;
-        // Without questions to choose by, the last is kept.
+        // Without held-out questions, the last probe is kept.
         let is_kept = best.as_ref().is_none_or(|best| auc.is_none() || auc > best.auc);
         let progress = ProbeProgress { step: done, loss: loss / f64::from(losses), auc, is_kept };
         (loss, losses) = (0.0, 0);
@@ -251,10 +256,10 @@ pub fn train_probe(
             break;
         }
     }
-    best.ok_or_else(|| options_error("no step was done".to_owned()))
+    best.ok_or_else(|| options_error("training ended before the first evaluation".to_owned()))
 }
 
-/// The scale of the states of all examples; of many, a part of them says enough.
+/// The scale of the examples' hidden states, estimated from at most 20,000 of them.
 fn scale_of(examples: &[ProbeExample], width: usize) -> StateScale {
     const ROWS: usize = 20_000;
     let rows: usize = examples.iter().map(|example| example.states.len() / width).sum();
@@ -264,11 +269,12 @@ fn scale_of(examples: &[ProbeExample], width: usize) -> StateScale {
     StateScale::of(&some, width)
 }
 
-/// Takes every so many examples out.
+/// Removes a fraction `share` of the examples at regular intervals and returns them.
 fn split(examples: &mut Vec<ProbeExample>, share: f64) -> Vec<ProbeExample> {
     let count = ((examples.len() as f64 * share).round() as usize).min(examples.len() - 1);
     let every = examples.len().checked_div(count).unwrap_or(usize::MAX);
-    let (mut held_out, mut kept) = (Vec::new(), Vec::new());
+    let mut held_out = Vec::new();
+    let mut kept = Vec::new();
     for (i, example) in std::mem::take(examples).into_iter().enumerate() {
         let is_held_out = (i + 1).is_multiple_of(every) && held_out.len() < count;
         if is_held_out { held_out.push(example) } else { kept.push(example) }
@@ -277,7 +283,7 @@ fn split(examples: &mut Vec<ProbeExample>, share: f64) -> Vec<ProbeExample> {
     held_out
 }
 
-/// The questions of a step; all are used before one is repeated.
+/// The questions of a step; all questions are used before one is repeated.
 fn batch(examples: &[ProbeExample], (step, size): (u32, usize), seed: u64) -> Vec<&ProbeExample> {
     let count = examples.len() as u64;
     let first = u64::from(step) * size as u64;
@@ -285,7 +291,7 @@ fn batch(examples: &[ProbeExample], (step, size): (u32, usize), seed: u64) -> Ve
     (first..first + size as u64).map(|i| &examples[index(i) as usize]).collect()
 }
 
-/// Adds the gradients of the mean loss of some questions.
+/// Accumulates the gradients of the mean loss of some questions.
 fn accumulate(
     probe: &mut Probe,
     batch: &[&ProbeExample],
@@ -294,7 +300,8 @@ fn accumulate(
     let (states, counts) = inputs(probe, batch)?;
     let forward = probe.forward(&states, &counts)?;
     let mut dscores = vec![0.0; counts.len()];
-    let (mut loss, mut start) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut start = 0;
     for example in batch {
         let range = start..start + example.counts.len();
         start = range.end;
@@ -312,7 +319,7 @@ fn accumulate(
     Ok(loss / batch.len() as f64)
 }
 
-/// The states of some questions on the probe's device.
+/// Copies the states of some questions to the probe's device.
 fn inputs(
     probe: &Probe,
     examples: &[&ProbeExample],
@@ -325,7 +332,7 @@ fn inputs(
     Ok((states.to_device(probe.device())?, counts))
 }
 
-/// The mean over questions of the share of pairs that the scores order correctly.
+/// The fraction of correctly ordered pairs, averaged over questions.
 fn ranking_accuracy(probe: &Probe, examples: &[ProbeExample]) -> Result<Option<f64>, TrainError> {
     let mut sum = 0.0;
     for example in examples {
@@ -348,7 +355,7 @@ mod tests {
 
     const WIDTH: usize = 16;
 
-    /// Right trajectories have larger values in the first element of one of their states.
+    /// Correct trajectories have larger values in the first element of one of their states.
     fn examples(count: u32, seed: u64) -> Vec<ProbeExample> {
         let example = |question: u32| {
             let mut example = ProbeExample::default();
@@ -397,7 +404,7 @@ mod tests {
         for kind in ["linear", "encoder"] {
             let (best, probe) = train(kind, 3);
             assert!(best.auc.unwrap() > 0.9, "{kind}: {best:?}");
-            // Fresh questions, with the states as they are.
+            // New questions, with unscaled states.
             let auc = ranking_accuracy(&probe, &examples(20, 2)).unwrap().unwrap();
             assert!(auc > 0.85, "{kind}: {auc}");
         }
@@ -428,7 +435,7 @@ mod tests {
         };
         let mut all_right = examples(3, 1);
         all_right.iter_mut().for_each(|example| example.correct.fill(true));
-        assert!(run(all_right, &options("linear")).contains("right and wrong"));
+        assert!(run(all_right, &options("linear")).contains("correct and wrong"));
         let bad = ProbeTrainerOptions { lr: f32::NAN, ..options("linear") };
         assert!(run(examples(3, 1), &bad).contains("`lr`"));
         assert!(run(examples(3, 1), &options("cubic")).contains("linear or encoder"));

@@ -1,5 +1,5 @@
-//! The training of a reasoner as a task: a method's step on its encoder's batches, evaluated by
-//! greedy decoding from the weights in memory.
+//! Training of a reasoner as a [`TrainTask`](crate::trainer::TrainTask): a method's train step on
+//! batches of its encoder. Evaluation decodes greedily from the weights in memory.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ use crate::methods::{ExampleEncoder, ExampleRows, TrainStep};
 use crate::model_dir::{HeadSource, TrainableModel, WeightWriter};
 use crate::trainer::{EvalResult, MicroBatch, TrainTask};
 
-/// The settings of a reasoner's training that every method shares, the optimizer's aside.
+/// Settings shared by all methods, except the optimizer's.
 #[derive(Clone)]
 pub struct ReasonerTraining {
-    /// The data.
+    /// Training data.
     pub source: ExampleSource,
     /// Examples per batch.
     pub batch_size: usize,
@@ -30,23 +30,23 @@ pub struct ReasonerTraining {
     pub steps: u32,
     /// Micro-batches per step.
     pub accumulation_steps: u32,
-    /// Dropout probability; 0 for none.
+    /// Dropout probability; 0 disables it.
     pub dropout: f32,
     /// Seed of new weights, curriculum, labels, noise and masks.
     pub seed: u64,
-    /// Directory of the model; configuration and tokenizer are in it.
+    /// Output directory; configuration and tokenizer are already in it.
     pub out: PathBuf,
     /// Problems for evaluation; may be empty.
     pub held_out: Vec<TrainExample>,
 }
 
-/// What a method makes a task of.
+/// The inputs from which a method builds its task.
 pub struct TaskSetup {
     /// Device of the model.
     pub device: Device,
     /// The initial model.
     pub model: TrainableModel,
-    /// The settings that every method shares.
+    /// Settings shared by all methods.
     pub training: ReasonerTraining,
 }
 
@@ -56,13 +56,14 @@ impl TaskSetup {
         Arc::clone(&self.model.tokenizer)
     }
 
-    /// The weights of a head: those of the initial model, where it has the head.
+    /// The weights of a head: from the initial model if it has the head, else random.
     pub fn head_source(&self) -> Result<HeadSource, TrainError> {
         let layers = self.model.decoder.decoder.config().layers;
         self.model.initial.head_source(self.training.seed, layers)
     }
 
-    /// The task of a method's encoder and its step, which `step` makes of the decoder.
+    /// Builds the task from a method's encoder and its train step; `step` builds the latter from
+    /// the decoder.
     pub fn task<S, E>(
         self,
         encoder: E,
@@ -99,17 +100,17 @@ impl TaskSetup {
 pub struct ReasonerTask<S, E: ExampleEncoder> {
     /// Device of the model.
     pub device: Device,
-    /// The model.
+    /// The model and the method's losses.
     pub train_step: S,
-    /// Its batches.
+    /// Training batches.
     pub loader: DataLoader<E>,
-    /// Dropout probability; 0 for none.
+    /// Dropout probability; 0 disables it.
     pub dropout: f32,
     /// Seed of the dropout masks.
     pub seed: u64,
     /// Micro-batches per step.
     pub accumulation_steps: u32,
-    /// Directory of the model; configuration and tokenizer are in it.
+    /// Output directory; configuration and tokenizer are already in it.
     pub out: PathBuf,
     /// Writes the weights.
     pub writer: WeightWriter,
@@ -192,7 +193,7 @@ where
     }
 }
 
-/// The fraction of examples that a reasoner answers correctly by greedy decoding.
+/// The fraction of examples answered correctly with greedy decoding.
 pub fn greedy_accuracy(
     reasoner: impl Into<Arc<Reasoner>>,
     examples: &[TrainExample],

@@ -1,4 +1,4 @@
-//! `train reward`: a reward model over thoughts (LatentRM), trained on annotations.
+//! `train reward`: training of a reward model over thoughts (LatentRM) on annotations.
 
 mod metrics;
 
@@ -26,38 +26,38 @@ use metrics::RewardMetrics;
 pub struct RewardTask {
     /// Device of the model.
     pub device: Device,
-    /// The model.
+    /// The reward model and its losses.
     pub train_step: RewardTrainStep,
-    /// Generates the reference trace, which precedes every trajectory; frozen.
+    /// Frozen reasoner that generates the reference trace preceding every trajectory.
     pub reference_reasoner: Option<LatentModel>,
-    /// Its cache.
+    /// Generates reference traces; keeps its KV cache between calls.
     pub reference_tracer: ReferenceTracer,
-    /// Training data; all directories form one list, reshuffled every epoch.
+    /// Training data: the directories form one list, reshuffled every epoch.
     pub annotations: Vec<Annotations>,
-    /// Data for evaluation.
+    /// Evaluation data.
     pub held_out: Option<Annotations>,
-    /// The objective.
+    /// Training objective.
     pub objective: Objective,
-    /// Weight of the last thought step relative to the first; those between are interpolated.
+    /// Weight of the last thought step relative to the first; weights in between are interpolated.
     pub last_step_weight: f32,
-    /// Weight of the preference for a right trajectory over the same with permuted thoughts; 0 for
-    /// none.
+    /// Weight of the loss that prefers a correct trajectory over a copy with permuted thoughts; 0
+    /// disables it.
     pub order_preference: f32,
-    /// Dropout probability; 0 for none.
+    /// Dropout probability; 0 disables it.
     pub dropout: f32,
-    /// Seed of the order and of the dropout masks.
+    /// Seed of the data order and of the dropout masks.
     pub seed: u64,
     /// Problems per micro-batch.
     pub batch_size: usize,
     /// Micro-batches per step.
     pub accumulation_steps: u32,
-    /// Directory of the model; configuration and tokenizer are in it.
+    /// Output directory; configuration and tokenizer are already in it.
     pub out: PathBuf,
     /// Writes the weights.
     pub writer: WeightWriter,
 }
 
-/// Problems per pass of an evaluation.
+/// Problems per forward pass in an evaluation.
 const EVAL_BATCH: usize = 256;
 
 impl RewardTask {
@@ -88,7 +88,8 @@ impl RewardTask {
     }
 
     fn check_problem(&self, problem: &AnnotatedProblem<'_>) -> Result<(), TrainError> {
-        let (id, prompt) = (problem.id(), problem.prompt());
+        let id = problem.id();
+        let prompt = problem.prompt();
         let config = self.train_step.model.decoder.config();
         let (trace, reference) = match &self.reference_reasoner {
             Some(model) => (model.method.length.limit(), model.decoder.config()),
@@ -135,7 +136,7 @@ impl RewardTask {
         Ok(())
     }
 
-    /// Problem `index` of all annotations.
+    /// Problem `index` of the concatenated annotations.
     fn example(&self, mut index: usize) -> Option<RewardExample> {
         for part in &self.annotations {
             if index < part.len() {
@@ -283,7 +284,7 @@ mod tests {
     fn a_token_outside_a_models_vocabulary_is_named() {
         assert!(check_vocab(3, &[1, 8], "the reward model", 9).is_ok());
         let error = check_vocab(3, &[1, 9], "the reward model", 9).unwrap_err().to_string();
-        let expected = "token 9, the reward model has 9";
+        let expected = "token 9, but the vocabulary of the reward model has only 9";
         assert!(error.contains("problem 3") && error.contains(expected), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! Forward and backward of one batch of the reward model (LatentRM).
 //!
-//! The thoughts are inputs, so all positions of a trajectory are in one pass. The N trajectories of
-//! a problem share its prompt and reference trace through the KV cache. `layout` packs a batch into
-//! rows, `head` maps hidden states to rewards.
+//! The thoughts are inputs, so one forward pass covers all positions of a trajectory. The N
+//! trajectories of a problem share its prompt and reference trace through the KV cache. `layout`
+//! packs a batch into rows; `head` maps hidden states to rewards.
 
 mod head;
 mod layout;
@@ -29,20 +29,20 @@ pub struct RewardExample {
     pub prompt: Vec<u32>,
     /// Thoughts of the reference reasoner, (thoughts, width); empty without one.
     pub reference_trace: Tensor,
-    /// The thoughts of all trajectories, one after the other: (thoughts, width).
+    /// The concatenated thoughts of all trajectories: (thoughts, width).
     pub thoughts: Tensor,
     /// Thoughts per trajectory.
     pub lengths: Vec<usize>,
     /// A label in 0..=1 per thought.
     pub labels: Vec<f32>,
-    /// Answer tokens per trajectory; read only with an outcome head.
+    /// Answer tokens per trajectory; used only with an outcome head.
     pub answers: Vec<Vec<u32>>,
     /// Per trajectory: whether its answer is correct.
     pub correct: Vec<bool>,
     /// Results of the solution's steps, the targets of the digit heads.
     pub step_results: Vec<i64>,
-    /// The last trajectories are copies of these with permuted thoughts: they have no labels, and
-    /// `correct` leaves them out. See [`crate::order_preference`].
+    /// Indices of the originals of the last trajectories, which are copies with permuted thoughts.
+    /// Copies have no entries in `labels` and `correct`. See [`crate::order_preference`].
     pub permuted_from: Vec<usize>,
 }
 
@@ -52,7 +52,7 @@ impl RewardExample {
         self.lengths.iter().flat_map(|&n| 0..n).collect()
     }
 
-    /// Trajectories that were sampled.
+    /// Number of sampled trajectories, without permuted copies.
     fn originals(&self) -> usize {
         self.lengths.len() - self.permuted_from.len()
     }
@@ -79,47 +79,47 @@ impl DigitHeads {
     }
 }
 
-/// Rewards answers (outcome rewards).
+/// The head for outcome rewards.
 #[derive(Debug)]
 pub struct OutcomeHead {
-    /// Read at the answer's last token.
+    /// The reward head, applied at the last token of the answer.
     pub head: TrainableRewardHead,
     /// Tokens between the last thought and the answer.
     pub end_latent: Vec<u32>,
 }
 
-/// A reward model with its gradients.
+/// A trainable reward model: decoder, heads and their gradients.
 #[derive(Debug)]
 pub struct RewardTrainStep {
     /// The decoder, without a language-model head.
     pub model: TrainableDecoder,
-    /// Rewards thoughts (process rewards).
+    /// Head for process rewards.
     pub head: TrainableRewardHead,
-    /// Rewards answers, if the model reads them.
+    /// Head for outcome rewards, if the model reads answers.
     pub outcome: Option<OutcomeHead>,
-    /// Auxiliary losses.
+    /// Heads of the auxiliary digit losses.
     pub digit_heads: Option<DigitHeads>,
     cache: Option<Cache>,
 }
 
-/// The loss of a batch.
+/// Settings of the loss.
 #[derive(Clone, Copy)]
 pub struct RewardLossConfig<'a> {
     /// The objective over the rewards of a problem's trajectories.
     pub objective: Objective,
-    /// Weight of each thought step, counted from 0.
+    /// Weight of a thought step, by its index from 0.
     pub step_weight: &'a (dyn Fn(usize) -> f32 + Sync),
-    /// Dropout in the decoder; `None` for none.
+    /// Dropout in the decoder; `None` disables it.
     pub dropout: Option<DropoutConfig>,
-    /// Weight of the preference for a trajectory over its permuted copy, in the loss of the outcome
-    /// head, or without one in that of the other.
+    /// Weight of the order preference. It applies to outcome rewards or, without an outcome head,
+    /// to process rewards.
     pub order_preference: f32,
 }
 
 /// The rewards of one example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PredictedRewards {
-    /// Process rewards: one per thought, trajectory after trajectory.
+    /// Process rewards: one per thought, concatenated over trajectories.
     pub process: Vec<f32>,
     /// Outcome rewards: one per trajectory; empty without an outcome head.
     pub outcome: Vec<f32>,
@@ -128,14 +128,14 @@ pub struct PredictedRewards {
 /// Mean losses of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RewardLosses {
-    /// The objective per problem, of process and outcome rewards together.
+    /// Objective per problem: the sum over process and outcome rewards.
     pub objective: f64,
     /// Cross entropy per predicted digit, in nats; zero without digit heads.
     pub digits: f64,
 }
 
 impl RewardTrainStep {
-    /// A step over these modules, without an outcome head.
+    /// A train step without an outcome head.
     pub fn new(
         model: TrainableDecoder,
         head: TrainableRewardHead,
@@ -196,7 +196,7 @@ impl RewardTrainStep {
         self.model.parameters().chain(self.head_parameters()).chain(digits).collect()
     }
 
-    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    /// All parameters, mutably. Call [`Self::sync_weights`] after changing them.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
         let Self { model, head, outcome, digit_heads, .. } = self;
         let outcome = outcome.iter_mut().flat_map(|outcome| outcome.head.parameters_mut());
@@ -276,8 +276,8 @@ impl RewardTrainStep {
         let results = examples.iter().flat_map(|example| {
             let result = |t: usize| example.step_results.get(t).copied();
             let permuted = example.lengths[example.originals()..].iter().sum::<usize>();
-            let labelled = example.lengths[..example.originals()].iter().flat_map(|&n| 0..n);
-            labelled.map(result).chain(std::iter::repeat_n(None, permuted)).collect::<Vec<_>>()
+            let labeled = example.lengths[..example.originals()].iter().flat_map(|&n| 0..n);
+            labeled.map(result).chain(std::iter::repeat_n(None, permuted)).collect::<Vec<_>>()
         });
         let results: Vec<Option<i64>> = results.collect();
         let positions = &forward.thoughts.positions;
@@ -295,7 +295,8 @@ impl RewardTrainStep {
             predictions.push(DigitPrediction::new(answer, &answers.positions.before, &last));
         }
         predictions.retain(|prediction| !prediction.rows.is_empty());
-        let (mut total, heads) = (0.0, predictions.len());
+        let mut total = 0.0;
+        let heads = predictions.len();
         for DigitPrediction { head, rows, numbers } in predictions {
             let digits = numbers.len() * DIGITS * heads;
             let x = ops::select(device, [&forward.hidden], &rows)?;
@@ -308,15 +309,15 @@ impl RewardTrainStep {
     }
 }
 
-/// The rows that one digit head reads, and the numbers that it predicts from them.
+/// The inputs and targets of one digit head.
 struct DigitPrediction<'a> {
     head: &'a mut DigitHead,
-    rows: Vec<usize>, // among the output rows
+    rows: Vec<usize>, // indices of output rows
     numbers: Vec<i64>,
 }
 
 impl<'a> DigitPrediction<'a> {
-    /// Of `rows`, those whose result is known.
+    /// Keeps those of `rows` whose result is known.
     fn new(head: &'a mut DigitHead, rows: &[usize], results: &[Option<i64>]) -> Self {
         let known = rows.iter().zip(results).filter_map(|(&row, result)| Some((row, (*result)?)));
         let (rows, numbers) = known.unzip();
@@ -326,11 +327,11 @@ impl<'a> DigitPrediction<'a> {
 
 /// The labels of one problem's rewards.
 struct HeadTargets {
-    /// Of the rewards of sampled trajectories, which come first.
+    /// One label per reward of the sampled trajectories, which precede permuted copies.
     labels: Vec<f32>,
-    /// Per label: the thought step that it belongs to.
+    /// Per label: its thought step.
     steps: Vec<usize>,
-    /// The rewards of each trajectory, permuted copies included.
+    /// Per trajectory, permuted copies included: the range of its rewards.
     ranges: Vec<Range<usize>>,
     permuted_from: Vec<usize>,
 }
@@ -367,15 +368,17 @@ fn objective_loss(
     config: RewardLossConfig<'_>,
 ) -> Result<(f64, Vec<f32>), DeviceError> {
     let rewards = head.rewards.clone().to_host()?;
-    let (mut loss, mut start) = (0.0, 0);
+    let mut loss = 0.0;
+    let mut start = 0;
     let mut drewards = vec![0.0; head.positions.at.len()];
     for HeadTargets { labels, steps, ranges, permuted_from } in targets {
-        let labelled = start..start + labels.len();
+        let labeled = start..start + labels.len();
         let all = start..start + ranges.last().map_or(0, |range| range.end);
-        let problem = ScoredProblem { scores: &rewards.data()[labelled.clone()], labels, steps };
-        loss += config.objective.loss(problem, config.step_weight, &mut drewards[labelled]);
+        let problem = ScoredProblem { scores: &rewards.data()[labeled.clone()], labels, steps };
+        loss += config.objective.loss(problem, config.step_weight, &mut drewards[labeled]);
         if config.order_preference > 0.0 {
-            let (scores, gradient) = (&rewards.data()[all.clone()], &mut drewards[all.clone()]);
+            let scores = &rewards.data()[all.clone()];
+            let gradient = &mut drewards[all.clone()];
             let weight = config.order_preference;
             loss += order_preference::loss(permuted_from, ranges, scores, weight, gradient);
         }

@@ -5,9 +5,10 @@
 //! questions -> rollout (engine, weights shared) -> reward -> estimator -> policy (keys) -> AdamW
 //! ```
 //!
-//! [`rollout`] samples, [`reward`] and [`estimator`] turn answers into weights, [`policy`] repeats
-//! the trajectories with their own masks and noise for the gradient, and [`task`] is the training
-//! that [`crate::trainer`] runs. The engine uses the weights of the training itself, on the device.
+//! [`rollout`] samples trajectories, [`reward`] and [`estimator`] compute their advantages,
+//! [`policy`] replays the trajectories with the same dropout masks and noise to compute gradients,
+//! and [`task`] implements the [`crate::trainer`] task. The engine shares the trained weights on
+//! the device.
 
 pub mod estimator;
 pub mod evaluation;

@@ -1,7 +1,7 @@
-//! Rows of one decoder pass, shared by both train steps: what is fed at each position, and how
-//! gradients of selected rows are added up.
+//! Rows of a decoder forward pass, shared by the train steps: the input of each position, and the
+//! accumulation of gradients over selected rows.
 //!
-//! Sequences of different lengths are packed without padding; a row belongs to one position of one
+//! Sequences of different lengths are packed without padding; each row is one position of one
 //! sequence.
 
 use model::{Cache, Decoder, Dropout, Pass, Sequence, TrainableDecoder};
@@ -11,21 +11,21 @@ use tensor::{Device, DeviceError, Tensor};
 /// The input of a row.
 #[derive(Clone, Copy)]
 pub(crate) enum RowInput {
-    /// A token, which is embedded.
+    /// The embedding of a token.
     Token(u32),
-    /// A thought: the next of the vectors that are given with the pass.
+    /// A thought: the next of the input vectors of the pass.
     Vector,
 }
 
-/// The inputs of a pass, row by row.
+/// The inputs of a forward pass, row by row.
 #[derive(Default)]
 pub(crate) struct PassRows {
     pub(crate) pass: Pass,
-    /// Per row: its dropout, if any.
+    /// Dropout per row, if any.
     dropout: Vec<Option<RowPerturbation>>,
-    /// The tokens, in row order.
+    /// Input tokens, in row order.
     pub(crate) tokens: Vec<u32>,
-    /// Rows that are fed `tokens`, and rows that are fed vectors.
+    /// Rows whose inputs are `tokens`, and rows whose inputs are vectors.
     pub(crate) token_rows: Vec<usize>,
     pub(crate) vector_rows: Vec<usize>,
 }
@@ -52,7 +52,7 @@ impl PassRows {
         self.pass.push(cache, sequence, is_output);
     }
 
-    /// Dropout of the whole pass.
+    /// Dropout of all rows.
     pub(crate) fn dropout(&self) -> Dropout<'_> {
         Dropout::Sampled(&self.dropout)
     }
@@ -66,7 +66,7 @@ impl PassRows {
         self.dropout.len()
     }
 
-    /// The input vectors (rows, width): tokens by the decoder's table, the others from `vectors`.
+    /// The input vectors (rows, width): embedded tokens, and `vectors` for the other rows.
     pub(crate) fn embed(
         &self,
         decoder: &Decoder,
@@ -82,8 +82,8 @@ impl PassRows {
         }
     }
 
-    /// Adds the gradients of the tokens' embeddings, given those of all input vectors; returns
-    /// those of the rows that were fed vectors.
+    /// Accumulates the gradients of the token embeddings, given those of all input vectors; returns
+    /// those of the vector rows.
     pub(crate) fn accumulate_embedding_gradients(
         self,
         model: &mut TrainableDecoder,
@@ -106,8 +106,8 @@ impl PassRows {
     }
 }
 
-/// The previous batch's cache, cleared, if it has enough slots; otherwise a new one with an eighth
-/// to spare.
+/// The previous batch's cache, cleared, if it has enough slots; otherwise a new cache with 1/8
+/// spare slots.
 pub(crate) fn reuse_cache(
     previous: Option<Cache>,
     decoder: &Decoder,
@@ -140,7 +140,7 @@ pub(crate) fn scatter_add(
     ops::scatter_add(device, x, &rows, out)
 }
 
-/// A matrix of the shape of `like`: the sum of the parts, each scattered to its rows.
+/// A matrix with the shape of `like`: the sum of the parts, each scattered to its rows.
 pub(crate) fn assemble_rows(
     device: &Device,
     mut parts: Vec<(Tensor, Vec<usize>)>,

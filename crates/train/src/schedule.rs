@@ -4,14 +4,14 @@ use model::{Parameter, parameters};
 use tensor::ops::{self, AdamW};
 use tensor::{Device, DeviceError};
 
-/// The learning rate by step: linear warmup, then cosine decay from `peak` to `peak * min_ratio`.
+/// Learning-rate schedule: linear warmup, then cosine decay from `peak` to `peak * min_ratio`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrSchedule {
     /// The learning rate after warmup.
     pub peak: f32,
-    /// Steps of warmup.
+    /// Number of warmup steps.
     pub warmup: u32,
-    /// Steps in total.
+    /// Total number of steps.
     pub steps: u32,
     /// The final learning rate as a fraction of the peak; 1 keeps it constant.
     pub min_ratio: f32,
@@ -33,21 +33,21 @@ impl LrSchedule {
 /// AdamW with clipping by global gradient norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// The learning rate.
+    /// Learning-rate schedule.
     pub schedule: LrSchedule,
     /// Decay rates of the first and the second moment.
     pub betas: (f32, f32),
-    /// Added to the root of the second moment, against division by zero.
+    /// Added to the root of the second moment to avoid division by zero.
     pub eps: f32,
     /// Decoupled weight decay of matrices (of all parameters with `decay_all`).
     pub weight_decay: f32,
-    /// Whether it applies to norms and biases too.
+    /// Whether weight decay also applies to norms and biases.
     pub decay_all: bool,
-    /// Largest global gradient norm; a larger gradient is scaled down to it.
+    /// Maximum global gradient norm; larger gradients are scaled down to it.
     pub clip: Option<f32>,
 }
 
-/// Figures of one optimizer step, for the log.
+/// Statistics of one optimizer step, for the log.
 #[derive(Clone, Copy, Debug)]
 pub struct StepStats {
     /// Learning rate.

@@ -14,46 +14,46 @@ pub struct TokenizedExample {
     pub thoughts: usize,
     /// Tokens after the thoughts.
     pub completion: Vec<u32>,
-    /// Index of the first completion token that is part of the loss; those before it are given.
+    /// Index of the first completion token in the loss; earlier ones are context only.
     pub loss_start: usize,
-    /// What the digit heads predict from each thought; thoughts beyond the last have no target.
+    /// Target of the digit heads per thought; thoughts beyond the end of the list have none.
     pub thought_targets: Vec<Option<ThoughtTarget>>,
     /// Tokens of the solution's steps, the targets of the step decoder.
     pub step_tokens: Vec<Vec<u32>>,
-    /// Who solves it in self-distillation.
+    /// Student or teacher in self-distillation.
     pub role: DistillRole,
     /// Index of the completion token at which student and teacher of the same id are compared.
     pub compared_at: Option<usize>,
 }
 
-/// The two ways in which self-distillation (CODI) solves an example.
+/// The two roles of self-distillation (CODI).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DistillRole {
-    /// Through latent thoughts; every other method has students only.
+    /// Uses latent thoughts. The only role in other methods.
     #[default]
     Student,
-    /// By its chain of thought in text.
+    /// Uses a chain of thought in text.
     Teacher,
 }
 
 impl TokenizedExample {
-    /// Positions that are fed to the decoder; the last completion token is only a target.
+    /// Number of input positions; the last completion token is only a target.
     pub fn len(&self) -> usize {
         self.prompt.len() + self.thoughts + self.completion.len().saturating_sub(1)
     }
 
-    /// Whether nothing is fed.
+    /// Whether there are no input positions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The rows that it takes.
+    /// The numbers of rows of this example.
     pub fn rows(&self) -> ExampleRows {
         let logits = self.loss_tokens();
         ExampleRows { fed: self.len(), output: self.thoughts + logits, logits }
     }
 
-    /// Completion tokens that are part of the loss.
+    /// Number of completion tokens in the loss.
     pub fn loss_tokens(&self) -> usize {
         self.completion.len().saturating_sub(self.loss_start)
     }

@@ -2,10 +2,10 @@
 //! early stopping.
 //!
 //! `DIR/training/` holds `state.safetensors` (parameters, optimizer moments, the step) and the
-//! records of [`TrainingDir`]: a line per step, a line per evaluation. A training resumes from
-//! these files alone and continues deterministically, because data and random numbers are functions
-//! of the step. The state is written after the records that it presupposes, and together with every
-//! model that is kept; what a killed process recorded after its last state is cut and repeated.
+//! records of [`TrainingDir`], with one line per step and per evaluation. Training resumes from
+//! these files and continues deterministically, because data and random numbers are functions of
+//! the step. The state is written after the records of its steps, and whenever a model is kept. If
+//! a process is killed, records newer than the last state are removed and the steps are repeated.
 
 mod divergence;
 mod memory;
@@ -33,20 +33,20 @@ pub use memory::TrainMemory;
 pub(crate) use memory::check_new_model;
 pub use state::check_state;
 
-/// A micro-batch, as the log records it.
+/// Losses and sizes of a micro-batch, for the log.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MicroBatch {
-    /// Its losses, which are averaged over the micro-batches of a step.
+    /// Losses; the log has their mean over the micro-batches of a step.
     pub losses: Losses,
-    /// Its examples, which are added up.
+    /// Number of examples; the log has their sum over a step.
     pub examples: u64,
-    /// The positions that were fed to the decoder, if the task counts them.
+    /// Number of input positions of the decoder, if the task counts them.
     pub tokens: Option<u64>,
 }
 
-/// What a [`TrainLoop`] trains: a model with its data.
+/// The task of a [`TrainLoop`]: a model with its data and losses.
 pub trait TrainTask {
-    /// Adds the gradients of one micro-batch of a step.
+    /// Accumulates the gradients of one micro-batch of a step.
     fn accumulate_gradients(
         &mut self,
         step: u32,
@@ -56,7 +56,7 @@ pub trait TrainTask {
     /// All parameters, in a fixed order.
     fn parameters(&self) -> Vec<&Parameter>;
 
-    /// All parameters, mutably, in the same order. [`Self::sync_weights`] has to follow a change.
+    /// All parameters, mutably, in the same order. Call [`Self::sync_weights`] after changing them.
     fn parameters_mut(&mut self) -> Vec<&mut Parameter>;
 
     /// Copies changed parameters to the weights that the forward pass uses.
@@ -68,25 +68,25 @@ pub trait TrainTask {
     /// Writes the model in the format that the engine loads.
     fn save(&mut self) -> Result<(), TrainError>;
 
-    /// Whether the files that [`Self::save`] writes are there.
+    /// Whether the files that [`Self::save`] writes exist.
     fn is_saved(&self) -> bool;
 
-    /// What the model keeps besides [`Self::parameters`].
+    /// The number of elements that are frozen, in addition to [`Self::parameters`].
     fn frozen(&self) -> FrozenElements {
         FrozenElements::default()
     }
 
-    /// What else a state after `steps` steps has to hold, for [`Self::restore`].
+    /// Additional data to save in the state after `steps` steps, for [`Self::restore`].
     fn unfinished(&self, _steps: u32) -> Option<Value> {
         None
     }
 
-    /// Takes over what [`Self::unfinished`] gave when a state was saved after `steps` steps.
+    /// Restores the data that [`Self::unfinished`] returned after `steps` steps.
     fn restore(&mut self, _steps: u32, _unfinished: Value) -> Result<(), TrainError> {
         Ok(())
     }
 
-    /// An estimate of the bytes of activations of one micro-batch; `None` if there is none.
+    /// Estimated activation memory of one micro-batch in bytes; `None` without an estimate.
     fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
         Ok(None)
     }
@@ -97,61 +97,62 @@ pub trait TrainTask {
 pub struct EvalResult {
     /// Metrics by name, for the record.
     pub metrics: Map<String, Value>,
-    /// The metric that decides which model is the best; higher is better.
+    /// The metric that selects the best model; higher is better.
     pub score: f64,
 }
 
 /// Settings of the loop.
 #[derive(Clone, Debug)]
 pub struct TrainConfig {
-    /// Optimizer and learning-rate schedule, whose length is the number of steps.
+    /// Optimizer and learning-rate schedule; the schedule's length is the number of steps.
     pub optimizer: Optimizer,
     /// Micro-batches per step, whose gradients are averaged.
     pub accumulation_steps: u32,
     /// Directory of the records and the state: `DIR/training`.
     pub dir: PathBuf,
-    /// Steps between states; 0 for the last only. A model that is kept has a state besides.
+    /// Steps between saved states; 0 saves only at the end. A state is also saved with every kept
+    /// model.
     pub save_every: u32,
-    /// Steps between evaluations; 0 for the last only.
+    /// Steps between evaluations; 0 evaluates only at the end.
     pub eval_every: u32,
     /// Which model is kept.
     pub keep: KeepPolicy,
-    /// Evaluations without improvement before training stops; 0 for no early stopping.
+    /// Evaluations without improvement before training stops; 0 disables early stopping.
     pub patience: u32,
-    /// The smoothed loss as a multiple of its smallest value above which training has diverged;
-    /// `None` for never.
+    /// Multiple of its minimum above which the smoothed loss has diverged; `None` disables the
+    /// check.
     pub max_loss_ratio: Option<f64>,
     /// All settings that determine the trained weights.
     pub settings: TrainSettings,
-    /// Accept a state that was written with other settings of the optimizer.
+    /// Whether to accept a state that was written with different optimizer settings.
     pub change_optimizer: bool,
 }
 
-/// Which model a training leaves behind.
+/// Which model to keep at the end of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
-    /// The one with the best score on held-out problems
-    // The latest of equal ones; without evaluations the last.
+    /// The model with the best score on held-out problems
+    // Ties go to the latest model; without evaluations it is the last model.
     Best,
-    /// The last
+    /// The last model
     Last,
 }
 
 /// All settings that determine the trained weights.
 #[derive(Clone, Debug, Default)]
 pub struct TrainSettings {
-    /// Those that a resumed training has to share with its beginning.
+    /// Settings that must not change when training is resumed.
     pub fixed: Map<String, Value>,
-    /// Those of the optimizer, which may change: [`TrainConfig::change_optimizer`].
+    /// Optimizer settings, which may change with [`TrainConfig::change_optimizer`].
     pub optimizer: Map<String, Value>,
-    /// The digest of what is read: the initial model, the data. Unlike paths it follows content.
+    /// Digest of the content of the initial model and the data, independent of their paths.
     pub inputs: String,
 }
 
 impl TrainSettings {
-    /// Both parts as text that is compared with that of a saved state.
+    /// Both groups of settings as text, for comparison with a saved state.
     fn fingerprints(&self) -> (String, String) {
         let text = |part: &Map<String, Value>| Value::Object(part.clone()).to_string();
         (text(&self.fixed), text(&self.optimizer))
@@ -163,30 +164,30 @@ impl TrainSettings {
     }
 }
 
-/// Progress, as the callback gets it.
+/// Progress event, passed to the callback.
 #[derive(Clone, Debug)]
 pub enum TrainEvent<'a> {
-    /// Training continues from a state.
+    /// Training continues from a saved state.
     Resumed {
-        /// Steps done before.
+        /// Steps completed before.
         steps: u32,
     },
-    /// A step is done.
+    /// A step is complete.
     Stepped {
-        /// Steps done.
+        /// Steps completed.
         steps: u32,
-        /// Steps in total.
+        /// Total number of steps.
         total: u32,
         /// The line of the log.
         record: &'a StepRecord,
-        /// Seconds that it took, without evaluations and saves.
+        /// Duration in seconds, without evaluations and saves.
         seconds: f64,
     },
-    /// An evaluation is done.
+    /// An evaluation is complete.
     Evaluated {
         /// The line of `evals.jsonl`.
         record: &'a EvalRecord,
-        /// Seconds that it took.
+        /// Duration in seconds.
         seconds: f64,
     },
 }
@@ -194,9 +195,9 @@ pub enum TrainEvent<'a> {
 /// How a run of the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainOutcome {
-    /// All steps are done, or early stopping ended them.
+    /// All steps are done or early stopping ended the training.
     Finished,
-    /// The callback interrupted it; the state is saved.
+    /// The callback interrupted the training; the state is saved.
     Interrupted,
 }
 
@@ -213,7 +214,7 @@ pub struct TrainLoop<'a> {
 }
 
 impl TrainLoop<'_> {
-    /// Trains from the saved state, or from the beginning if there is none.
+    /// Trains from the saved state, or from scratch if there is none.
     pub fn run(
         &self,
         task: &mut dyn TrainTask,
@@ -265,17 +266,19 @@ impl<'a> TrainRun<'a> {
         Ok(Self { trainer, state, records, monitor, saved })
     }
 
-    /// One step with what is due after it. Breaks if the callback interrupts; the state is saved
-    /// then.
+    /// Runs one step, and the evaluation and the save that are due after it. Breaks if the callback
+    /// interrupts; the state is then saved.
     fn advance(
         &mut self,
         task: &mut dyn TrainTask,
         on_event: &mut EventCallback<'_>,
     ) -> Result<ControlFlow<()>, TrainError> {
-        let (config, started) = (self.trainer.config, Instant::now());
+        let config = self.trainer.config;
+        let started = Instant::now();
         let record = self.step(task)?;
         let seconds = started.elapsed().as_secs_f64();
-        let (steps, total) = (self.state.steps, config.optimizer.schedule.steps);
+        let steps = self.state.steps;
+        let total = config.optimizer.schedule.steps;
         let event = TrainEvent::Stepped { steps, total, record: &record, seconds };
         let mut interrupted = on_event(event).is_break();
         let mut timing = TrainTiming { step: record.step, seconds, eval_seconds: None };
@@ -310,14 +313,15 @@ impl<'a> TrainRun<'a> {
         self.records.sync()?;
         self.state.save(task, self.trainer.config)?;
         self.saved = Some(self.state.steps);
-        tracing::debug!(steps = self.state.steps, "saved the state of the training");
+        tracing::debug!(steps = self.state.steps, "saved the training state");
         Ok(())
     }
 
-    /// One optimizer step; returns the line of the log, which is written.
+    /// Runs one optimizer step, writes its log line and returns it.
     fn step(&mut self, task: &mut dyn TrainTask) -> Result<StepRecord, TrainError> {
         let TrainLoop { device, config } = self.trainer;
-        let (step, accumulated) = (self.state.steps, config.accumulation_steps);
+        let step = self.state.steps;
+        let accumulated = config.accumulation_steps;
         let mut record = StepRecord { step, ..StepRecord::default() };
         for micro_batch in 0..accumulated {
             let part = task.accumulate_gradients(step, micro_batch)?;
@@ -335,7 +339,8 @@ impl<'a> TrainRun<'a> {
             return Err(self.diverged(Divergence::Gradient));
         }
         task.sync_weights()?;
-        (record.lr, record.grad_norm) = (f64::from(stats.lr), f64::from(stats.grad_norm));
+        record.lr = f64::from(stats.lr);
+        record.grad_norm = f64::from(stats.grad_norm);
         self.records.add_step(&record)?;
         if let Some(divergence) = self.monitor.add(&record) {
             return Err(self.diverged(divergence));
@@ -344,7 +349,7 @@ impl<'a> TrainRun<'a> {
         Ok(record)
     }
 
-    /// Fails if a value or a moment of a parameter is not finite: such a model is not saved.
+    /// Fails if a parameter or one of its moments is not finite, so that it is never saved.
     fn check_finite(&self, task: &dyn TrainTask) -> Result<(), TrainError> {
         let parameters = task.parameters();
         let tensors: Vec<_> = parameters
@@ -358,7 +363,7 @@ impl<'a> TrainRun<'a> {
     }
 
     fn diverged(&self, what: Divergence) -> TrainError {
-        // Parameters are looked at after a step, all else is found in one.
+        // Parameters are checked after a step, losses and gradients during a step.
         let step = self.state.steps + u32::from(what != Divergence::Parameter);
         TrainError::Diverged { step, what, saved: self.saved }
     }

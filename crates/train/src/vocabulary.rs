@@ -1,9 +1,9 @@
 //! The word-level tokenizer of models trained on [`crate::corpus`].
 //!
-//! A closed vocabulary of whole words in lower case. Ids follow from the corpus alone: added
-//! tokens, digits, punctuation, then words in alphabetical order. White space separates tokens and
-//! is none itself, not even the line break after a COCONUT question. Decoding restores spaces:
-//! `### 19`, `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
+//! A closed vocabulary of whole words in lower case. Ids depend only on the corpus: added tokens,
+//! digits, punctuation, then words in alphabetical order. White space separates tokens but is never
+//! a token, including the line break after a COCONUT question. Decoding restores spaces: `### 19`,
+//! `<<7*15=105>> <<105+15=120>>`, `each friend gets 7.`
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,13 +15,13 @@ use serde_json::{Map, Value, json};
 
 use crate::error::TrainError;
 
-/// End of text; also used for padding.
+/// End of text, also used for padding.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
-/// Every word outside the vocabulary.
+/// Any word outside the vocabulary.
 pub const UNKNOWN: &str = "<unk>";
-/// Before the first thought.
+/// Token before the first thought.
 pub const START_LATENT: &str = "<|start-latent|>";
-/// After the last thought.
+/// Token after the last thought.
 pub const END_LATENT: &str = "<|end-latent|>";
 /// Placeholder of a thought in text.
 pub const LATENT: &str = "<|latent|>";
@@ -41,7 +41,7 @@ const ADDED_TOKENS: [(&str, bool); 8] = [
 const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 const PUNCTUATION: [&str; 8] = ["+", "-", "*", "/", "=", ".", ",", "?"];
 
-/// Every token, in the order of ids.
+/// All tokens in the order of their ids.
 pub fn tokens() -> Vec<String> {
     let signs = ADDED_TOKENS.iter().map(|(token, _)| *token).chain(DIGITS).chain(PUNCTUATION);
     signs.map(str::to_owned).chain(words()).collect()
@@ -51,7 +51,7 @@ pub fn tokens() -> Vec<String> {
 ///
 /// # Errors
 ///
-/// When a file cannot be written; the error names it.
+/// If a file cannot be written; the error contains its path.
 pub fn write(dir: &Path) -> Result<(), record::RecordError> {
     write_document(&dir.join("tokenizer.json"), &tokenizer_json())?;
     write_document(&dir.join("tokenizer_config.json"), &config())
@@ -61,7 +61,7 @@ pub fn write(dir: &Path) -> Result<(), record::RecordError> {
 ///
 /// # Errors
 ///
-/// When a temporary file cannot be written.
+/// If a temporary file cannot be written.
 pub fn tokenizer() -> Result<Tokenizer, TrainError> {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
@@ -108,8 +108,8 @@ fn tokenizer_json() -> Value {
     })
 }
 
-/// Restores spaces: before words, between a word or `###` and a number, between steps; none at the
-/// start.
+/// The decoder, which restores spaces: before words, between a word or `###` and a number, and
+/// between steps, but not at the start.
 fn decoder() -> Value {
     let replace = |pattern: &str, content: &str| -> Value {
         json!({ "type": "Replace", "pattern": { "Regex": pattern }, "content": content })
@@ -133,7 +133,7 @@ fn config() -> Value {
     })
 }
 
-/// The added tokens with their ids, as the files list them.
+/// The added tokens with their ids, in the format of the files.
 fn added_tokens() -> impl Iterator<Item = (usize, Value)> {
     ADDED_TOKENS.iter().enumerate().map(|(id, (content, special))| {
         let token = json!({

@@ -1,5 +1,5 @@
-//! Training from a GGUF file: what is saved is a Hugging Face directory, or an adapter whose base
-//! is the file.
+//! Training from a GGUF file: the output is a Hugging Face directory, or an adapter whose base is
+//! the file.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -16,7 +16,8 @@ use tensor::Device;
 
 /// Writes a tiny model in half precision.
 fn gguf(folder: &Path, family: CheckpointFamily, tied: bool) -> PathBuf {
-    let (dir, file) = (folder.join("source"), folder.join("model.gguf"));
+    let dir = folder.join("source");
+    let file = folder.join("model.gguf");
     write_checkpoint(&dir, &CheckpointSpec { family, tied, ..CheckpointSpec::default() }).unwrap();
     GgufContent::from_directory(&dir, GgmlType::F16).unwrap().write(&file).unwrap();
     file
@@ -29,14 +30,16 @@ fn start(file: &Path, out: &Path, lora: Option<LoraConfig>) -> TrainableModel {
     init_model(&Device::cpu(None).unwrap(), &init, out, usage, &tuning).unwrap()
 }
 
-/// Hidden states of some tokens that file and directory share.
+/// Hidden states of tokens that are in both the file and the directory.
 fn hidden(path: &Path) -> Vec<f32> {
-    let (device, checkpoint) = (Device::cpu(None).unwrap(), Checkpoint::open(path).unwrap());
+    let device = Device::cpu(None).unwrap();
+    let checkpoint = Checkpoint::open(path).unwrap();
     let decoder = Decoder::load(&device, checkpoint.config(), &checkpoint, LmHead::With).unwrap();
     let tokens = Tokenizer::read(path).unwrap().encode("3 + 4 = 7").unwrap();
     let slots = Cache::slots_for(tokens.len());
     let mut cache = Cache::new(&device, decoder.config(), slots).unwrap();
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(&mut cache, &mut sequence, true));
     let x = decoder.embed(&tokens).unwrap();
     decoder.forward(&mut cache, &pass, x, None).unwrap().data().to_vec()
@@ -46,11 +49,13 @@ fn hidden(path: &Path) -> Vec<f32> {
 fn a_training_writes_a_directory() {
     for (family, tied) in [(CheckpointFamily::Llama, true), (CheckpointFamily::Qwen2, false)] {
         let folder = tempfile::tempdir().unwrap();
-        let (file, out) = (gguf(folder.path(), family, tied), folder.path().join("out"));
+        let file = gguf(folder.path(), family, tied);
+        let out = folder.path().join("out");
         let model = start(&file, &out, None);
         model.writer.write(&out, &model.decoder, []).unwrap();
         assert_eq!(hidden(&out), hidden(&file), "{family:?}: bit by bit");
-        let (config, before) = (Config::read(&out).unwrap(), Config::read(&file).unwrap());
+        let config = Config::read(&out).unwrap();
+        let before = Config::read(&file).unwrap();
         assert_eq!((config.architecture, config.tied), (before.architecture, before.tied));
         assert_eq!(config.defaults.family.as_deref(), Some("coconut"));
         let tokenizer = Tokenizer::read(&out).unwrap();
@@ -81,7 +86,7 @@ fn the_base_of_an_adapter_may_be_a_gguf_file() {
     let model = start(&file, &out, Some(lora));
     model.writer.write(&out, &model.decoder, []).unwrap();
     assert!(!out.join("model.safetensors").exists() && out.join("adapter_config.json").exists());
-    // B begins at zero, so that the adapted model is its base.
+    // B is initialized with zeros, so the adapted model equals its base.
     assert_eq!(hidden(&out), hidden(&file));
     let checkpoint = Checkpoint::open(&out).unwrap();
     let file = file.canonicalize().unwrap();

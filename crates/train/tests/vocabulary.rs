@@ -1,4 +1,4 @@
-//! The corpus's tokenizer, read by the same code as those of models.
+//! Tests of the corpus's tokenizer, read by the same code as the tokenizers of models.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -58,7 +58,8 @@ fn examples_decode_to_their_text_and_fit_the_context() {
 
 #[test]
 fn ids_do_not_change() {
-    let (tokenizer, tokens) = (tokenizer(), vocabulary::tokens());
+    let tokenizer = tokenizer();
+    let tokens = vocabulary::tokens();
     assert_eq!(tokenizer.vocab_size(), tokens.len());
     assert!(tokens.iter().zip(0..).all(|(token, id)| tokenizer.token_to_id(token) == Some(id)));
     assert_eq!(

@@ -1,10 +1,10 @@
-"""Ray: evaluations, annotations and sweeps over many processes and machines.
+"""Evaluations, annotations and sweeps over many processes and machines with Ray.
 
-A driver opens the run directory or the annotations, sends questions to actors, and writes what comes
-back in the order in which one process would have. On CPUs the samples and shards are those of one
-process, byte for byte, whatever happens to the actors. See docs/cluster.md.
+A driver opens the run directory or the annotations, sends questions to actors, and writes their
+results in the order of a single process. On CPUs the samples and shards are byte-identical to those
+of a single process, even if actors fail. See docs/how-to/cluster.md.
 
-``python -m latent_tts.ray eval|annotate|sweep --help`` is the command.
+The command is ``python -m latent_tts.ray eval|annotate|sweep``.
 """
 
 from __future__ import annotations

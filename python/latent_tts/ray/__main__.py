@@ -1,4 +1,4 @@
-"""``python -m latent_tts.ray``: the command."""
+"""Run evaluations, annotations and sweeps on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .._options import FIELDS, SWEPT, Sampling
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m latent_tts.ray", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    eval_ = commands.add_parser("eval", help="a benchmark, into a run directory")
-    annotate = commands.add_parser("annotate", help="labelled thoughts, shard by shard")
-    sweep = commands.add_parser("sweep", help="a run for each strength of the perturbation")
+    eval_ = commands.add_parser("eval", help="evaluate a benchmark into a run directory")
+    annotate = commands.add_parser("annotate", help="label thoughts, one shard per task")
+    sweep = commands.add_parser("sweep", help="run one evaluation per perturbation strength")
     for command, own in ((eval_, ()), (annotate, ()), (sweep, SWEPT)):
         _add_shared(command, own)
     eval_.add_argument("--seeds", type=int, default=1)
     for command in (eval_, sweep):
         command.add_argument("--reward-model", default="default", help="a reward model, or none")
-    eval_.add_argument("--rules", help="voting rules to report, with commas between")
+    eval_.add_argument("--rules", help="voting rules to report, separated by commas")
     eval_.add_argument("--latents", action="store_true", dest="keep_thoughts")
     eval_.add_argument("--overwrite", action="store_true")
     eval_.add_argument("--parquet", help="also write all trajectories to this file")
@@ -36,9 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     for name in SWEPT[:3]:
         sweep.add_argument(*_flags(name), help="values, a range 0.1:0.5:0.1 or an interval 0:0.9")
     for name in SWEPT[3:]:
-        sweep.add_argument(*_flags(name), help="names, with commas between; each is swept")
+        sweep.add_argument(*_flags(name), help="names separated by commas; each is swept")
     sweep.add_argument("--metric", default="coverage",
-                       help="what is maximized: coverage, majority, weighted or best_of")  # fmt: skip
+                       help="metric to maximize: coverage, majority, weighted or best_of")  # fmt: skip
     sweep.add_argument("--tolerance", type=float)
     sweep.add_argument("--evaluations", type=int)
     return parser
@@ -48,7 +48,7 @@ _SHORT = {"dropout_p": "p", "noise_std": "sigma", "gumbel_tau": "tau"}
 
 
 def _flags(name: str) -> list[str]:
-    """The flags of a sampling option; the short ones are the command line's aliases."""
+    """Returns the flags of a sampling option; the short ones are aliases of the command line."""
     flags = ["--" + name.replace("_", "-")]
     flags += ["--" + _SHORT[name]] if name in _SHORT else []
     return ["-n", *flags, "--trajectories"] if name == "samples" else flags
@@ -61,28 +61,28 @@ def _boolean(text: str) -> bool:
 
 
 def _add_shared(parser: argparse.ArgumentParser, own: tuple[str, ...]) -> None:
-    """The arguments of every command; those of sampling that a command has of its own are not."""
+    """Adds the arguments of every command, except sampling options that it defines itself."""
     group = parser.add_argument_group("model and data")
-    group.add_argument("--model", default="embedded", help="the reasoner, as every actor sees it")
+    group.add_argument("--model", default="embedded", help="the reasoner, readable by every actor")
     group.add_argument("--base", help="the model that adapters are added to")
-    group.add_argument("--family", help="its family, where its checkpoint does not tell")
+    group.add_argument("--family", help="the family, if it cannot be detected")
     group.add_argument("--data", help="a file that the driver reads, or embedded:SPLIT[:FIRST..END]")
     group.add_argument("--question-field", help="the field that holds the question")
     group.add_argument("--answer-field", help="the field that holds the answer")
     group.add_argument("--steps-field", help="the field that holds the steps")
     group.add_argument("--limit", type=int, help="take only the first questions")
     group.add_argument("--too-long", default="stop", choices=["stop", "skip"])
-    group.add_argument("--out", help="the directory that is written")
-    group.add_argument("--resume", action="store_true", help="go on with what is in it")
+    group.add_argument("--out", help="the output directory")
+    group.add_argument("--resume", action="store_true", help="continue the run in --out")
     group = parser.add_argument_group("cluster")
-    group.add_argument("--address", help="the cluster; without, Ray starts on this machine")
-    group.add_argument("--actors", default="2", help="how many, or LEAST:MOST [2]")
-    group.add_argument("--num-gpus", type=float, default=0, help="GPUs of an actor [0]")
-    group.add_argument("--num-cpus", type=float, default=0.5, help="CPUs reserved for one [0.5]")
-    group.add_argument("--threads", type=int, default=1, help="threads of a CPU actor [1]")
-    group.add_argument("--questions-per-task", type=int, default=32, help="sent at once [32]")
+    group.add_argument("--address", help="the cluster [default: start Ray on this machine]")
+    group.add_argument("--actors", default="2", help="number of actors, or MIN:MAX [2]")
+    group.add_argument("--num-gpus", type=float, default=0, help="GPUs per actor [0]")
+    group.add_argument("--num-cpus", type=float, default=0.5, help="CPUs reserved per actor [0.5]")
+    group.add_argument("--threads", type=int, default=1, help="threads per CPU actor [1]")
+    group.add_argument("--questions-per-task", type=int, default=32, help="questions per task [32]")
     group.add_argument("--dtype", help="precision on a GPU: bf16 or f32")
-    group.add_argument("--quiet", action="store_true", help="no progress")
+    group.add_argument("--quiet", action="store_true", help="do not show progress")
     group = parser.add_argument_group("sampling")
     for name, hint in get_type_hints(Sampling).items():
         if name in own:
@@ -158,7 +158,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs the command; what is wrong with it is one line and exit code 2."""
+    """Runs the command; errors are printed in one line and give exit code 2."""
     args = _parser().parse_args()
     if not args.quiet:
         logging.basicConfig(format="%(message)s")
@@ -169,7 +169,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; what is written is kept, go on with --resume", file=sys.stderr)
+        print("interrupted; continue with --resume", file=sys.stderr)
         return 3
     return 0
 

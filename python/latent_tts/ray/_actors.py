@@ -1,6 +1,6 @@
-"""The actors' side: a class that loads the model once and maps a task to its result.
+"""Actors: classes that load the model once and map each task to its result.
 
-Results are bytes in Arrow's own columns: as numpy strings they would lose their trailing zeros.
+Results are bytes in Arrow columns, because numpy strings would drop trailing zeros.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Actor:
 
 
 class EvalActor(_Actor):
-    """Samples questions and gives their records."""
+    """Samples questions and returns their records."""
 
     def __init__(
         self, model: dict[str, Any], arguments: dict[str, Any], sampling: dict[str, Any]
@@ -47,7 +47,7 @@ class EvalActor(_Actor):
 
 
 class AnnotateActor(_Actor):
-    """Annotates the questions of a shard and gives its file."""
+    """Annotates the questions of a shard and returns its file."""
 
     def __init__(
         self,

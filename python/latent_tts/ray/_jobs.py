@@ -1,4 +1,4 @@
-"""The driver's side: what is missing becomes tasks, results are written in their order."""
+"""The driver: missing questions become tasks, and results are written in task order."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ except ImportError as error:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The actors of a job, and what each of them takes of the cluster Ray is connected to."""
+    """The actors of a job and their resources on the cluster that Ray is connected to."""
 
     actors: int | tuple[int, int] = 2
-    """How many; (least, most) for a cluster that grows and shrinks."""
+    """Number of actors, or (minimum, maximum) for an autoscaling cluster."""
     num_gpus: float = 0
-    """GPUs of an actor; with any, it computes on the first one it sees."""
+    """GPUs per actor. If above 0, an actor computes on the first GPU it sees."""
     num_cpus: float = 0.5
-    """CPUs that Ray reserves for an actor. Below one, so that reads find a place beside them."""
+    """CPUs that Ray reserves per actor, below 1 so that read tasks can run beside them."""
     threads: int = 1
-    """Worker threads of an actor without a GPU."""
+    """Worker threads per actor without a GPU."""
     questions_per_task: int = 32
-    """Questions that an evaluation's actor is sent at once."""
+    """Questions per task of an evaluation."""
 
     def model(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """How an actor loads the model."""
+        """Returns the arguments with which an actor loads the model."""
         if self.num_gpus:
             return {**model, "device": "cuda"}
         return {**model, "device": "cpu", "threads": self.threads}
 
     def run(self, tasks: list[dict[str, Any]], actor: type, **start: Any) -> Iterator[Any]:
-        """The results of tasks, in the order of the tasks, each as soon as it and all before it
-        are there. Ray restarts actors that die and repeats their tasks."""
+        """Yields the results in task order, each as soon as it and all earlier ones are available.
+
+        Ray restarts failed actors and repeats their tasks."""
         if not tasks:
             return
         context = ray.data.DataContext.get_current()
@@ -73,8 +74,8 @@ class Cluster:
 
 
 def _driver(model: Mapping[str, Any], reward_model: Any) -> Reasoner:
-    """The driver checks and writes; it never samples, and leaves GPUs to the actors."""
-    # A precision is a GPU's.
+    """Loads the driver's reasoner, which checks and writes. It never samples and uses no GPU."""
+    # The precision applies to the actors' GPUs.
     files = {name: value for name, value in model.items() if name != "dtype"}
     return Reasoner.from_pretrained(**files, reward_model=reward_model, device="cpu", threads=1)
 
@@ -90,9 +91,10 @@ def evaluate(
     progress: bool = True,
     default_count: int = 300,
 ) -> RunDirectory:
-    """Evaluates a benchmark on a cluster. ``model`` has the arguments of
-    :meth:`Reasoner.from_pretrained`, ``arguments`` and ``sampling`` those of
-    :meth:`Reasoner.evaluate`."""
+    """Evaluates a benchmark on a cluster.
+
+    ``model`` holds the arguments of :meth:`Reasoner.from_pretrained`, ``arguments`` and
+    ``sampling`` those of :meth:`Reasoner.evaluate`."""
     driver = driver or _driver(model, reward_model)
     given, options = _present(arguments, sampling)
     if given.get("ablate"):
@@ -132,7 +134,7 @@ def annotate(
     *,
     progress: bool = True,
 ) -> Annotations:
-    """Annotates on a cluster, a shard per task; see :meth:`Reasoner.annotate`."""
+    """Annotates on a cluster, one shard per task; see :meth:`Reasoner.annotate`."""
     driver = _driver(model, None)
     given, options = _present(arguments, sampling)
     with source(given.get("data", "embedded:train")) as name:
@@ -168,7 +170,7 @@ def sweep(
     reward_model: Any = "default",
     progress: bool = True,
 ) -> Sweep:
-    """Sweeps on a cluster, one point after the other; see :meth:`Reasoner.sweep`."""
+    """Runs a sweep on a cluster, one point after another; see :meth:`Reasoner.sweep`."""
     given, options = _present(arguments, sampling)
     given = {
         **dict.fromkeys((*SWEPT, "out", "tolerance", "evaluations")), "ks": (), "resume": False,
@@ -194,7 +196,7 @@ def sweep(
 def _present(
     arguments: Mapping[str, Any], sampling: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments without sampling options, and all of these, under their present names."""
+    """Separates arguments from sampling options, the latter under their current names."""
     given = dict(arguments)
     known = {*_core.sampling_fields(), *RENAMED} - {*SWEPT}
     moved = {name: given.pop(name) for name in arguments if name in known}

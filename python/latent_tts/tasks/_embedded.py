@@ -1,4 +1,4 @@
-"""The built-in corpus as a dataset of the harness: a task that needs no download."""
+"""The built-in corpus as a dataset of the harness, for a task that needs no download."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from latent_tts import read_questions
 
 
 def dataset(data: str, **metadata: Any) -> Any:
-    """The questions of ``data`` (``embedded:SPLIT``) as the split ``test``."""
+    """Returns the questions of ``data`` (``embedded:SPLIT``) as the split ``test``."""
     del metadata
     from datasets import Dataset, DatasetDict
 

@@ -9,15 +9,15 @@ use super::OutputArgs;
 /// Flags of `calibrate`.
 #[derive(Debug, Args)]
 pub struct CalibrateArgs {
-    /// Run directories that `eval` wrote, on problems that the models were not trained on
+    /// Run directories written by `eval`, on problems that the models were not trained on
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
 
-    /// Run directories to measure the calibration on
+    /// Run directories on which to evaluate the calibration
     #[arg(long, value_name = "RUN", value_delimiter = ',')]
     pub measure: Vec<PathBuf>,
 
-    /// The signals that may get weight beside the votes [default: all that the runs have]
+    /// Signals to use in addition to the votes [default: all signals of the runs]
     #[arg(
         long,
         value_name = "SIGNAL,...",

@@ -1,4 +1,4 @@
-//! Flags that several commands share.
+//! Flags shared by several commands.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -12,33 +12,61 @@ use super::values;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// The reasoner: a checkpoint directory, an adapter's, a GGUF file (of llama, qwen2 or qwen3),
-    /// an id of the Hugging Face Hub (owner/name, owner/name@revision, owner/name/file.gguf), or
-    /// `embedded`, the small one in this binary [default: embedded]
+    /// The reasoner: a checkpoint or adapter directory, a GGUF file (llama, qwen2 or qwen3), a
+    /// Hugging Face Hub id (owner/name, owner/name@revision, owner/name/file.gguf), or `embedded`,
+    /// the small model built into this binary [default: embedded]
     #[arg(long, value_name = "DIR")]
     pub model: Option<String>,
 
-    /// The latent reward model that scores thoughts: a directory, an id of the Hub,
-    /// `embedded` or `none` [default: embedded for the embedded reasoner, none for others;
-    /// sweep has none unless --metric is weighted or best_of]
+    /// The latent reward model that scores thoughts: a directory, a Hub id, `embedded` or `none`
+    /// [default: embedded for the embedded reasoner, otherwise none; none for sweep unless --metric
+    /// is weighted or best_of]
     #[arg(long, value_name = "DIR")]
     pub reward_model: Option<String>,
 
-    /// A probe on the reasoner's hidden states, which `train probe` wrote: the signal probe of each
-    /// trajectory [default: none]
+    /// A probe on the reasoner's hidden states, written by `train probe`; adds the signal probe to
+    /// each trajectory [default: none]
     #[arg(long, value_name = "DIR")]
     pub probe: Option<PathBuf>,
 
-    /// The model that an adapter (a reasoner, a reward model or both) is added to: a directory, a
-    /// GGUF file or an id. Where adapters lie over one another it is the one at the bottom
-    /// [default: the one that the adapter records]
+    /// The base model of an adapter (reasoner or reward model, or both): a directory, a GGUF file
+    /// or a Hub id. For stacked adapters, the model below all of them [default: the model that the
+    /// adapter records]
     #[arg(long, value_name = "DIR")]
     pub base: Option<String>,
 
-    /// The reasoner's family; cot is a language model with a chain of thought in text [default:
-    /// detected from the checkpoint]
+    /// The family of the reasoner; cot is a language model that writes a chain of thought as text
+    /// [default: detected from the checkpoint]
     #[arg(long, alias = "family", value_name = "FAMILY", value_parser = values::family())]
     pub method: Option<Family>,
+}
+
+/// An HTTP endpoint that scores trajectories.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "External scorer")]
+pub struct ScorerArgs {
+    /// Take the rewards of trajectories from this URL instead of a reward model: an endpoint that
+    /// gets {question, answers} and returns {rewards}, or a chat endpoint (a URL that ends in
+    /// /chat/completions) whose model grades each answer from 0 to 10 [default: none]
+    #[arg(long, value_name = "URL")]
+    pub scorer: Option<String>,
+
+    /// The model named in requests to the scorer; required for a chat endpoint
+    #[arg(long, value_name = "NAME", requires = "scorer")]
+    pub scorer_model: Option<String>,
+
+    /// The key sent to the scorer; set LATENT_TTS_SCORER_API_KEY rather than this flag, which other
+    /// users of the machine can read
+    #[arg(long, value_name = "KEY", requires = "scorer")]
+    pub scorer_api_key: Option<String>,
+
+    /// The time limit of one request to the scorer, in seconds
+    #[arg(long, value_name = "S", value_parser = values::above_zero, default_value = "60")]
+    pub scorer_timeout: f64,
+
+    /// Requests to a chat endpoint that run at a time, for one question
+    #[arg(long, value_name = "COUNT", default_value = "8")]
+    pub scorer_concurrency: NonZeroUsize,
 }
 
 /// The precision of weights and activations.
@@ -46,16 +74,16 @@ pub struct ModelArgs {
 pub enum DtypeKind {
     /// Single precision throughout
     F32,
-    /// Weights and matrix operands in bf16, accumulation and the rest in f32; a GPU's
+    /// Weights and matrix operands in bf16, accumulation and everything else in f32; GPU only
     Bf16,
-    /// Weights and matrix operands in int8, exact sums, the rest in f32; a processor's
+    /// Weights and matrix operands in int8, exact integer sums, everything else in f32; CPU only
     Int8,
-    /// The reasoner's weights and matrix operands in e4m3, the rest as in bf16, the reward model,
-    /// too; a GPU's of compute capability 9.0
+    /// The reasoner's weights and matrix operands in e4m3; everything else, including the reward
+    /// model, as for bf16; only on GPUs of compute capability 9.0
     Fp8,
 }
 
-/// The data type of what is written.
+/// The data type of stored tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StoredDtypeKind {
     /// Single precision
@@ -67,15 +95,16 @@ pub enum StoredDtypeKind {
 /// The CPU instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IsaKind {
-    /// The fastest one that this CPU supports
+    /// The fastest set that this CPU supports
     Auto,
-    /// 512-bit vectors, and products by Intel's tiles: as accurate as the others, not the same bits
+    /// 512-bit vectors and Intel AMX tiles for matrix products; as accurate as the others, but not
+    /// bit-identical
     Amx,
     /// 512-bit vectors
     Avx512,
     /// 256-bit vectors
     Avx2,
-    /// 128-bit vectors of aarch64
+    /// 128-bit vectors on aarch64
     Neon,
     /// No CPU-specific instructions
     Portable,
@@ -85,48 +114,48 @@ pub enum IsaKind {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct DeviceArgs {
-    /// The device: auto, cpu, cuda or cuda:NUMBER [default: auto, a GPU if there is one]
+    /// The device: auto, cpu, cuda or cuda:INDEX [default: auto, which uses a GPU if present]
     #[arg(long, value_name = "DEVICE", value_parser = values::device)]
     pub device: Option<DeviceKind>,
 
-    /// The precision [default: bf16 on a GPU, f32 on a processor]
+    /// The precision [default: bf16 on a GPU, f32 on a CPU]
     #[arg(long, value_enum)]
     pub dtype: Option<DtypeKind>,
 
-    /// Worker threads [default: all cores]
+    /// Number of worker threads [default: all cores]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<NonZeroUsize>,
 
-    /// Give a trajectory the same bits on a GPU whatever its batch: N, other questions, --memory,
-    /// --resume. Slower where rows are few; a processor's bits never depend on the batch
+    /// Make GPU results independent of the batch, bit for bit: of N, other questions, --memory and
+    /// --resume. Slower for small batches; CPU results never depend on the batch
     #[arg(long)]
     pub deterministic: bool,
 
-    /// The CPU instruction set, for measurements and tests [default: auto]
+    /// The CPU instruction set, for benchmarks and tests [default: auto]
     #[arg(long, value_enum, hide = true)]
     pub isa: Option<IsaKind>,
 }
 
-/// Flags that select the device and the memory of its key-value cache.
+/// Flags that select the device and the size of its key-value cache.
 #[derive(Debug, Clone, Args)]
 pub struct MachineArgs {
     #[command(flatten)]
     pub device: DeviceArgs,
 
-    /// Memory for the key-value cache, e.g. 512MiB; it limits the batch size and changes no result
-    /// [default: 1GiB, or most of a GPU's]
+    /// Memory for the key-value cache, e.g. 512MiB; limits the batch size and does not change
+    /// results [default: 1GiB, or most of the memory of a GPU]
     #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Machine")]
     pub memory: Option<usize>,
 }
 
-/// Flags of a run over all questions: `eval`, and each point of `sweep`.
+/// Flags of a run over all questions, used by `eval` and by each point of `sweep`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// Repeat everything under this many seeds, counted up from --seed [default: 1]
+    /// Repeat the run under COUNT consecutive seeds, starting at --seed [default: 1]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub seeds: Option<NonZeroU32>,
 
-    /// What becomes of questions that do not fit the model's positions [default: stop]
+    /// How to handle questions that exceed the model's context [default: stop]
     #[arg(long, value_enum, help_heading = "Data")]
     pub too_long: Option<TooLongKind>,
 
@@ -134,11 +163,11 @@ pub struct RunArgs {
     pub machine: MachineArgs,
 
     /// Write all thoughts to latents.safetensors (trajectories x thoughts x width x 4 bytes per
-    /// question); the report's map of thoughts needs them
+    /// question); required for the report's map of thoughts
     #[arg(long, help_heading = "Output")]
     pub latents: bool,
 
-    /// Continue the run in --out, or start it where there is none: recorded questions are not
+    /// Continue the run in --out, or start a new one if there is none; recorded questions are not
     /// sampled again
     #[arg(long, help_heading = "Output")]
     pub resume: bool,
@@ -148,12 +177,12 @@ pub struct RunArgs {
     pub no_report: bool,
 }
 
-/// What becomes of questions that do not fit the model's positions.
+/// How to handle questions that exceed the model's context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TooLongKind {
-    /// Nothing is run; the error names the first one
+    /// Exit with an error that names the first such question
     Stop,
-    /// They are left out, counted and listed
+    /// Skip them, and report their number and ids
     Skip,
 }
 

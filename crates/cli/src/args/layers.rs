@@ -1,8 +1,8 @@
 //! Precedence of flag values: command line, environment, configuration file, preset.
 //!
-//! clap itself handles the first two. Values of the file and of the preset become clap's default
-//! values, its lowest layer, so that all sources share one set of value parsers and error messages.
-//! A flag's environment variable and its key in the file are derived from its long name.
+//! clap itself handles the first two. Values from the file and the preset become clap's default
+//! values, its lowest layer, so that all sources share the same value parsers and error messages. A
+//! flag's environment variable and its key in the file are derived from its long name.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,15 +17,15 @@ use toml::{Table, Value};
 use super::{Cli, preset};
 use crate::settings::AGGREGATION_FIELDS;
 
-/// Largest configuration file; a larger one was most likely passed by mistake.
+/// Maximum size of a configuration file; a larger file is most likely not a configuration.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Parses the command line, the environment, and the file that `--config` names.
+/// Parses the command line, the environment, and the file passed with `--config`.
 ///
 /// # Errors
 ///
-/// A [`clap::Error`] for the command line and the environment, or a message that names the
-/// configuration file and its key.
+/// A [`clap::Error`] for the command line and the environment, otherwise a message that names the
+/// configuration file and the key.
 pub fn parse(argv: &[OsString]) -> Result<Cli> {
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     unknown_variables(variables).iter().for_each(|note| crate::printer::stderr_line(note));
@@ -35,24 +35,24 @@ pub fn parse(argv: &[OsString]) -> Result<Cli> {
     parse_layers(argv, config.as_ref())
 }
 
-/// Parses a command line and the environment over a file's settings and the preset's.
+/// Parses a command line and the environment, with the settings of a file and a preset as defaults.
 pub(crate) fn parse_layers(argv: &[OsString], config: Option<&ConfigLayer>) -> Result<Cli> {
     let layer_config = |command| match config {
         Some(config) => config.apply(command),
         None => Ok(command),
     };
-    // The file may name the preset, and its other values override those of the preset.
+    // The file may select a preset; its other values override those of the preset.
     let with_preset = layer_config(command())?.try_get_matches_from(argv)?;
     let layered = layer_config(preset::apply(command(), &with_preset))?;
     Ok(Cli::from_arg_matches(&layered.try_get_matches_from(argv)?)?)
 }
 
-/// The path given by `--config`, if the command has that flag.
+/// The path passed with `--config`, if the command has that flag.
 fn config_path(matches: &clap::ArgMatches) -> Option<PathBuf> {
     matches.try_get_one::<PathBuf>("config").ok().flatten().cloned()
 }
 
-/// The clap command in which each flag also has its environment variable.
+/// The clap command, with an environment variable for each flag.
 pub(crate) fn command() -> Command {
     let hide = |command: Command| {
         AGGREGATION_FIELDS
@@ -65,7 +65,7 @@ pub(crate) fn command() -> Command {
         .mut_subcommands(with_env_vars)
 }
 
-/// The command that a line, without its program's name, begins with.
+/// The command that an argument list (without the program name) selects.
 pub(crate) fn command_of(line: &[String]) -> Command {
     let mut command = command();
     for word in line {
@@ -85,7 +85,8 @@ fn with_env_vars(command: Command) -> Command {
     command.mut_subcommands(with_env_vars)
 }
 
-/// The environment variable of a flag: that of its name, or of an alias if only that one is set.
+/// The environment variable of a flag: that of its name, or that of an alias if only that one is
+/// set.
 fn variable_for(arg: &Arg) -> Option<String> {
     let name = env_var(arg.get_long()?);
     let aliases = arg.get_all_aliases().unwrap_or_default();
@@ -94,7 +95,7 @@ fn variable_for(arg: &Arg) -> Option<String> {
     Some(alias.filter(|_| !is_set(&name)).unwrap_or(name))
 }
 
-/// Lets the environment set a switch to 1, true, yes or on.
+/// Allows the environment to set a switch to 1, true, yes or on.
 fn boolish(arg: Arg) -> Arg {
     if is_switch(&arg) { arg.value_parser(BoolishValueParser::new()) } else { arg }
 }
@@ -109,8 +110,8 @@ pub(crate) fn env_var(long: &str) -> String {
     format!("{ENV_PREFIX}{}", long.to_ascii_uppercase().replace('-', "_"))
 }
 
-/// The environment variable that the value of an error came from: that of its flag, where it is set
-/// and the command line has no such flag.
+/// The environment variable that the value of an error came from: the variable of its flag, if it
+/// is set and the flag is not on the command line.
 pub fn variable_of(error: &clap::Error) -> Option<String> {
     let ContextValue::String(flag) = error.get(ContextKind::InvalidArg)? else { return None };
     let flag = flag.split([' ', '=']).next()?;
@@ -122,8 +123,8 @@ pub fn variable_of(error: &clap::Error) -> Option<String> {
     (std::env::var_os(&variable).is_some() && !std::env::args_os().any(typed)).then_some(variable)
 }
 
-/// A note for each variable that begins like a flag's and belongs to none: it was most likely
-/// mistyped.
+/// A note for each variable that starts with the prefix but belongs to no flag, which is most
+/// likely a typo.
 pub(crate) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut known = BTreeSet::new();
     collect_variables(&Cli::command(), &mut known);
@@ -134,7 +135,7 @@ pub(crate) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<Stri
             Some((score, flag)) if score > 0.9 => format!("; did you mean {flag}?"),
             _ => String::new(),
         };
-        format!("note: {name} is set and is no flag's variable{meant}")
+        format!("note: unknown environment variable {name}{meant}")
     };
     unknown.map(note).collect()
 }
@@ -147,7 +148,7 @@ fn collect_variables(command: &Command, known: &mut BTreeSet<String>) {
     command.get_subcommands().for_each(|command| collect_variables(command, known));
 }
 
-/// A file of settings for a subcommand.
+/// The settings file of a subcommand.
 pub(crate) struct ConfigLayer<'a> {
     pub(crate) subcommand: &'a str,
     pub(crate) file: PathBuf,
@@ -160,7 +161,7 @@ impl<'a> ConfigLayer<'a> {
         Ok(Self { subcommand, file, settings })
     }
 
-    /// Makes the file's values the defaults of the subcommand.
+    /// Makes the values of the file the defaults of the subcommand.
     fn apply(&self, mut command: Command) -> Result<Command> {
         for (key, value) in &self.settings {
             command =
@@ -184,7 +185,7 @@ impl<'a> ConfigLayer<'a> {
         Ok(command.mut_subcommand(name, |c| c.mut_arg(id, |arg| arg.default_value(text))))
     }
 
-    /// The settings of this subcommand as they would be typed, without switches that are off.
+    /// The settings of this subcommand as command-line arguments, without switches that are off.
     #[cfg(feature = "testkit")]
     pub(crate) fn typed(&self) -> Result<Vec<OsString>> {
         let command = command();
@@ -213,13 +214,13 @@ fn read_config(file: &Path) -> Result<Table> {
     let size = std::fs::metadata(file)?.len();
     if size > MAX_CONFIG_BYTES {
         bail!(
-            "{size} bytes are too many for a file of settings; at most {MAX_CONFIG_BYTES} are read"
+            "{size} bytes are too large for a configuration file; the limit is {MAX_CONFIG_BYTES}"
         );
     }
     parse_settings(&record::files::read_regular(file)?)
 }
 
-/// The settings in a file's bytes.
+/// Parses the contents of a settings file.
 pub(crate) fn parse_settings(bytes: &[u8]) -> Result<Table> {
     let text = std::str::from_utf8(bytes)
         .map_err(|e| anyhow::anyhow!("not UTF-8 at byte {}", e.valid_up_to()))?;
@@ -233,7 +234,7 @@ pub(crate) fn parse_settings(bytes: &[u8]) -> Result<Table> {
 }
 
 fn find_flag<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
-    // A key of a file may also be the name of the field, as in JSON.
+    // A key may also be the name of the field, as in JSON.
     let long = long.replace('_', "-");
     command.get_arguments().find(|arg| {
         let aliases = arg.get_all_aliases().unwrap_or_default();
@@ -241,11 +242,11 @@ fn find_flag<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
     })
 }
 
-/// A TOML value as the text of a command-line argument.
+/// Converts a TOML value to the text of a command-line argument.
 fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
     Ok(match value {
         Value::Boolean(on) => on.to_string(),
-        _ if switch => bail!("`{key}` is {}; give it true or false", value.type_str()),
+        _ if switch => bail!("`{key}` has type {}; use true or false", value.type_str()),
         Value::String(text) => text.clone(),
         Value::Integer(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
@@ -255,11 +256,11 @@ fn flag_text(key: &str, value: &Value, switch: bool) -> Result<String> {
             items?.join(",")
         }
         Value::Table(_) => serde_json::to_string(value)?,
-        _ => bail!("`{key}` is {}; give it a string, a number or a list of them", value.type_str()),
+        _ => bail!("`{key}` has type {}; use a string, a number or a list", value.type_str()),
     })
 }
 
-/// Parses one value by itself, so that the error can name the file and the key.
+/// Parses a single value, so that the error can name the file and the key.
 fn check_value(name: &str, key: &str, switch: bool, text: &str) -> Result<()> {
     let long = key.replace('_', "-");
     let value = if switch { format!("--{long}") } else { format!("--{long}={text}") };
@@ -274,7 +275,7 @@ fn check_value(name: &str, key: &str, switch: bool, text: &str) -> Result<()> {
     }
 }
 
-/// The most similar flag name, if it is similar enough.
+/// A suggestion of the most similar flag name, if it is similar enough.
 fn suggestion(command: &Command, key: &str) -> String {
     let flags = command
         .get_subcommands()
@@ -284,7 +285,7 @@ fn suggestion(command: &Command, key: &str) -> String {
     let scored = close.map(|long| (strsim::jaro_winkler(long, &key.replace('_', "-")), long));
     match scored.max_by(|a, b| a.0.total_cmp(&b.0)) {
         Some((score, long)) if score > 0.7 => format!("; did you mean `{long}`?"),
-        _ => "; keys are the names of flags, see `latent-tts eval --help`".to_owned(),
+        _ => "; keys are flag names, see `latent-tts eval --help`".to_owned(),
     }
 }
 
@@ -311,8 +312,8 @@ mod tests {
         }
     }
 
-    /// A value of each field of the schema means the same on the command line, in a TOML file
-    /// (under the name of the flag and of the field) and as JSON, which HTTP and Python read.
+    /// A value of each schema field means the same on the command line, in a TOML file (under the
+    /// name of the flag and of the field) and as JSON, which HTTP and Python use.
     #[test]
     fn every_field_is_a_flag_and_a_key() {
         for (field, value) in FIELD_EXAMPLES {

@@ -1,16 +1,16 @@
-//! `--preset`: a preset of the library as defaults, which every other source of a flag overrides.
+//! `--preset`: presets of the library as defaults, overridden by every other source of a flag.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{ArgMatches, Command};
 use latent_tts::training::Preset;
 
-/// Parses the name of a command's preset.
+/// A parser for the preset names of a command.
 pub fn preset_parser(command: &str) -> PossibleValuesParser {
     let value = |preset: &Preset| PossibleValue::new(preset.name).help(preset.about);
     PossibleValuesParser::new(Preset::of(command).map(value))
 }
 
-/// Makes the values of the chosen preset, if any, the defaults of its subcommand.
+/// Makes the values of the selected preset, if any, the defaults of its subcommand.
 pub fn apply(command: Command, typed: &ArgMatches) -> Command {
     let mut path = Vec::new();
     let mut matches = typed;

@@ -9,17 +9,17 @@ use super::OutputArgs;
 /// Flags of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Run directories that `eval` wrote, directories that `sweep` wrote, or models that `train`
-    /// wrote, whose learning curves are drawn
+    /// Run directories written by `eval`, directories written by `sweep`, or models written by
+    /// `train`, whose learning curves are plotted
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
 
-    /// The output directory [default: the run directory, or the model's directory `training`; for
+    /// The output directory [default: the run directory, or `training` in the model directory; for
     /// several, `report` beside the first]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 
-    /// Accept unfinished runs
+    /// Accept incomplete runs
     #[arg(long)]
     pub partial: bool,
 

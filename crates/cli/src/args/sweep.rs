@@ -16,24 +16,25 @@ pub struct SweepArgs {
     #[command(flatten)]
     pub model: ModelArgs,
 
-    /// The questions: a file or a part of the embedded corpus, as for eval [default: the first 200
+    /// The questions: a file or a split of the embedded corpus, as for eval [default: the first 200
     /// of embedded:test]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
-    /// Take only the first questions
+    /// Use only the first COUNT questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
     #[command(flatten)]
     pub fields: FieldNames,
 
-    /// Whose strength is swept [default: the samplers whose strengths are given, else dropout]
+    /// The sampler whose strength is swept [default: the samplers of the given strengths, otherwise
+    /// dropout]
     #[arg(long, value_enum, help_heading = "Sampling")]
     pub sampler: Option<SweepSamplerKind>,
 
-    /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 to search for the
-    /// largest --metric [default: 0:0.9, unless --noise-std or --gumbel-tau is given]
+    /// Dropout: values 0.1,0.2,0.3, a range 0.05:0.5:0.05, or an interval 0:0.9 in which to search
+    /// for the highest --metric [default: 0:0.9, unless --noise-std or --gumbel-tau is given]
     #[arg(
         long,
         alias = "p",
@@ -43,8 +44,8 @@ pub struct SweepArgs {
     )]
     pub dropout_p: Option<SweepGrid>,
 
-    /// Noise: values, a range, or an interval to search, as for --dropout-p
-    /// [default with --sampler noise: 0.01:1.5, the paper's]
+    /// Noise: values, a range, or an interval to search, as for --dropout-p [default with --sampler
+    /// noise: 0.01:1.5, as in the paper]
     #[arg(
         long,
         alias = "sigma",
@@ -54,7 +55,7 @@ pub struct SweepArgs {
     )]
     pub noise_std: Option<SweepGrid>,
 
-    /// Gumbel: temperatures of mixtures, as values, a range, or an interval to search, as for
+    /// Gumbel: temperatures of the mixtures, as values, a range, or an interval to search, as for
     /// --dropout-p [default with --sampler gumbel: 0.1:3]
     #[arg(
         long,
@@ -65,7 +66,7 @@ pub struct SweepArgs {
     )]
     pub gumbel_tau: Option<SweepGrid>,
 
-    /// Dropout: the block outputs it is applied to; each of several is swept [default: the
+    /// Dropout: block outputs to apply it to; each of several values is swept [default: the
     /// family's]
     #[arg(
         long,
@@ -76,7 +77,7 @@ pub struct SweepArgs {
     )]
     pub sites: Option<Vec<DropoutSites>>,
 
-    /// Dropout: the forward passes it is applied in; each of several is swept [default: thoughts]
+    /// Dropout: forward passes to apply it in; each of several values is swept [default: thoughts]
     #[arg(
         long,
         value_enum,
@@ -86,7 +87,8 @@ pub struct SweepArgs {
     )]
     pub scope: Option<Vec<DropoutScope>>,
 
-    /// Dropout: how long a trajectory keeps its masks; each of several is swept [default: step]
+    /// Dropout: how long a trajectory keeps its masks; each of several values is swept [default:
+    /// step]
     #[arg(
         long,
         value_enum,
@@ -96,30 +98,30 @@ pub struct SweepArgs {
     )]
     pub mask: Option<Vec<MaskLifetime>>,
 
-    /// What is maximized: by a search, and by the value called best; weighted and best_of use the
-    /// reward model
+    /// The metric that a search maximizes and that selects the best value; weighted and best_of use
+    /// the reward model
     #[arg(long, value_enum, default_value = "coverage", help_heading = "Sampling")]
     pub metric: SweepMetric,
 
-    /// A search ends when its interval is this wide [default: a fiftieth of the whole interval]
+    /// Width of the interval at which a search ends [default: 1/50 of the initial interval]
     #[arg(long, value_name = "WIDTH", value_parser = parse_width, help_heading = "Sampling")]
     pub tolerance: Option<f64>,
 
-    /// Maximum number of evaluations of a search [default: as many as the tolerance needs, which
-    /// is printed at the start]
+    /// Maximum number of evaluations of a search [default: the number required by the tolerance,
+    /// printed at the start]
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub evaluations: Option<NonZeroUsize>,
 
-    /// Trajectories of each question [default: 64]
+    /// Number of trajectories per question [default: 64]
     #[arg(long, short = 'n', value_name = "N", help_heading = "Sampling")]
     pub samples: Option<NonZeroU32>,
 
-    /// Numbers of trajectories in the table; values are compared at the largest [default: 1, 4,
-    /// 16, ... and --samples]
+    /// Numbers of trajectories in the table; values are compared at the largest [default: 1, 4, 16,
+    /// ... and --samples]
     #[arg(long, value_name = "K,...", value_delimiter = ',', help_heading = "Output")]
     pub k: Option<Vec<NonZeroUsize>>,
 
-    /// Thoughts of each trajectory, as for eval [default: the family's]
+    /// Number of thoughts per trajectory, as for eval [default: the family's]
     #[arg(long, visible_alias = "thoughts", value_name = "T", help_heading = "Sampling")]
     pub latent_length: Option<LatentLength>,
 
@@ -127,27 +129,27 @@ pub struct SweepArgs {
     #[arg(long, value_name = "COUNT", help_heading = "Sampling")]
     pub max_new_tokens: Option<NonZeroU32>,
 
-    /// The random seed, the same for every value [default: 0]
+    /// Random seed, the same for every value [default: 0]
     #[arg(long, help_heading = "Sampling")]
     pub seed: Option<u64>,
 
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// The directory of the sweep: one run directory per value, sweep.json and the report [default:
-    /// runs/sweep-MODEL-DATA-DIGEST, the digest of the settings]
+    /// The directory of the sweep, with one run directory per value, sweep.json and the report
+    /// [default: runs/sweep-MODEL-DATA-DIGEST, where the digest covers the settings]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// Read flags that are not given otherwise from a TOML file
+    /// Read flags from a TOML file; the command line and the environment take precedence
     #[arg(long, value_name = "FILE.toml", help_heading = "Output")]
     pub config: Option<PathBuf>,
 }
 
-/// The samplers that have a strength.
+/// The samplers with a strength parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SweepSamplerKind {
     /// Monte Carlo dropout, by its probability (see --dropout-p, --sites, --scope, --mask)
@@ -162,18 +164,18 @@ pub enum SweepSamplerKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum SweepMetric {
-    /// At least one trajectory is right
+    /// At least one trajectory is correct
     Coverage,
-    /// The majority's answer is right
+    /// The majority answer is correct
     Majority,
-    /// The answer of the vote weighted by rewards is right
+    /// The answer of the reward-weighted vote is correct
     Weighted,
-    /// The answer of the trajectory with the highest reward is right
+    /// The answer of the trajectory with the highest reward is correct
     BestOf,
 }
 
 impl SweepMetric {
-    /// Its name in results.json.
+    /// The name in results.json.
     pub fn name(self) -> MetricName {
         match self {
             Self::Coverage => MetricName::Coverage,

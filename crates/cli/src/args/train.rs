@@ -1,5 +1,5 @@
-//! Arguments of `train reasoner`, `train reward` and `train rl`: the library's options as flags,
-//! and what is the command line's own.
+//! Arguments of `train reasoner`, `train reward` and `train rl`: the options of the library as
+//! flags, and the flags specific to the command line.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -18,18 +18,18 @@ use super::{DeviceArgs, MachineArgs, OutputArgs, TooLongKind, values};
 pub enum TrainCommand {
     /// Train a latent reasoner, or a baseline with or without a chain of thought
     ///
-    /// --method names how thoughts are learned. coconut removes the steps of a chain of thought one
-    /// by one and puts thoughts in their place; start with --mode cot, then train --mode latent
-    /// with --init on its output. codi learns both at once: the same model as a teacher that writes
-    /// the steps and as a student that thinks, drawn to the teacher's hidden states. colar
-    /// compresses the steps into vectors and learns to predict the next one. latent-sft does so
-    /// with mixtures of token embeddings, which the language-model head predicts, and rot with a
-    /// fixed number of vectors, which a projection head predicts; start both from --mode cot.
-    /// --step-decoder adds SIM-CoT's auxiliary loss to coconut and codi. docs/training.md says
-    /// which to choose.
+    /// --method selects how thoughts are learned. coconut replaces the steps of a chain of thought
+    /// by thoughts one at a time; start with --mode cot, then train --mode latent with --init set
+    /// to its output. codi trains one model as both a teacher that writes the steps and a student
+    /// that uses thoughts, matching the student's hidden states to the teacher's. colar compresses
+    /// the steps into vectors and learns to predict the next one. latent-sft compresses them into
+    /// mixtures of token embeddings predicted by the LM head, and rot into a fixed number of
+    /// vectors predicted by a projection head; start both from --mode cot. --step-decoder adds the
+    /// auxiliary loss of SIM-CoT to coconut and codi. docs/how-to/train-reasoner.md explains which
+    /// method to choose.
     ///
-    /// All weights are trained, or with --lora adapters on a frozen model. The result is a
-    /// directory that eval, annotate, transformers and (an adapter) peft load.
+    /// Trains all weights or, with --lora, adapters on a frozen model. The result is a directory
+    /// that eval, annotate, transformers and (for adapters) peft can load.
     #[command(after_help = "\
 Examples:
   latent-tts train reasoner --mode cot --out models/cot --steps 3300
@@ -48,7 +48,7 @@ Examples:
 
     /// Train a latent reward model on the output of annotate
     ///
-    /// Starts from a reasoner's weights and learns to rank the thoughts of one problem's
+    /// Starts from the weights of a reasoner and learns to rank the thoughts of a problem's
     /// trajectories by their labels.
     #[command(after_help = "\
 Examples:
@@ -61,13 +61,13 @@ Examples:
   latent-tts train reward --model models/latent --out models/rm-none --objective untrained")]
     Reward(Box<RewardArgs>),
 
-    /// Train a probe on the reasoner's own hidden states
+    /// Train a probe on the hidden states of the reasoner
     ///
     /// Samples trajectories of problems that the reasoner was not trained on, keeps the hidden
-    /// states that it computes anyway, and learns to rank the right ones of a question above the
-    /// wrong ones. Takes minutes; scoring with a probe takes a few percent of the time of sampling
-    /// and no second model. --probe DIR of eval, solve and serve gives its score as the signal
-    /// probe.
+    /// states, which are computed anyway, and learns to rank the correct trajectories of a question
+    /// above the wrong ones. Training takes minutes; scoring with a probe adds a few percent to the
+    /// sampling time and needs no second model. --probe DIR of eval, solve and serve adds the score
+    /// as the signal probe.
     #[command(after_help = "\
 Examples:
   latent-tts train probe --out models/probe
@@ -79,12 +79,12 @@ Examples:
 
     /// Train a reasoner by reinforcement learning on its own trajectories
     ///
-    /// Samples a group of trajectories for every question, rewards right answers, and raises the
-    /// probability of the trajectories above their group's mean. Dropout masks and noise are those
-    /// of the sampling, repeated from their keys, and gradients flow through the thoughts. Every
-    /// policy samples the tokens of its answers. --reward majority needs no gold answers.
+    /// Samples a group of trajectories per question, rewards correct answers, and raises the
+    /// probability of trajectories above the mean of their group. The dropout masks and noise of
+    /// sampling are regenerated from their keys, and gradients flow through the thoughts. Answer
+    /// tokens are sampled under every policy. --reward majority needs no gold answers.
     ///
-    /// The result is a model of the same family that eval, annotate and serve load.
+    /// The result is a model of the same family that eval, annotate and serve can load.
     #[command(after_help = "\
 Examples:
   latent-tts train rl --out models/rl
@@ -102,40 +102,40 @@ Examples:
 /// Flags of `train probe`.
 #[derive(Debug, Args)]
 pub struct ProbeArgs {
-    /// The directory to write
+    /// The output directory
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Replace a probe that is there
+    /// Replace an existing probe
     #[arg(long)]
     pub overwrite: bool,
 
-    /// The reasoner: a checkpoint directory, an id of the Hugging Face Hub, or `embedded`
-    /// [default: embedded]
+    /// The reasoner: a checkpoint directory, a Hugging Face Hub id, or `embedded` [default:
+    /// embedded]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub model: Option<String>,
 
-    /// The model that the reasoner, an adapter, is added to [default: the one that it records]
+    /// The base model, if the reasoner is an adapter [default: the model that the adapter records]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub base: Option<String>,
 
-    /// The reasoner's family [default: detected from the checkpoint]
+    /// The family of the reasoner [default: detected from the checkpoint]
     #[arg(long, value_name = "FAMILY", value_parser = values::family(), help_heading = "Model")]
     pub method: Option<Family>,
 
-    /// The problems: a file or a part of the embedded corpus, as for eval [default: the first 1000
+    /// The problems: a file or a split of the embedded corpus, as for eval [default: the first 1000
     /// of embedded:train]
     #[arg(long, value_name = "FILE", help_heading = "Data")]
     pub data: Option<String>,
 
-    /// Take only the first questions
+    /// Use only the first COUNT questions
     #[arg(long, value_name = "COUNT", help_heading = "Data")]
     pub limit: Option<NonZeroUsize>,
 
     #[command(flatten)]
     pub fields: FieldNames,
 
-    /// What becomes of questions that do not fit the model's positions [default: stop]
+    /// How to handle questions that exceed the model's context [default: stop]
     #[arg(long, value_enum, help_heading = "Data")]
     pub too_long: Option<TooLongKind>,
 
@@ -155,7 +155,7 @@ pub struct ProbeArgs {
 /// Flags of `train rl`.
 #[derive(Debug, Args)]
 pub struct RlArgs {
-    /// The directory to write
+    /// The output directory
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
@@ -172,11 +172,11 @@ pub struct RlArgs {
 /// Flags of `train reasoner`.
 #[derive(Debug, Args)]
 pub struct ReasonerArgs {
-    /// The directory to write
+    /// The output directory
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Published settings in place of the defaults below, or `tiny`, a small model for a CPU.
+    /// Use published settings, or `tiny`, a small model for a CPU, instead of the defaults below.
     /// Other flags override it
     #[arg(long, value_parser = preset_parser(Preset::REASONER))]
     pub preset: Option<String>,
@@ -194,12 +194,12 @@ pub struct ReasonerArgs {
 /// Flags of `train reward`.
 #[derive(Debug, Args)]
 pub struct RewardArgs {
-    /// The directory to write
+    /// The output directory
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
 
-    /// Published settings in place of the defaults below: `paper` is the LatentRM's head, loss,
-    /// batch and learning rate. Other flags override it
+    /// Use published settings instead of the defaults below: `paper` uses the head, loss, batch
+    /// size and learning rate of the LatentRM. Other flags override it
     #[arg(long, value_parser = preset_parser(Preset::REWARD))]
     pub preset: Option<String>,
 
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    /// Reinforcement learning has defaults of its own for options that it shares.
+    /// Reinforcement learning has its own defaults for shared options.
     #[test]
     fn defaults_of_train_rl_are_those_of_the_library() {
         let cli = Cli::try_parse_from(["latent-tts", "train", "rl", "--out", "x"]).unwrap();

@@ -8,9 +8,8 @@ use latent_tts::{DeviceKind, Family, Probability, Rule};
 
 /// Parses the name of a family.
 pub fn family() -> impl TypedValueParser<Value = Family> {
-    PossibleValuesParser::new(FAMILIES.map(Family::name)).try_map(|name| {
-        Family::from_name(&name).ok_or_else(|| format!("no family is called {name}"))
-    })
+    PossibleValuesParser::new(FAMILIES.map(Family::name))
+        .try_map(|name| Family::from_name(&name).ok_or_else(|| format!("unknown family {name:?}")))
 }
 
 /// A value of `--aggregate`: a rule over sampled trajectories, or beam search.
@@ -32,7 +31,7 @@ impl AggregateRule {
     }
 }
 
-/// Parses the name of an aggregation rule, of this version or an earlier one.
+/// Parses the name of an aggregation rule, including names from earlier versions.
 pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     let names = Rule::ALL.iter().map(|rule| PossibleValue::new(rule.name()));
     let old = ["maj", "likely", "pessimistic"];
@@ -64,13 +63,13 @@ pub fn share(text: &str) -> Result<f32, String> {
     probability(text).map(Probability::get)
 }
 
-/// Parses the number of a lens' tokens.
+/// Parses the number of tokens of the lens.
 pub fn lens(text: &str) -> Result<NonZeroUsize, String> {
     let number = text.parse().ok().filter(|count: &NonZeroUsize| count.get() <= MAX_LENS_TOKENS);
-    number.ok_or_else(|| format!("must be a whole number from 1 to {MAX_LENS_TOKENS}"))
+    number.ok_or_else(|| format!("must be an integer from 1 to {MAX_LENS_TOKENS}"))
 }
 
-/// The most tokens of a thought that are recorded: samples stay small.
+/// The maximum number of recorded tokens per thought, which bounds the size of samples.
 const MAX_LENS_TOKENS: usize = 20;
 
 /// Parses `auto`, `cpu`, `cuda` or `cuda:1`.
@@ -82,8 +81,8 @@ pub fn device(text: &str) -> Result<DeviceKind, String> {
         (_, Some(number)) => number
             .parse()
             .map(DeviceKind::Cuda)
-            .map_err(|_| format!("{number:?} is no number of a GPU")),
-        _ => Err("write auto, cpu, cuda or cuda:NUMBER".to_owned()),
+            .map_err(|_| format!("invalid GPU index {number:?}")),
+        _ => Err("expected auto, cpu, cuda or cuda:INDEX".to_owned()),
     }
 }
 
@@ -93,11 +92,11 @@ pub fn part(text: &str) -> Result<(usize, usize), String> {
         text.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
     match numbers {
         Some((part, of)) if (1..=of).contains(&part) => Ok((part, of)),
-        _ => Err("write 1/4 for the first of four parts".to_owned()),
+        _ => Err("expected PART/PARTS, e.g. 1/4 for the first of four parts".to_owned()),
     }
 }
 
-/// Units of memory in bytes: those with an `i`, and bare letters, are powers of 1024.
+/// Units of memory in bytes. Units with an `i` and bare letters are powers of 1024.
 const UNITS: [(&str, u64); 14] = [
     ("kib", 1 << 10),
     ("mib", 1 << 20),
@@ -118,7 +117,7 @@ const UNITS: [(&str, u64); 14] = [
 /// Parses a size in bytes such as `1GiB`, `1.5G` or `800MB`.
 pub fn size(text: &str) -> Result<usize, String> {
     let lower = text.trim().to_ascii_lowercase();
-    let wrong = || "write a size such as 512MiB or 2GiB".to_owned();
+    let wrong = || "expected a size such as 512MiB or 2GiB".to_owned();
     let (number, unit) = UNITS
         .iter()
         .find_map(|(name, unit)| Some((lower.strip_suffix(name)?.trim(), *unit)))
@@ -131,7 +130,7 @@ pub fn size(text: &str) -> Result<usize, String> {
     Ok(size as usize)
 }
 
-/// A number of bytes with a binary unit, for people.
+/// Formats a number of bytes with a binary unit.
 pub fn format_bytes(size: u64) -> String {
     let (mut value, mut unit) = (size as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB"] {

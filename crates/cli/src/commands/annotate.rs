@@ -26,8 +26,8 @@ use crate::{settings, too_long};
 const DEFAULT_TRAJECTORIES: NonZeroU32 = NonZeroU32::new(8).unwrap();
 /// Default of `--rollouts`.
 const DEFAULT_ROLLOUTS: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-/// Default of `--per-shard`: enough questions to fill a GPU, few enough to lose little when
-/// interrupted. Also the default number of questions of the built-in corpus.
+/// Default of `--per-shard`: enough questions to fill a GPU, few enough to lose little work on an
+/// interruption. Also the default number of questions of the embedded corpus.
 const DEFAULT_PER_SHARD: usize = 1024;
 
 /// Runs `annotate`.
@@ -56,7 +56,7 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     let index = inputs.index(&annotator)?;
     let out = args.out.clone().unwrap_or_else(|| inputs.default_out(&index));
     let store = AnnotationJob::open(&out, &index, job.on_existing)?;
-    printer.note(&format!("labels go to {}", out.display()));
+    printer.note(&format!("writing labels to {}", out.display()));
     let mut progress = AnnotateProgress::new(&store, &index, job.part, printer);
     interrupt::exit_on_signal(interrupt::message("interrupted; finished shards are kept"))?;
     let annotation = AnnotationJob { annotator, index: &index, part: job.part };
@@ -67,7 +67,7 @@ pub fn run(args: &AnnotateArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The training that reads these labels.
+/// The command that trains a reward model on these labels.
 fn next_command(model: Option<&str>, out: &Path) -> String {
     let [model, out] = [model.unwrap_or(EMBEDDED), &out.display().to_string()].map(shell_quoted);
     format!("latent-tts train reward --model {model} --annotations {out} --out models/reward")
@@ -114,11 +114,11 @@ impl AnnotateJob {
 
 fn labels(args: &AnnotateArgs) -> Result<ThoughtLabels> {
     match (args.labels, args.rollouts) {
-        // A preset sets the number of rollouts as well, which final labels override.
+        // A preset also sets the number of rollouts, which final labels override.
         (Some(LabelsKind::Final), Some(_)) if args.preset.is_none() => {
             bail!(
-                "--rollouts has no meaning with --labels final, which needs none; leave one of \
-                 them out"
+                "--rollouts has no effect with --labels final, which uses no rollouts; omit one \
+                 of them"
             )
         }
         (Some(LabelsKind::Final), _) => Ok(ThoughtLabels::Final),
@@ -132,7 +132,7 @@ fn labels(args: &AnnotateArgs) -> Result<ThoughtLabels> {
 struct AnnotateProgress {
     start: Instant,
     questions: usize,
-    /// Questions of this process's part, those on file included.
+    /// Number of questions of this process's part, including recorded ones.
     total: usize,
     remaining: usize,
     kept: usize,
@@ -156,7 +156,7 @@ impl AnnotateProgress {
         let remaining = count(&mut store.missing(part.part, part.of).into_iter());
         let all = count(&mut (0..index.shards()).filter(|s| s % part.of == part.part));
         if remaining < all {
-            printer.note(&format!("{} of {all} questions are on file", all - remaining));
+            printer.note(&format!("{} of {all} questions already recorded", all - remaining));
         }
         Self {
             start: Instant::now(),
@@ -172,7 +172,7 @@ impl AnnotateProgress {
         }
     }
 
-    /// Prints the pace. Questions of a wave finish together, so it is that of whole waves.
+    /// Prints the rate, which advances in steps because the questions of a batch finish together.
     fn report(&mut self) {
         let seconds = self.start.elapsed().as_secs_f64();
         let line = format!(
@@ -184,23 +184,22 @@ impl AnnotateProgress {
         self.progress.report(&line);
     }
 
-    /// Refuses annotations without a label, unless an earlier process may have written some.
+    /// Fails if there are no labels, unless an earlier process may have written some.
     fn check_kept(&self, out: &Path) -> Result<()> {
         let AnnotationCounts { all_right, all_wrong, .. } = self.counts;
         if self.kept > 0 || self.questions < self.total {
             return Ok(());
         }
         bail!(
-            "nothing is labelled in {}: of {} {all_right} have only right trajectories \
-             and {all_wrong} only wrong ones; take questions that the model solves now and then \
-             (--data, --limit), or sample more trajectories (--samples) of a stronger \
-             perturbation (--dropout-p)",
+            "no labels in {}: of {}, {all_right} have only correct trajectories and {all_wrong} \
+             only incorrect ones; use questions of intermediate difficulty (--data, --limit), \
+             more trajectories (--samples) or a stronger perturbation (--dropout-p)",
             out.display(),
             count(self.questions, "question")
         )
     }
 
-    /// The summary of this process's work.
+    /// A summary of the work done by this process.
     fn to_json(&self, out: &Path, index: &AnnotationIndex) -> Value {
         let seconds = self.start.elapsed().as_secs_f64();
         json!({
@@ -231,7 +230,7 @@ impl AnnotateProgress {
         } = self;
         if *questions == 0 && self.total > 0 {
             return format!(
-                "all {} were annotated before\nlabels are in {}{}",
+                "all {} were already annotated\nlabels: {}{}",
                 count(self.total, "question"),
                 out.display(),
                 next.map(|next| format!("\nnext: {next}")).unwrap_or_default()
@@ -239,8 +238,9 @@ impl AnnotateProgress {
         }
         let took = format_duration(self.start.elapsed().as_secs_f64());
         format!(
-            "{kept} of {questions} questions kept ({all_right} all right, {all_wrong} all wrong): \
-             {thoughts} labelled thoughts from {rollouts} rollouts in {took}\nlabels are in {}{}",
+            "{kept} of {questions} questions kept ({all_right} all correct, {all_wrong} all \
+             incorrect): {thoughts} labeled thoughts from {rollouts} rollouts in {took}\n\
+             labels: {}{}",
             out.display(),
             next.map(|next| format!("\nnext: {next}")).unwrap_or_default()
         )

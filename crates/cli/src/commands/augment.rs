@@ -1,8 +1,9 @@
-//! `latent-tts augment`: problems with annotated steps become many with other numbers, and
-//! templates of stories become problems.
+//! `latent-tts augment`: generates variants of problems with annotated steps, and problems from
+//! story templates.
 //!
-//! Variants are written while they are made; only the input and one hash for each question are kept
-//! in memory. The table goes to standard output, or to standard error where that is the data.
+//! Variants are written as they are generated; only the input and one hash per question are kept in
+//! memory. The table is printed on standard output, or on standard error if the data is written to
+//! standard output.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -82,7 +83,7 @@ fn read_sources(files: &[PathBuf], fields: &FieldNames) -> Result<Vec<AugmentSou
 fn overlap_index(files: &[PathBuf]) -> Result<OverlapIndex> {
     let mut index = OverlapIndex::default();
     for file in files {
-        // Benchmarks need not have worked steps, so that these are not read as training data.
+        // Benchmarks need not have worked steps, so they are not read as training data.
         data::read(file, None)?.iter().for_each(|question| index.add(&question.text));
     }
     Ok(index)
@@ -112,12 +113,12 @@ impl AugmentJob<'_> {
     }
 }
 
-/// Why no variant was made.
+/// The error message if no variant was generated.
 fn nothing_written(report: &AugmentReport) -> String {
     let refused: usize = report.refused.values().sum();
     format!(
-        "no variant to write: of {} problems {refused} were refused, and {} variants share text \
-         with the files to avoid",
+        "no variants: {refused} of {} problems were rejected, and {} variants overlap with the \
+         files of --without",
         report.problems, report.overlapping
     )
 }
@@ -153,17 +154,17 @@ impl RunSummary {
         let report = &self.report;
         let mut rows = vec![
             (report.problems, "problems".to_owned()),
-            (report.with_graph, "with a graph over the question's numbers".to_owned()),
+            (report.with_graph, "with steps traced to the question's numbers".to_owned()),
         ];
         for reason in Refusal::ALL {
             if let Some(count) = report.refused.get(&reason) {
-                rows.push((*count, format!("refused: {}", reason.describe())));
+                rows.push((*count, format!("rejected: {}", reason.describe())));
             }
         }
         rows.push((report.duplicates, "duplicates dropped".to_owned()));
-        rows.push((report.overlapping, "variants dropped for shared text".to_owned()));
+        rows.push((report.overlapping, "variants dropped for overlapping text".to_owned()));
         rows.push((report.originals, "originals written".to_owned()));
-        let rate = format!("variants written, {:.0} a second", self.rate());
+        let rate = format!("variants written, {:.0} per second", self.rate());
         rows.push((report.variants, rate));
         let line = |(count, what): &(usize, String)| format!("{count:>9}  {what}");
         rows.iter().map(line).collect::<Vec<_>>().join("\n")

@@ -1,5 +1,6 @@
 //! `latent-tts bench`: trajectories or rollouts per second of models with published shapes and
-//! random weights, and the share of the machine's peak FLOP/s. `training` measures training steps.
+//! random weights, and the fraction of the machine's peak FLOP/s. `training` measures training
+//! steps.
 
 mod training;
 
@@ -65,7 +66,7 @@ pub fn run(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The most bytes that were held at a time, weights included.
+/// Peak memory in bytes, including weights.
 #[derive(Clone, Copy)]
 struct PeakMemory {
     process: Option<u64>,
@@ -76,17 +77,17 @@ impl PeakMemory {
     fn print(self, printer: &Printer) -> Result<()> {
         let gib = |bytes: u64| bytes as f64 / f64::from(1u32 << 30);
         let of = |bytes: u64, whose: &str| format!("{:.2} GiB {whose}", gib(bytes));
-        let process = self.process.map(|bytes| of(bytes, "of the process"));
-        let gpu = self.gpu.map(|bytes| of(bytes as u64, "of the GPU"));
+        let process = self.process.map(|bytes| of(bytes, "(process)"));
+        let gpu = self.gpu.map(|bytes| of(bytes as u64, "(GPU)"));
         let known: Vec<String> = process.into_iter().chain(gpu).collect();
         if known.is_empty() {
             return Ok(());
         }
-        printer.line(&format!("at most {} at a time", known.join(" and ")))
+        printer.line(&format!("peak memory: {}", known.join(", ")))
     }
 }
 
-/// The device that is measured, and its peak.
+/// The measured device and its peak throughput.
 struct MeasuredMachine<'a> {
     device: &'a Device,
     /// Measured peak, FLOP/s.
@@ -98,12 +99,11 @@ impl MeasuredMachine<'_> {
         Ok(MeasuredMachine { device, peak: tensor::peak_flops(device)? })
     }
 
-    /// Prints the throughput of `flops` operations in `seconds`, and its share of the peak.
+    /// Prints the throughput of `flops` operations in `seconds`, and its fraction of the peak.
     fn print_throughput(&self, flops: f64, seconds: f64, printer: &Printer) -> Result<()> {
         let rate = flops / seconds;
         printer.line(&format!(
-            "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the {:.1} GFLOP/s measured as the most that \
-             {} can do",
+            "{:.1} GFLOP at {:.1} GFLOP/s: {:.0}% of the measured peak of {:.1} GFLOP/s ({})",
             flops / 1e9,
             rate / 1e9,
             100.0 * rate / self.peak,
@@ -113,7 +113,7 @@ impl MeasuredMachine<'_> {
     }
 }
 
-/// Trajectories and rollouts per second, each over the total time.
+/// Trajectories and rollouts per second of total time.
 fn rates(run: &BenchResult) -> [f64; 2] {
     [run.trajectories, run.rollouts].map(|count| count as f64 / run.seconds.total)
 }
@@ -157,7 +157,7 @@ fn print(
             "{best_rollout_rate:.1} rollouts/s (median {median_rollout_rate:.1})"
         ))?;
         printer.line(&format!(
-            "{rollouts} rollouts in {rollout_seconds:.4} s, after their trajectories"
+            "{rollouts} rollouts in {rollout_seconds:.4} s, excluding their trajectories"
         ))?;
     }
     printer.line(&format!("{best_rate:.1} trajectories/s (median {median_rate:.1})"))?;
@@ -196,7 +196,7 @@ fn sampling_params(args: &BenchArgs, model: &LatentModel) -> Result<SamplingPara
     })
 }
 
-/// Prompts of synthetic tokens, or those of a data set.
+/// Prompts of synthetic tokens, or the prompts of a data set.
 fn prompts(args: &BenchArgs, model: &LatentModel) -> Result<Vec<Prompt>> {
     let (Some(data), Some(tokenizer)) = (&args.data, &args.tokenizer) else {
         return Ok((0..args.questions.get())

@@ -1,4 +1,4 @@
-//! `latent-tts calibrate`: learns how to combine the signals of recorded runs. Needs no model.
+//! `latent-tts calibrate`: fits weights that combine the signals of recorded runs. Needs no model.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ pub fn run(args: &CalibrateArgs, printer: &Printer) -> Result<ExitCode> {
         args.signals.as_ref().map(|names| names.iter().map(String::as_str).collect());
     let missing = requested.iter().flatten().find(|name| !found.contains(*name));
     if let Some(missing) = missing {
-        bail!("no trajectory of these runs has the signal {missing}; leave it out of --signals");
+        bail!("no trajectory of these runs has the signal {missing}; remove it from --signals");
     }
     let report = calibrate(&fitted, requested.as_deref())?;
     let mut text = serde_json::to_string_pretty(&report.calibration)?;
@@ -54,7 +54,7 @@ pub fn run(args: &CalibrateArgs, printer: &Printer) -> Result<ExitCode> {
             lines.push(String::new());
             lines.push(ablation_table(&rows));
         }
-        lines.push(format!("the calibration is in {}", args.out.display()));
+        lines.push(format!("calibration: {}", args.out.display()));
         lines.join("\n")
     })?;
     Ok(ExitCode::SUCCESS)
@@ -65,7 +65,7 @@ fn read(paths: &[PathBuf]) -> Result<CalibrationData> {
     Ok(CalibrationData::read(&runs)?)
 }
 
-/// The weights that are not 0.
+/// The nonzero weights.
 fn weights_line(weights: &CalibrationWeights) -> String {
     let named = CalibrationWeights::NAMES.iter().zip(weights.to_array());
     let texts: Vec<String> = named
@@ -95,7 +95,7 @@ fn points(Estimate { value, low, high }: Estimate) -> String {
 
 fn ablation_table(rows: &[SignalSetScores]) -> String {
     let name = |row: &SignalSetScores| match row.signals.as_slice() {
-        [] => "votes alone".to_owned(),
+        [] => "votes only".to_owned(),
         signals => signals.join(", "),
     };
     let width = rows.iter().map(|row| name(row).len()).max().unwrap_or(0);
@@ -110,8 +110,8 @@ fn ablation_table(rows: &[SignalSetScores]) -> String {
         )
     };
     let title = format!(
-        "{:width$}  accuracy in %  over the majority  expected calibration error",
-        "signals beside the votes"
+        "{:width$}  accuracy in %  vs. majority  expected calibration error",
+        "signals besides votes"
     );
     let lines = std::iter::once(title).chain(rows.iter().map(line));
     lines.collect::<Vec<_>>().join("\n")

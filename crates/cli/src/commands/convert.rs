@@ -1,4 +1,4 @@
-//! `latent-tts convert`: pickled checkpoints become safetensors.
+//! `latent-tts convert`: converts pickled checkpoints to safetensors.
 
 use std::process::ExitCode;
 
@@ -36,10 +36,10 @@ fn text(report: &ConversionReport) -> String {
         lines.push(report.texts.join(", "));
     }
     if report.left_out > 0 {
-        lines.push(format!("{} tensors that only training uses were left out", report.left_out));
+        lines.push(format!("{} tensors used only in training were dropped", report.left_out));
     }
     if !report.skipped_classes.is_empty() {
-        lines.push(format!("not read: objects of {}", report.skipped_classes.join(", ")));
+        lines.push(format!("skipped objects of classes {}", report.skipped_classes.join(", ")));
     }
     lines.push(format!("written to {}", report.out.display()));
     lines.join("\n")

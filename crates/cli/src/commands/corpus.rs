@@ -1,8 +1,8 @@
-//! `latent-tts corpus`: word problems of the built-in generator as the paper's JSON, or as JSON
-//! lines in a file named `.jsonl`.
+//! `latent-tts corpus`: word problems from the built-in generator in the paper's JSON format, or as
+//! JSON lines in a file named `.jsonl`.
 //!
-//! Problems are generated one at a time while they are serialized, so that a file may be larger
-//! than memory.
+//! Problems are generated one at a time during serialization, so the output may be larger than
+//! memory.
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use crate::args::CorpusArgs;
 pub fn run(args: &CorpusArgs) -> Result<ExitCode> {
     if args.offset.checked_add(args.count).is_none() {
         bail!(
-            "--offset {} and --count {} go beyond the last problem, number {}",
+            "--offset {} and --count {} exceed the last problem, which has index {}",
             args.offset,
             args.count,
             u64::MAX
@@ -62,7 +62,7 @@ impl Serialize for CorpusProblems<'_> {
     }
 }
 
-/// Writes one problem a line, or an array.
+/// Writes one problem per line, or an array.
 fn write(args: &CorpusArgs, lines: bool, out: &mut impl Write) -> io::Result<()> {
     let problems = CorpusProblems(args);
     if !lines {

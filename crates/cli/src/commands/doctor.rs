@@ -1,4 +1,4 @@
-//! `latent-tts doctor`: describes and measures this machine, and advises on what would be faster.
+//! `latent-tts doctor`: describes and measures this machine, and suggests how to run faster.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -14,7 +14,8 @@ use crate::args::DoctorArgs;
 use crate::args::values::format_bytes;
 use crate::printer::Printer;
 
-/// 64-bit words read to measure bandwidth: 128 MiB, more than the caches hold, in milliseconds.
+/// 64-bit words read to measure bandwidth: 128 MiB, which exceeds the caches and takes
+/// milliseconds.
 const BANDWIDTH_WORDS: usize = 16 << 20;
 /// Available memory, in bytes, below which even a small model may not fit.
 const LOW_MEMORY: u64 = 2 << 30;
@@ -45,7 +46,7 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
 /// Properties and measurements of the machine.
 struct MachineReport {
     device: String,
-    /// Whether a GPU can be used; if not, the reason.
+    /// Whether a GPU can be used; otherwise the reason.
     cuda: Result<(), String>,
     /// Free and total bytes of the GPU, if it is the device.
     gpu_memory: Option<(usize, usize)>,
@@ -53,13 +54,13 @@ struct MachineReport {
     cores: usize,
     isa: Isa,
     threads: usize,
-    /// Bytes available to a new process.
+    /// Available memory in bytes.
     memory: Option<u64>,
-    /// Measured peak, FLOP/s.
+    /// Measured peak in FLOP/s.
     flops: f64,
-    /// Bytes per second that all threads together read.
+    /// Read bandwidth of all threads together in bytes per second.
     bandwidth: f64,
-    /// Load average of the last minute, before measuring.
+    /// Load average of the last minute, before the measurement.
     load: Option<f64>,
 }
 
@@ -86,7 +87,7 @@ impl MachineReport {
         let unknown = || "unknown".to_owned();
         let lines = [
             ("device", self.device.clone()),
-            ("processor", self.processor.clone().unwrap_or_else(unknown)),
+            ("cpu", self.processor.clone().unwrap_or_else(unknown)),
             ("cores", self.cores.to_string()),
             ("instructions", self.isa.to_string()),
             ("threads", self.threads.to_string()),
@@ -95,8 +96,8 @@ impl MachineReport {
                 self.memory
                     .map_or_else(unknown, |bytes| format!("{} available", format_bytes(bytes))),
             ),
-            ("arithmetic", format!("{:.1} GFLOP/s at most, measured", self.flops / 1e9)),
-            ("bandwidth", format!("{:.1} GB/s read, measured", self.bandwidth / 1e9)),
+            ("arithmetic", format!("{:.1} GFLOP/s peak (measured)", self.flops / 1e9)),
+            ("bandwidth", format!("{:.1} GB/s read (measured)", self.bandwidth / 1e9)),
             (
                 "cuda",
                 self.cuda
@@ -108,7 +109,7 @@ impl MachineReport {
             lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
         text.push('\n');
         match advice {
-            [] => text.push_str("nothing found that would make it faster\n"),
+            [] => text.push_str("no recommendations\n"),
             some => some.iter().for_each(|line| text.push_str(&format!("- {line}\n"))),
         }
         text
@@ -119,7 +120,7 @@ impl MachineReport {
             Some((free, all)) => {
                 format!("{} of {} free", format_bytes(free as u64), format_bytes(all as u64))
             }
-            None => "found, and not used".to_owned(),
+            None => "available, not used".to_owned(),
         }
     }
 
@@ -136,33 +137,33 @@ impl MachineReport {
             ),
             when(
                 self.isa == Isa::Portable,
-                "no AVX2, AVX-512 or NEON was found, so the portable kernels run, several times slower",
+                "no AVX2, AVX-512 or NEON detected; the portable kernels are several times slower",
             ),
             when(
                 threads > cores,
-                &format!("{threads} threads share {cores} cores; leave --threads out"),
+                &format!("{threads} threads share {cores} cores; omit --threads"),
             ),
             when(
                 threads < cores,
-                &format!("{threads} of {cores} cores are used; leave --threads out to use all"),
+                &format!("only {threads} of {cores} cores are used; omit --threads to use all"),
             ),
             busy.map(|load| {
                 format!(
-                    "other work keeps the cores busy (load average {load:.1}); figures will be \
-                     lower than they could be"
+                    "other processes are using the cores (load average {load:.1}); measurements \
+                     are lower than on an idle machine"
                 )
             }),
-            when(unused_gpu, "there is a gpu; leave --device, --threads and --isa out to use it"),
+            when(unused_gpu, "a GPU is available; omit --device, --threads and --isa to use it"),
             little.map(|memory| {
                 let available = format_bytes(memory);
-                format!("only {available} of memory are available; pass a smaller --memory")
+                format!("only {available} of memory available; pass a smaller --memory")
             }),
         ];
         all.into_iter().flatten().collect()
     }
 }
 
-/// Whether the first GPU can be opened; if not, the reason.
+/// Whether the first GPU can be opened; otherwise the reason.
 fn probe_cuda() -> Result<(), String> {
     Device::cuda_availability()?;
     Device::cuda(0, Precision::Bf16).map(drop).map_err(|e| e.to_string())
@@ -179,7 +180,7 @@ fn load_average() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Read bandwidth in bytes per second: the best of three passes, since other load only lowers it.
+/// Read bandwidth in bytes per second: the best of three runs, because other load only lowers it.
 fn memory_bandwidth(threads: usize) -> f64 {
     let words: Vec<u64> = (0..BANDWIDTH_WORDS as u64).collect();
     let pass = || {
@@ -189,7 +190,7 @@ fn memory_bandwidth(threads: usize) -> f64 {
             words.chunks(share).for_each(|part| {
                 let read =
                     move || black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
-                // Where the system gives no more threads, this one reads the part.
+                // If the system cannot start another thread, this one reads the part.
                 if std::thread::Builder::new().spawn_scoped(scope, read).is_err() {
                     read();
                 }

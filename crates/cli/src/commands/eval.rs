@@ -1,8 +1,9 @@
-//! `latent-tts eval`: runs a benchmark under parallel scaling.
+//! `latent-tts eval`: evaluates a model on a benchmark with parallel sampling.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -12,20 +13,21 @@ use latent_tts::report::table::TableOptions;
 use latent_tts::report::{self, ReportOptions};
 use latent_tts::{
     AblationKind, DataSource, Engine, Error, EvalObserver, EvalOutput, Evaluation, ModelSelection,
-    OnExisting, Question, Rule, SamplingOptions, SamplingParams, aggregate, evaluation_params,
-    grade, notes,
+    OnExisting, Question, Rule, SamplingOptions, SamplingParams, Scorer, aggregate,
+    evaluation_params, grade, notes,
 };
 use serde_json::{Value, json};
 
+use crate::aggregation::{self, RewardOrigins};
 use crate::args::{EvalArgs, TooLongKind};
 use crate::interrupt;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, Progress, format_duration};
-use crate::{aggregation, settings, too_long};
+use crate::{scorer, settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
-/// Default number of questions of the built-in corpus: about a minute on two idle cores.
+/// Default number of questions of the embedded corpus; takes about a minute on two idle cores.
 const DEFAULT_QUESTIONS: usize = 300;
 
 /// Runs `eval`.
@@ -68,10 +70,8 @@ pub fn run(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 fn output_paths(out: &Path, page: Option<&Path>) -> String {
-    let page = page
-        .map(|page| format!("the page is {}: open it in a browser\n", page.display()))
-        .unwrap_or_default();
-    format!("{page}samples and results are in {}", out.display())
+    let page = page.map(|page| format!("HTML report: {}\n", page.display())).unwrap_or_default();
+    format!("{page}samples and results: {}", out.display())
 }
 
 /// The flags as options, resolved before any file is read.
@@ -83,31 +83,37 @@ pub struct EvalJob {
     pub data: DataSource,
     /// Sampling options.
     pub sampling: SamplingOptions,
-    /// Voting rules to report; the default ones if `None`.
+    /// Voting rules to report; `None` for the default ones.
     pub rules: Option<Vec<Rule>>,
     /// Seeds; all questions are sampled under each.
     pub seeds: Vec<u64>,
     /// Numbers of trajectories to report; powers of two if empty.
     pub ks: Vec<usize>,
-    /// The run directory, if `--out` names one.
+    /// The run directory given by `--out`.
     pub out: Option<PathBuf>,
     /// How to treat an existing run.
     pub on_existing: OnExisting,
     /// Write all thoughts to latents.safetensors.
     pub keep_latents: bool,
-    /// Tokens to record of each thought of the greedy run.
+    /// Number of tokens to record for each thought of the greedy run.
     pub lens: Option<NonZeroUsize>,
-    /// Replacements of the greedy run's thoughts to measure.
+    /// Kinds of replacement of the greedy run's thoughts to measure.
     pub ablations: Vec<AblationKind>,
+    /// Rewards from outside.
+    pub scorer: Option<Arc<dyn Scorer>>,
 }
 
 impl EvalJob {
-    /// Resolves the flags of `eval`.
+    /// Converts the flags of `eval`.
     pub fn from_args(args: &EvalArgs) -> Result<Self> {
         let models = select_models(&args.model)?;
+        let scorer = scorer::open(&args.scorer)?;
         let sampling = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
-        let sampling =
-            aggregation::apply(&args.aggregation, sampling, models.reward_model.is_some())?;
+        let sampling = aggregation::apply(
+            &args.aggregation,
+            sampling,
+            RewardOrigins { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() },
+        )?;
         let rules = aggregation::rules(&args.aggregation);
         aggregation::check_signals(rules.as_deref(), &sampling, models.probe.is_some())?;
         Ok(Self {
@@ -122,10 +128,12 @@ impl EvalJob {
             keep_latents: args.run.latents,
             lens: args.lens,
             ablations: settings::ablations(args.ablate.as_deref()),
+            scorer,
         })
     }
 
-    /// The questions that fit the model, and the ids of those that `--too-long skip` leaves out.
+    /// The questions that fit the model's context, and the ids of those skipped by `--too-long
+    /// skip`.
     pub fn fitting(
         &self,
         kind: Option<TooLongKind>,
@@ -147,21 +155,22 @@ impl EvalJob {
         questions: &[Question],
         printer: &Printer,
     ) -> Result<EvalOutput> {
-        interrupt::exit_on_signal(interrupt::message("interrupted; what is done is kept"))?;
+        interrupt::exit_on_signal(interrupt::message("interrupted; recorded samples are kept"))?;
         let mut progress = EvalProgress::new(printer);
         let done = self.evaluation(engine)?.run(engine, questions, &mut progress)?;
         if let Some(why) = engine.reasoner().decoder.graph_failure() {
-            printer.note(&format!("note: slower than it could be, without CUDA graphs: {why}"));
+            printer.note(&format!("note: running without CUDA graphs, which is slower: {why}"));
         }
         Ok(done)
     }
 
-    /// The evaluation that the options describe.
+    /// The evaluation described by the options.
     pub fn evaluation(&self, engine: &Engine) -> Result<Evaluation<'_>> {
         let mut evaluation = Evaluation::new(&self.models, &self.data, self.params(engine)?)
             .seeds(self.seeds.clone())
             .ks(self.ks.clone())
             .rules(self.rules.clone())
+            .scorer(self.scorer.clone())
             .on_existing(self.on_existing)
             .keep_latents(self.keep_latents)
             .lens(self.lens)
@@ -208,7 +217,7 @@ impl EvalObserver for EvalProgress<'_> {
     fn opened(&mut self, out: &Path, done: usize, total: usize) {
         self.printer.note(&format!("run directory {}", out.display()));
         if done > 0 {
-            self.printer.note(&format!("{done} of {total} questions are on file"));
+            self.printer.note(&format!("{done} of {total} questions already recorded"));
         }
         self.start = Instant::now();
         self.remaining = total.saturating_sub(done);
@@ -231,10 +240,10 @@ impl EvalObserver for EvalProgress<'_> {
 
     fn ablation_started(&mut self) {
         self.progress = None;
-        self.printer.note("running all questions with their thoughts replaced");
+        self.printer.note("running all questions with replaced thoughts");
     }
 
-    /// Prints the pace. Questions of a batch finish together, so it is that of whole batches.
+    /// Prints the rate, which advances in steps because the questions of a batch finish together.
     fn batch_done(&mut self) {
         let seconds = self.start.elapsed().as_secs_f64();
         let share = |n: usize| 100.0 * n as f64 / self.questions as f64;

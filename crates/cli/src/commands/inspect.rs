@@ -1,8 +1,8 @@
-//! `latent-tts inspect`: the family, the configuration and the tensors of a directory or GGUF file.
+//! `latent-tts inspect`: prints the family, configuration and tensors of a directory or GGUF file.
 //!
-//! Every tensor is read as the loader would, one at a time, unless `--headers` asks for less: what
-//! a run would refuse is refused. The listing is printed even for an unusable checkpoint, before
-//! the error that gives the reason.
+//! Tensors are read one at a time as the loader would read them (except with `--headers`), so that
+//! errors of a run are found. The listing is printed even for an unusable checkpoint, before the
+//! error that gives the reason.
 
 mod gguf;
 mod listing;
@@ -29,7 +29,8 @@ use listing::TensorListing;
 pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     tensor::start_global_threads(None)?;
     let mut checkpoint = Checkpoint::open(files_over(&args.dir, args.base.as_deref())?)?;
-    // The heads are read to detect the family: the first missing tensor would hide the others.
+    // The heads are read to detect the family; requiring their tensors would report only the first
+    // missing one.
     checkpoint.collect_missing();
     printer.warnings(checkpoint.warnings());
     let kind = CheckpointKind::detect(&checkpoint, args.method)?;
@@ -51,7 +52,7 @@ pub fn run(args: &InspectArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The kind of a model, and what was read of it.
+/// The kind of a model and the parts that were read.
 enum CheckpointKind {
     Reasoner {
         method: Box<Method>,
@@ -62,7 +63,7 @@ enum CheckpointKind {
         reads_answers: bool,
         reference: Option<PathBuf>,
     },
-    /// A GGUF file that no family is recognised in.
+    /// A GGUF file without a recognized family.
     LanguageModel {
         tokenizer: Box<Tokenizer>,
     },
@@ -75,15 +76,15 @@ impl CheckpointKind {
         if RewardHead::detect(checkpoint).is_some() {
             if family.is_some() {
                 bail!(
-                    "{}: this is a reward model (it has a head that scores), and --method is for \
-                     reasoners",
+                    "{}: --method applies to reasoners, but this is a reward model (it has a \
+                     scoring head); omit --method",
                     checkpoint.dir().display()
                 );
             }
             RewardHead::load(&device, checkpoint.config(), checkpoint)?;
             let reads_answers =
                 RewardHead::outcome(&device, checkpoint.config(), checkpoint)?.is_some();
-            // A reward model takes the reasoner's token ids, so a tokenizer is optional.
+            // A reward model is fed the reasoner's token ids, so a tokenizer is optional.
             let tokenizer = Tokenizer::read(folder).ok().map(Box::new);
             return Ok(Self::RewardModel {
                 tokenizer,
@@ -107,7 +108,8 @@ impl CheckpointKind {
         }
     }
 
-    /// Unknown tensors of a reasoner mean that it is of another family than the detected one.
+    /// Whether unknown tensors are an error: in a reasoner they mean that it has another family
+    /// than the detected one.
     fn rejects_unknown(&self) -> bool {
         !matches!(self, Self::RewardModel { .. })
     }
@@ -135,7 +137,7 @@ impl CheckpointKind {
     }
 }
 
-/// The inputs of the printed report.
+/// The data of the printed report.
 struct InspectReport<'a> {
     checkpoint: &'a Checkpoint,
     kind: &'a CheckpointKind,
@@ -186,12 +188,12 @@ impl InspectReport<'_> {
             ("kind", self.kind.name().to_owned()),
         ];
         if let Some(method) = self.kind.method() {
-            // Latent-SFT has nothing of its own by which it could be recognised.
+            // Latent-SFT checkpoints have no distinguishing tensors or tokens.
             let assumed = method.family == Family::LATENT_SFT && c.defaults.family.is_none();
             let how = match (args.method, assumed) {
-                (Some(_), _) => "as given",
-                (None, true) => "assumed, as for every plain Llama; --method cot if it writes",
-                (None, false) => "recognised",
+                (Some(_), _) => "given by --method",
+                (None, true) => "assumed for a plain Llama; pass --method cot for a text model",
+                (None, false) => "detected",
             };
             lines.push(("family", format!("{} ({how})", method.family)));
         }
@@ -202,18 +204,23 @@ impl InspectReport<'_> {
             let reads = if *reads_answers { "thoughts and answers" } else { "thoughts" };
             lines.push(("reads", reads.to_owned()));
             if let Some(reference) = reference {
-                lines.push(("thinks", format!("with {}", reference.display())));
+                lines.push(("reference", reference.display().to_string()));
             }
         }
         lines.extend(c.class_name.clone().map(|class| ("class", class)));
         lines.push((
             "backbone",
-            format!("{}, {} layers, {} wide", architecture_name(c.architecture), c.layers, c.width),
+            format!(
+                "{}, {} layers, width {}",
+                architecture_name(c.architecture),
+                c.layers,
+                c.width
+            ),
         ));
         lines.push((
             "heads",
             format!(
-                "{} of {}, {} for keys and values; feed-forward {}",
+                "{} query heads of size {}, {} key-value heads; feed-forward width {}",
                 c.heads, c.head_dim, c.kv_heads, c.ffn
             ),
         ));
@@ -222,7 +229,7 @@ impl InspectReport<'_> {
             format!(
                 "{} embeddings, {}",
                 c.vocab,
-                if c.tied { "tied to the head" } else { "head of its own" }
+                if c.tied { "tied to the LM head" } else { "separate LM head" }
             ),
         ));
         lines.push(("context", format!("{} positions", c.context)));
@@ -235,7 +242,7 @@ impl InspectReport<'_> {
             lines.push((
                 "tokens",
                 format!(
-                    "{:?} end the prompt, {:?} the thoughts, {:?} the answer",
+                    "end of prompt {:?}, end of thoughts {:?}, end of answer {:?}",
                     method.begin_latent, method.end_latent, method.eos
                 ),
             ));
@@ -257,7 +264,7 @@ impl InspectReport<'_> {
     }
 }
 
-/// Where a reward model's reference reasoner is.
+/// The directory of a reward model's reference reasoner.
 fn reference_path(checkpoint: &Checkpoint) -> Option<PathBuf> {
     let copy = checkpoint.model_files().subdir(REFERENCE_DIR);
     let recorded = || Some(checkpoint.dir().join(&checkpoint.config().reference.as_ref()?.path));
@@ -325,8 +332,8 @@ impl TensorListing<'_> {
         if let Some((entry, expected)) = self.mismatched().first() {
             let (name, found) = (entry.original, entry.shape);
             bail!(
-                "{dir}: tensor `{name}` has shape {found:?}, {:?} expected; config.json and \
-                 weights do not belong together",
+                "{dir}: tensor `{name}` has shape {found:?}, expected {:?}; config.json does not \
+                 match the weights",
                 expected.shape
             );
         }
@@ -334,8 +341,8 @@ impl TensorListing<'_> {
             Some(first) if rejects_unknown => {
                 let count = self.unknown().len();
                 bail!(
-                    "{dir}: {count} tensors belong to no known part, the first is `{}`; pass \
-                     --method if it is another family",
+                    "{dir}: {count} unknown tensors, the first is `{}`; pass --method if the \
+                     model has another family",
                     first.original
                 )
             }

@@ -1,4 +1,4 @@
-//! `latent-tts report`: figures and one HTML page from run directories or from trainings. Needs no
+//! `latent-tts report`: figures and an HTML page from run directories or training logs. Needs no
 //! model.
 
 use std::path::{Path, PathBuf};
@@ -48,8 +48,8 @@ pub fn run(args: &ReportArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens run directories; the directory of a sweep stands for all of its runs, and one alone
-/// names the best of them.
+/// Opens run directories. The directory of a sweep expands to all of its runs; a single sweep also
+/// provides the best one.
 fn open_runs(paths: &[PathBuf]) -> Result<(Vec<RunDir>, Option<BestRun>)> {
     let (mut runs, mut best_run) = (Vec::new(), None);
     for path in paths {
@@ -64,13 +64,13 @@ fn open_runs(paths: &[PathBuf]) -> Result<(Vec<RunDir>, Option<BestRun>)> {
     Ok((runs, best_run.filter(|_| paths.len() == 1)))
 }
 
-/// The trainings at these paths; `None` if none is one.
+/// The training directories at these paths; `None` if none of them is one.
 fn training_dirs(paths: &[PathBuf]) -> Result<Option<Vec<TrainingDir>>> {
     let found: Vec<TrainingDir> = paths.iter().filter_map(|path| TrainingDir::find(path)).collect();
     let other = paths.iter().find(|path| TrainingDir::find(path).is_none());
     if let (Some(other), [training, ..]) = (other, &found[..]) {
         bail!(
-            "{} is a training and {} is none; report trainings and runs one after the other",
+            "{} is a training directory and {} is not; report trainings and runs separately",
             training.path().display(),
             other.display()
         );
@@ -78,8 +78,8 @@ fn training_dirs(paths: &[PathBuf]) -> Result<Option<Vec<TrainingDir>>> {
     Ok((!found.is_empty()).then_some(found))
 }
 
-/// The default output directory of trainings: beside the log of a single one, so that the model's
-/// directory holds the model, or `report` beside the first of several.
+/// The default output directory for trainings: beside the log of a single one, to keep the model
+/// directory clean, or `report` beside the first of several.
 fn training_out_dir(paths: &[PathBuf], trainings: &[TrainingDir]) -> PathBuf {
     match trainings {
         [one] => one.path().to_owned(),
@@ -87,7 +87,8 @@ fn training_out_dir(paths: &[PathBuf], trainings: &[TrainingDir]) -> PathBuf {
     }
 }
 
-/// The default output directory: that of a single run, or `report` beside the first of several.
+/// The default output directory: the directory of a single run, or `report` beside the first of
+/// several.
 fn default_out_dir(runs: &[PathBuf]) -> PathBuf {
     match runs {
         [one] => one.clone(),

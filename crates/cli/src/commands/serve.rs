@@ -11,14 +11,15 @@ use latent_tts::tensor::Precision;
 use latent_tts::{Device, EMBEDDED, Engine, ModelSelection, RewardModelChoice};
 use model::Config;
 use serde_json::json;
-use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions, UpstreamOptions};
+use serve::{ChatTemplate, LoadedModel, ModelSource, ServeOptions, SharedScorer, UpstreamOptions};
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{HttpArgs, LimitArgs, LogFormat, ServeArgs, UpstreamArgs};
 use crate::load::{load_models, select_models};
 use crate::printer::Printer;
+use crate::scorer;
 
-/// Longer times are most likely another unit; a week is no deadline.
+/// Maximum timeout in seconds (a week); a longer one is most likely in the wrong unit.
 const MAX_SECONDS: f64 = 7.0 * 86_400.0;
 
 /// Runs `serve`.
@@ -28,17 +29,17 @@ pub fn run(args: &ServeArgs, printer: &Printer) -> Result<ExitCode> {
     start_log(&args.http, args.output.quiet);
     serve::run(models, options, |address| {
         let url = format!("http://{address}");
-        // Nothing can be done about a closed standard output, and clients do not need it.
+        // A closed standard output is ignored; clients do not need it.
         let _ = printer.result(&json!({ "url": url }), || format!("listening at {url}"));
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model of `--model`, loaded, and those of `--add-model`, loaded when they are asked for.
+/// The model of `--model`, loaded, and the models of `--add-model`, loaded on first use.
 fn served_models(args: &ServeArgs, name: &str, printer: &Printer) -> Result<Vec<ModelSource>> {
     if args.upstream.upstream.is_some() {
         if args.model.model.is_some() || !args.http.add_model.is_empty() {
-            bail!("a gateway has no model of its own; leave out --upstream, or --model");
+            bail!("a gateway loads no model; omit --upstream, or --model and --add-model");
         }
         return Ok(Vec::new());
     }
@@ -59,33 +60,34 @@ fn served_models(args: &ServeArgs, name: &str, printer: &Printer) -> Result<Vec<
     Ok(models)
 }
 
-/// The name and the files of a value of `--add-model`.
+/// Parses a value of `--add-model` into the name and the files of a model.
 fn further_model(given: &str) -> Result<(String, ModelSelection)> {
     let Some((name, paths)) = given.split_once('=') else {
-        bail!("--add-model {given}: give NAME=DIR, or NAME=DIR,REWARD_DIR");
+        bail!("--add-model {given}: expected NAME=DIR or NAME=DIR,REWARD_DIR");
     };
     let (reasoner, reward_model) = match paths.split_once(',') {
         Some((reasoner, reward_model)) => (reasoner, RewardModelChoice::Named(reward_model)),
         None => (paths, RewardModelChoice::Default),
     };
     if name.is_empty() || reasoner.is_empty() {
-        bail!("--add-model {given}: neither the name nor the directory may be empty");
+        bail!("--add-model {given}: the name and the directory must not be empty");
     }
     let selection = ModelSelection::new(reasoner, reward_model)
         .with_context(|| format!("--add-model {given}"))?;
     Ok((name.to_owned(), selection))
 }
 
-/// How a model is loaded.
+/// The files of a model and the device to load it on.
 struct ModelLoader {
     selection: ModelSelection,
     device: Device,
-    /// Bytes of keys and values.
+    /// Size of the key-value cache in bytes.
     memory: usize,
 }
 
 impl ModelLoader {
-    /// `first` is what the first load gives: an engine that is in memory already.
+    /// A model source. The first load returns `first`, an engine that is already in memory, if
+    /// given.
     fn into_source(self, name: String, first: Option<Engine>) -> ModelSource {
         let bytes = self.bytes();
         let first = Mutex::new(first);
@@ -100,8 +102,8 @@ impl ModelLoader {
         ModelSource { name, bytes, load: Box::new(load) }
     }
 
-    /// Memory of the weights, the keys and the values. A model whose configuration cannot be read
-    /// counts with its keys and values only: loading it fails with the reason.
+    /// Memory of the weights and the key-value cache in bytes. If the configuration cannot be read,
+    /// only the cache is counted; loading the model then fails with the reason.
     fn bytes(&self) -> u64 {
         let element = match self.device.precision() {
             Precision::F32 => 4,
@@ -120,12 +122,12 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
     let LimitArgs { max_queue, max_samples, max_connections, max_body, .. } = *limits;
     let model = args.model.model.as_deref().unwrap_or(EMBEDDED);
     if http.api_key.as_deref().is_some_and(str::is_empty) {
-        bail!("--api-key is empty; give a key, or leave it out");
+        bail!("--api-key is empty; pass a key or omit the flag");
     }
     if http.api_key.as_deref().is_some_and(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
         bail!(
-            "--api-key has white space or characters that are not ASCII, which no request can send; \
-             give a key of letters, digits and signs"
+            "--api-key contains whitespace or non-ASCII characters, which requests cannot send; \
+             use letters, digits and ASCII punctuation"
         );
     }
     Ok(ServeOptions {
@@ -148,6 +150,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         chat_template: chat_template(http.chat_template.as_deref())?,
         log_prompts: http.log_prompts,
         otlp_endpoint: http.otlp_endpoint.clone(),
+        scorer: scorer::open(&args.scorer)?.map(SharedScorer),
         upstream: upstream(&args.upstream)?,
         runs: http.runs.clone(),
     })
@@ -166,7 +169,7 @@ fn upstream(args: &UpstreamArgs) -> Result<Option<UpstreamOptions>> {
 
 fn seconds(flag: &str, seconds: f64) -> Result<Duration> {
     if seconds > MAX_SECONDS {
-        bail!("{flag} is {seconds} seconds; give at most {MAX_SECONDS}");
+        bail!("{flag} is {seconds} seconds; the maximum is {MAX_SECONDS}");
     }
     Ok(Duration::from_secs_f64(seconds))
 }
@@ -177,28 +180,28 @@ fn chat_template(given: Option<&Path>) -> Result<ChatTemplate> {
         Some("family") => Ok(ChatTemplate::Family),
         Some(file) => {
             let text = record::files::read_regular(Path::new(file));
-            let text = text.with_context(|| format!("cannot read the chat template {file}"))?;
+            let text = text.with_context(|| format!("cannot read chat template {file}"))?;
             let text = String::from_utf8(text)
-                .with_context(|| format!("the chat template {file} is not UTF-8"))?;
+                .with_context(|| format!("chat template {file} is not valid UTF-8"))?;
             Ok(ChatTemplate::Jinja(text))
         }
     }
 }
 
-/// Log lines go to standard error; `RUST_LOG` chooses them.
+/// Starts logging to standard error, filtered by `RUST_LOG`.
 fn start_log(args: &HttpArgs, quiet: bool) {
     let default = if quiet { "error" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|error| {
         if std::env::var_os(EnvFilter::DEFAULT_ENV).is_some() {
             crate::printer::stderr_line(&format!(
-                "note: {} is not used: {error}",
+                "note: ignoring {}: {error}",
                 EnvFilter::DEFAULT_ENV
             ));
         }
         EnvFilter::new(default)
     });
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A second server in one process keeps the first one's log.
+    // A second server in the same process keeps the log of the first one.
     let _ = match args.log_format {
         LogFormat::Text => log.with_ansi(false).try_init(),
         LogFormat::Json => log.json().try_init(),

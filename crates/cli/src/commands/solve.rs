@@ -9,25 +9,30 @@ use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
     Lens, LensToken, Note, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
-    StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, evaluation_params, notes,
+    StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, apply_scorer, evaluation_params,
+    notes,
 };
 use serde_json::{Value, json};
 
+use crate::aggregation::{self, RewardOrigins};
 use crate::args::SolveArgs;
 use crate::load::{load_models, select_models};
 use crate::printer::{Printer, format_duration};
-use crate::{aggregation, settings};
+use crate::{scorer, settings};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// The most that is read from standard input; more was most likely passed by mistake.
+/// Maximum number of bytes read from standard input; more is most likely a mistake.
 const MAX_STDIN_BYTES: u64 = 1 << 20;
 
 /// Runs `solve`.
 pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     let models = select_models(&args.model)?;
     let options = settings::sampling(&args.sampling, SamplingOptions::new(DEFAULT_SAMPLES))?;
-    let options = aggregation::apply(&args.aggregation, options, models.reward_model.is_some())?;
+    let scorer = scorer::open(&args.scorer)?;
+    let sources =
+        RewardOrigins { reward_model: models.reward_model.is_some(), scorer: scorer.is_some() };
+    let options = aggregation::apply(&args.aggregation, options, sources)?;
     let rules = aggregation::rules(&args.aggregation);
     aggregation::check_signals(rules.as_deref(), &options, models.probe.is_some())?;
     let questions = read_questions(&args.text)?;
@@ -42,7 +47,10 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
         let notes = notes::of_question(model.reasoner(), is_embedded, question)?;
         notes.iter().for_each(|note| printer.note(&note_line(note)));
         let request = Request { lens, ..Request::new(question.clone(), params) };
-        let reply = engine.solve(&request)?;
+        let mut reply = engine.solve(&request)?;
+        if let Some(scorer) = &scorer {
+            apply_scorer(scorer.as_ref(), question, &params, &mut reply)?;
+        }
         let rules = aggregation::rules(&args.aggregation);
         let report = SolveReport { question, reply: &reply, params, rules, notes, show: args.show };
         let title = if questions.len() > 1 { format!("{question}\n") } else { String::new() };
@@ -54,18 +62,18 @@ pub fn run(args: &SolveArgs, printer: &Printer) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A note as it is printed, with the command that helps.
+/// The text of a note, with a command that helps.
 fn note_line(note: &Note) -> String {
     let advice = match note {
         Note::UnknownWords(_) => {
-            " (`latent-tts corpus --count 5` shows questions in its vocabulary)"
+            " (`latent-tts corpus --count 5` prints questions in its vocabulary)"
         }
         _ => "",
     };
     format!("note: {note}{advice}")
 }
 
-/// The question of the argument, or one a line of standard input.
+/// The question given as argument, or the lines of standard input.
 fn read_questions(text: &str) -> Result<Vec<String>> {
     let questions: Vec<String> = match text {
         "-" => read_stdin()?.lines().map(|line| line.trim().to_owned()).collect(),
@@ -74,8 +82,8 @@ fn read_questions(text: &str) -> Result<Vec<String>> {
     let questions: Vec<String> = questions.into_iter().filter(|text| !text.is_empty()).collect();
     if questions.is_empty() {
         bail!(
-            "the question is empty; give it as an argument, or one a line on standard input with \
-             `-`"
+            "the question is empty; pass it as an argument, or pass `-` and one question per line \
+             on standard input"
         );
     }
     Ok(questions)
@@ -89,21 +97,21 @@ fn read_stdin() -> Result<String> {
         .read_to_string(&mut text)
         .context("cannot read questions from standard input")?;
     if text.len() as u64 > MAX_STDIN_BYTES {
-        bail!("standard input holds more than {MAX_STDIN_BYTES} bytes; give fewer questions");
+        bail!("standard input exceeds {MAX_STDIN_BYTES} bytes; pass fewer questions");
     }
     Ok(text)
 }
 
-/// A reply with the context that its output needs.
+/// A reply with the context needed to print it.
 struct SolveReport<'a> {
     question: &'a str,
     reply: &'a Reply,
     params: SamplingParams,
-    /// The rules that `--aggregate` names.
+    /// The rules in `--aggregate`.
     rules: Option<Vec<Rule>>,
-    /// In what the question is outside the model's range.
+    /// Why the question is outside the model's range, if it is.
     notes: Vec<Note>,
-    /// Print every trajectory.
+    /// Whether to print every trajectory.
     show: bool,
 }
 
@@ -113,7 +121,7 @@ struct RuleAnswer<'a> {
     answer: Option<&'a str>,
 }
 
-/// Width of the label column; holds the longest rule name.
+/// Width of the label column, which fits the longest rule name.
 const LABEL: usize = 12;
 
 impl SolveReport<'_> {
@@ -155,7 +163,7 @@ impl SolveReport<'_> {
         votes
     }
 
-    /// The probability that the printed answer is right, with a calibration.
+    /// The probability that the printed answer is correct, if there is a calibration.
     fn confidence(&self) -> Option<f64> {
         let rule = self.rules.as_ref().and_then(|rules| rules.first()).copied();
         let rule = rule.unwrap_or(self.reply.rule);
@@ -188,7 +196,7 @@ impl SolveReport<'_> {
         self.trajectories().len() as f64 / (prefill + thoughts + scores + answers).max(1e-9)
     }
 
-    /// The largest reward among the trajectories with an answer.
+    /// The largest reward among the trajectories with this answer.
     fn best_reward(&self, answer: &str) -> Option<f64> {
         let voters = self.trajectories().iter().filter(|t| t.answer() == Some(answer));
         let rewards = voters.map(|t| aggregate::reward(t, RewardReduction::OutcomeOrMean));
@@ -252,8 +260,8 @@ impl SolveReport<'_> {
         text
     }
 
-    /// What every trajectory said, with its rewards: the answer's, if the reward model reads
-    /// answers, and the thoughts'.
+    /// The text and rewards of every trajectory: the outcome reward, if the reward model reads
+    /// answers, and the process rewards.
     fn trajectory_table(&self) -> String {
         let all = self.trajectories();
         let answer = |t: &Trajectory| t.answer().unwrap_or("none").to_owned();
@@ -264,7 +272,7 @@ impl SolveReport<'_> {
             text.push_str(&format!("  {:>8}", "reward"));
         }
         text.push_str(if self.has_rewards() {
-            "  rewards of thoughts; text\n"
+            "  rewards per thought, text\n"
         } else {
             "  text\n"
         });
@@ -283,19 +291,19 @@ impl SolveReport<'_> {
         text
     }
 
-    /// The tokens of the chosen and of the greedy trajectory's thoughts, if they were asked for.
+    /// The tokens of the selected and the greedy trajectory's thoughts, if requested.
     fn lens(&self) -> String {
         let chosen = self.reply.chosen.map(|i| &self.trajectories()[i]);
         let named = [
-            chosen.map(|t| (format!("thoughts of trajectory {}, the chosen one", t.number), t)),
-            self.reply.greedy.as_ref().map(|t| ("thoughts of the greedy one".to_owned(), t)),
+            chosen.map(|t| (format!("thoughts of trajectory {} (selected)", t.number), t)),
+            self.reply.greedy.as_ref().map(|t| ("thoughts of the greedy run".to_owned(), t)),
         ];
         let mut text = String::new();
         for (title, trajectory) in named.into_iter().flatten().filter(|(_, t)| !t.lens.is_empty()) {
             let reading: String =
                 trajectory.lens.iter().filter_map(|t| t.first()).map(|t| &*t.text).collect();
             let reading = reading.split_whitespace().collect::<Vec<_>>().join(" ");
-            text.push_str(&format!("{title}, read as tokens: {reading}\n"));
+            text.push_str(&format!("{title}, decoded: {reading}\n"));
             for (t, tokens) in trajectory.lens.iter().enumerate() {
                 let cells: Vec<String> = tokens.iter().map(format_lens_token).collect();
                 text.push_str(&format!("{:>4}  {}\n", t + 1, cells.join("  ")));
@@ -316,7 +324,7 @@ impl SolveReport<'_> {
         };
         let all = self.trajectories().len();
         let doubt = if self.notes.is_empty() { "" } else { "; outside the model's range" };
-        let confidence = self.confidence().map(|p| format!("; {:.0}% likely right", 100.0 * p));
+        let confidence = self.confidence().map(|p| format!("; confidence {:.0}%", 100.0 * p));
         let confidence = confidence.unwrap_or_default();
         format!(
             "{answer} (by {rule}: {} of {all} trajectories{confidence}{doubt})",
@@ -356,20 +364,20 @@ impl SolveReport<'_> {
         if let Some(silent) = silent.filter(|_| !self.show) {
             let said: String = silent.text.chars().take(60).collect();
             text.push_str(&format!(
-                "none: no answer is found in, e.g., {said:?}; --show prints all, --max-new-tokens \
-                 lets them go on\n"
+                "none: no answer found, e.g. in {said:?}; --show prints all texts, \
+                 --max-new-tokens allows longer ones\n"
             ));
         }
         if self.has_rewards() {
             text.push_str(
-                "weight: the share of the weighted vote, not the chance that the answer is right\n",
+                "weight: share of the weighted vote, not the probability of being correct\n",
             );
         }
         text.push('\n');
         text
     }
 
-    /// The best trajectory, the beam search, the reason of an early stop, and the stage times.
+    /// The best trajectory, the beam search, the reason for an early stop, and the stage times.
     fn details(&self) -> String {
         let mut text = String::new();
         let best = aggregate::best_of(self.trajectories(), RewardReduction::OutcomeOrMean)
@@ -378,14 +386,13 @@ impl SolveReport<'_> {
             best.and_then(|best| Some((best, best.process_rewards.as_ref()?)))
         {
             let reward = aggregate::reward(best, RewardReduction::OutcomeOrMean);
-            let of =
-                if best.outcome_reward.is_some() { "its answer" } else { "its thoughts, mean" };
+            let of = if best.outcome_reward.is_some() { "outcome" } else { "mean over thoughts" };
             let content = format!(
                 "trajectory {}: reward {reward:.3} ({of}){}",
                 best.number,
                 format_process_rewards(scores)
             );
-            text.push_str(&labelled("best one", &content));
+            text.push_str(&labelled("best sample", &content));
         }
         if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
             let rewards = beam.best.process_rewards.as_deref().unwrap_or_default();
@@ -396,9 +403,9 @@ impl SolveReport<'_> {
         }
         if let Some(stopped) = self.reply.stopped {
             let why = match stopped.reason {
-                StopReason::Certain => "no further one can change the vote",
+                StopReason::Certain => "further ones cannot change the vote",
                 StopReason::Confident => "the lead is large enough",
-                StopReason::Deadline => "the deadline has passed",
+                StopReason::Deadline => "the deadline was reached",
             };
             let content = format!(
                 "after {} of {} trajectories: {why}",
@@ -431,12 +438,12 @@ impl SolveReport<'_> {
 
 fn format_process_rewards(scores: &[f32]) -> String {
     scores.iter().enumerate().fold(String::new(), |text, (t, score)| {
-        let before = if t == 0 { ", by thought" } else { "" };
+        let before = if t == 0 { ", per thought" } else { "" };
         format!("{text}{before} {score:.3}")
     })
 }
 
-/// The token's text, quoted so that spaces are seen, and its probability.
+/// The text of a token, quoted to make spaces visible, and its probability.
 fn format_lens_token(LensToken { token, text, probability }: &LensToken) -> String {
     let text = if text.is_empty() { format!("#{token}") } else { format!("{text:?}") };
     format!("{text} {:.1}%", 100.0 * probability)

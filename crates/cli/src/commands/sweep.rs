@@ -1,4 +1,4 @@
-//! `latent-tts sweep`: runs an eval for each strength of the perturbation and finds the best.
+//! `latent-tts sweep`: runs an eval for each perturbation strength and finds the best.
 
 mod table;
 
@@ -22,7 +22,7 @@ use crate::settings;
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(64).unwrap();
-/// Default number of questions of the built-in corpus.
+/// Default number of questions of the embedded corpus.
 const DEFAULT_QUESTIONS: usize = 200;
 
 /// Runs `sweep`.
@@ -31,7 +31,7 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
     let ks = ks(args)?;
     let base = EvalJob::from_args(&base_eval_args(args, &spec))?;
     if spec.needs_rewards() && base.models.reward_model.is_none() {
-        bail!("--metric {} needs rewards; give --reward-model", value_name(args.metric));
+        bail!("--metric {} needs rewards; pass --reward-model", value_name(args.metric));
     }
     let questions = base.data.read(args.limit, DEFAULT_QUESTIONS)?;
     let device = args.run.machine.device.open(printer)?;
@@ -57,7 +57,8 @@ pub fn run(args: &SweepArgs, printer: &Printer) -> Result<ExitCode> {
         }
     };
     printer.result(&summary, || {
-        let page = page.map(|page| format!("\nthe page is {}", page.display())).unwrap_or_default();
+        let page =
+            page.map(|page| format!("\nHTML report: {}", page.display())).unwrap_or_default();
         format!(
             "{}\n{} and the runs are in {}{page}",
             table::render(&summary),
@@ -94,8 +95,8 @@ fn sweep_spec(args: &SweepArgs) -> Result<SweepSpec> {
     })
 }
 
-/// The strengths of dropout, noise and mixtures: those given, and of `--sampler` the default ones
-/// if none are given. Flags of a sampler other than `--sampler` are refused.
+/// The strengths of dropout, noise and mixtures: the given ones, or the default of `--sampler` if
+/// none are given. Strengths of samplers other than `--sampler` are an error.
 fn grids(args: &SweepArgs) -> Result<[Option<SweepGrid>; 3]> {
     let Some(sampler) = args.sampler else {
         return Ok([args.dropout_p.clone(), args.noise_std.clone(), args.gumbel_tau.clone()]);
@@ -109,10 +110,7 @@ fn grids(args: &SweepArgs) -> Result<[Option<SweepGrid>; 3]> {
         ("--gumbel-tau", SweepSamplerKind::Gumbel, args.gumbel_tau.is_some()),
     ];
     if let Some((flag, ..)) = flags.iter().find(|(_, of, given)| *given && *of != sampler) {
-        bail!(
-            "{flag} has no meaning with --sampler {}; leave one of them out",
-            value_name(sampler)
-        );
+        bail!("{flag} has no effect with --sampler {}; omit one of them", value_name(sampler));
     }
     let grid = |of: SweepSamplerKind, given: &Option<SweepGrid>, default: SweepGrid| {
         (of == sampler).then(|| given.clone().unwrap_or(default))
@@ -124,20 +122,20 @@ fn grids(args: &SweepArgs) -> Result<[Option<SweepGrid>; 3]> {
     ])
 }
 
-/// The numbers of trajectories in the table: those of `--k`, else powers of four and N.
+/// The numbers of trajectories in the table: the values of `--k`, otherwise powers of four and N.
 fn ks(args: &SweepArgs) -> Result<Vec<usize>> {
     let samples = args.samples.unwrap_or(DEFAULT_SAMPLES);
     Ok(sweep::ks(&settings::ks(args.k.as_deref(), samples)?, settings::to_usize(samples)))
 }
 
-/// The arguments that the evals of all points share: all but the sampler and the directory.
+/// The arguments that the evals of all points share: all except the sampler and the directory.
 fn base_eval_args(args: &SweepArgs, spec: &SweepSpec) -> EvalArgs {
     let mut eval = default_eval_args();
     eval.model = args.model.clone();
     eval.data = args.data.clone();
     eval.limit = args.limit;
     eval.fields = args.fields.clone();
-    // Coverage and majority need no rewards: none are computed unless a reward model is named.
+    // Coverage and majority need no rewards, so none are computed unless a reward model is given.
     if !spec.needs_rewards() {
         eval.model.reward_model.get_or_insert_with(|| NO_REWARD_MODEL.to_owned());
     }
@@ -152,11 +150,11 @@ fn base_eval_args(args: &SweepArgs, spec: &SweepSpec) -> EvalArgs {
     eval
 }
 
-/// Evaluates the points in this process.
+/// Evaluates points in this process.
 struct LocalPoints<'a> {
     engine: &'a Engine,
     questions: &'a [Question],
-    /// The evaluation that all points share, but for the sampler and the directory.
+    /// The evaluation that all points share, except for the sampler and the directory.
     base: &'a EvalJob,
     printer: &'a Printer,
 }

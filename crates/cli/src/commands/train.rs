@@ -1,5 +1,5 @@
-//! `latent-tts train`: flags become the options of a training of the library, whose progress and
-//! result are printed.
+//! `latent-tts train`: converts flags to options of a library training, and prints its progress and
+//! result.
 
 mod probe;
 mod progress;
@@ -50,9 +50,7 @@ fn reward(args: &RewardArgs, printer: &Printer) -> Result<ExitCode> {
     drop(progress);
     if args.options.objective == Objective::Untrained {
         let out = &report.out;
-        printer.result(&json!({ "out": out }), || {
-            format!("{} is written, untrained", out.display())
-        })?;
+        printer.result(&json!({ "out": out }), || format!("wrote {}, untrained", out.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let model = shell_quoted(&args.options.model);
@@ -78,35 +76,35 @@ fn rl(args: &RlArgs, printer: &Printer) -> Result<ExitCode> {
     print_report(&report, printer, || finished_text(&report, &next))
 }
 
-/// Opens the device of a training, which needs gradients.
+/// Opens the device of a training, which must support gradients.
 fn open_device(args: &DeviceArgs, printer: &Printer) -> Result<Device> {
     ensure!(
         args.dtype != Some(DtypeKind::Int8),
-        "--dtype int8 has no gradients; a CPU trains in f32, so leave --dtype out"
+        "--dtype int8 does not support gradients; omit --dtype to train in f32 on a CPU"
     );
     let device = args.open(printer)?;
     check_gradients(args, &device)?;
-    // Those that prepare batches while the device computes.
+    // Threads that prepare batches while the device computes.
     tensor::start_global_threads(args.threads)?;
-    printer.note(&format!("on {}", device.describe()));
+    printer.note(&format!("training on {}", device.describe()));
     Ok(device)
 }
 
-/// Refuses a precision without gradients, and a promise that they do not keep.
+/// Rejects precisions without gradients, and `--deterministic` on a GPU.
 pub(super) fn check_gradients(args: &DeviceArgs, device: &Device) -> Result<()> {
     ensure!(
         args.dtype != Some(DtypeKind::Fp8),
-        "--dtype fp8 has no gradients; pass --dtype bf16 or leave it out"
+        "--dtype fp8 does not support gradients; pass --dtype bf16 or omit --dtype"
     );
     ensure!(
         !args.deterministic || !device.is_cuda(),
-        "--deterministic does not hold for a GPU's gradients, whose sums over rows have no fixed \
-         order; leave it out, or pass --device cpu"
+        "--deterministic does not cover gradients on a GPU, whose sums over rows have no fixed \
+         order; omit it, or pass --device cpu"
     );
     Ok(())
 }
 
-/// An error of options with flags in place of the options' names.
+/// Converts an error about options, replacing option names by flags.
 fn with_flags(error: Error) -> anyhow::Error {
     match error {
         Error::Train(TrainError::Options { reason }) => anyhow!(flags_for_options(&reason)),
@@ -115,7 +113,7 @@ fn with_flags(error: Error) -> anyhow::Error {
     }
 }
 
-/// A text with `--flag` in place of every `option` in backticks.
+/// Replaces every `option` in backticks by `--flag`.
 fn flags_for_options(text: &str) -> String {
     let is_option = |part: &str| {
         let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
@@ -138,13 +136,13 @@ fn flags_for_options(text: &str) -> String {
     flags
 }
 
-/// What usually follows: a chain of thought becomes a latent reasoner, which is measured.
+/// The usual next command: a chain-of-thought model becomes a latent reasoner, which is evaluated.
 fn after_reasoner(args: &ReasonerArgs) -> String {
     let out = shell_quoted(&args.out.display().to_string());
     if args.options.thinking.mode != ReasonerMode::Cot {
         return format!("latent-tts eval --model {out}, or latent-tts annotate --model {out}");
     }
-    // A model for a CPU stays one, and is trained on the same data.
+    // A model for a CPU keeps its preset, and trains on the same data.
     let tiny = args.preset.as_deref() == Some("tiny");
     let preset = if tiny { " --preset tiny" } else { "" };
     let data = &args.options.data;
@@ -167,7 +165,7 @@ fn print_report(
     text: impl FnOnce() -> String,
 ) -> Result<ExitCode> {
     if !report.finished {
-        printer.note(interrupt::message("interrupted; the state is saved").trim_start());
+        printer.note(interrupt::message("interrupted; the state was saved").trim_start());
         return Ok(ExitCode::from(interrupt::INTERRUPTED));
     }
     let metrics = report.kept.iter().flat_map(|kept| {
@@ -183,13 +181,13 @@ fn print_report(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was trained, how good it is, and what to do with it.
+/// The result of a finished training, its metrics, and the next command.
 fn finished_text(report: &TrainReport, next: &str) -> String {
     let TrainReport { out, seconds, kept, .. } = report;
     let eval = kept.iter().map(|eval| format!("{}\n", progress::eval_sentence(eval)));
     let page = Path::new(out).join(record::TRAINING_DIR).join("report.html");
     format!(
-        "{} is trained ({})\n{}learning curves are in {}\nnext: {next}",
+        "trained {} in {}\n{}learning curves: {}\nnext: {next}",
         out.display(),
         format_duration(*seconds),
         eval.collect::<String>(),

@@ -1,5 +1,4 @@
-//! `latent-tts verify`: prints the comparison of this engine with a reference dump, one line per
-//! check.
+//! `latent-tts verify`: compares this engine with a reference dump and prints one line per check.
 
 use std::process::ExitCode;
 
@@ -9,7 +8,7 @@ use latent_tts::verify::{CheckOutcome, GoldenCheck, verify};
 use crate::args::VerifyArgs;
 use crate::printer::Printer;
 
-/// Runs every check of a dump; exit code 1 if any fails.
+/// Runs every check of a dump; the exit code is 1 if any fails.
 pub fn run(args: &VerifyArgs, printer: &Printer) -> Result<ExitCode> {
     let device = args.device.open(printer)?;
     let verification = verify(&args.dir, args.base.as_deref(), &device)?;
@@ -42,7 +41,7 @@ fn check_line(check: &GoldenCheck, width: usize) -> String {
     };
     let error = match (check.largest_error, check.tolerance) {
         (Some(error), Some(tolerance)) => {
-            format!("largest error {error:.1e} of {tolerance:.0e} allowed")
+            format!("largest error {error:.1e}, tolerance {tolerance:.0e}")
         }
         _ => "exact".to_owned(),
     };

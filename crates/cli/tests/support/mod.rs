@@ -10,7 +10,7 @@ use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Every reasoner checkpoint family, with its name on the command line.
+/// Every family of reasoner checkpoints, with its name on the command line.
 pub const REASONERS: [(&str, CheckpointFamily); 6] = [
     ("coconut", CheckpointFamily::Coconut),
     ("codi", CheckpointFamily::CodiGpt2),
@@ -102,7 +102,7 @@ impl CliSandbox {
         command_output(self.command(args).output().unwrap())
     }
 
-    /// A small eval of `model` on `data.jsonl`; flags in `more` replace its own.
+    /// A small eval of `model` on `data.jsonl`; flags in `more` override the defaults.
     pub fn eval_args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
         let base = [
             ["--model", "model"],
@@ -130,7 +130,7 @@ impl CliSandbox {
         text.lines().map(record).collect()
     }
 
-    /// Path and bytes of every file below a directory.
+    /// The paths and bytes of all files below a directory.
     pub fn snapshot(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let mut files = Vec::new();
         collect(&self.path(name), &mut files);

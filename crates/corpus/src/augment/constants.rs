@@ -1,17 +1,17 @@
-//! Numbers that a solution uses because everybody knows them: days of a week, cents of a dollar.
+//! Numbers in a solution from general knowledge: days in a week, cents in a dollar.
 //!
-//! Such a number is accepted only where a word of the question brings it to mind, and is then never
-//! changed.
+//! Such a number is accepted only if a word of the question implies it, and is never changed.
 
 use super::lexer::QuestionToken;
 use super::number_words::denominator;
 use super::rational::Rational;
 
-/// A fact of the world: its words bring its numbers to mind, and a partner makes that certain.
+/// A fact about the world: its words imply its numbers; a partner word makes the implication
+/// certain.
 struct WorldFact {
     /// In the singular and in lower case.
     words: &'static [&'static str],
-    /// Without partners the words are enough.
+    /// Without partners the words are sufficient.
     partners: &'static [&'static str],
     numbers: &'static [&'static str],
 }
@@ -27,7 +27,7 @@ const fn fact(
 const DAYS: &[&str] = &["day", "daily", "everyday", "week"];
 const WEEKDAYS: &[&str] =
     &["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
-/// No word: what such a fact brings to mind is never certain.
+/// Matches no word: the implication of such a fact is never certain.
 const NEVER: &[&str] = &[" "];
 const CURRENCY: &[&str] = &["cent", "penny", "pennies", "¢"];
 
@@ -108,12 +108,12 @@ const FACTS: &[WorldFact] = &[
     fact(&["average", "mean", "median"], &[], &["2"]),
 ];
 
-/// The numbers that a question's words bring to mind.
+/// The numbers implied by the words of a question.
 #[derive(Debug, Clone)]
 pub(super) struct KnownConstants {
-    /// Even where the question has the same number.
+    /// Constants even if the question contains the same number.
     certain: Vec<Rational>,
-    /// Where nothing else explains them.
+    /// Constants if there is no other explanation.
     possible: Vec<Rational>,
 }
 
@@ -139,14 +139,15 @@ impl KnownConstants {
         known
     }
 
-    /// Adds a number that the text states in a way that is never rewritten.
+    /// Adds a number in a format that is never rewritten.
     pub(super) fn add(&mut self, value: Rational) {
         self.certain.push(value);
     }
 
-    /// Small whole numbers that words of the question name, such as the 2 of `twice`.
+    /// Small integers implied by words of the question, such as 2 by `twice`.
     pub(super) fn factors(&self) -> Vec<Rational> {
-        let (low, high) = (Rational::whole(2), Rational::whole(10));
+        let low = Rational::whole(2);
+        let high = Rational::whole(10);
         let is_factor = |value: &Rational| value.is_whole() && (low..=high).contains(value);
         let mut factors: Vec<Rational> = self.certain.iter().copied().filter(is_factor).collect();
         factors.sort_unstable();
@@ -154,12 +155,12 @@ impl KnownConstants {
         factors
     }
 
-    /// Whether the number may stand for itself even where the question has the same number.
+    /// Whether the number may be a constant even if the question contains the same number.
     pub(super) fn is_certain(&self, value: Rational) -> bool {
         self.certain.contains(&value)
     }
 
-    /// Whether the number may stand for itself where nothing else explains it.
+    /// Whether the number may be a constant if there is no other explanation.
     pub(super) fn is_possible(&self, value: Rational) -> bool {
         self.is_certain(value) || self.possible.contains(&value)
     }

@@ -1,4 +1,4 @@
-//! What the words around a number say about it.
+//! Properties of a number inferred from the surrounding words.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::mention::MentionUnit;
 use super::number_words::ordinal;
 use super::rational::Rational;
 
-/// Letters that may follow a number without a space.
+/// Units that may follow a number without a space.
 const UNITS: &[&str] = &[
     "kg", "g", "km", "m", "cm", "mm", "ml", "l", "lb", "lbs", "oz", "ft", "in", "mph", "kph", "hr",
     "hrs", "min", "mins", "gb", "mb", "cents", "kw", "w", "c",
@@ -69,7 +69,7 @@ const LABELS: &[&str] = &[
     "november",
     "december",
 ];
-/// Words before a number that counts what is known already.
+/// Words before a number that refers back to known things.
 const BACK_REFERENCES: &[&str] =
     &["the", "these", "those", "all", "other", "remaining", "another", "them"];
 /// Things whose number is a fact about the world.
@@ -123,7 +123,7 @@ const FACT_NOUNS: &[&str] = &[
     "bedroom",
 ];
 
-/// What the number in `span` counts.
+/// The unit of the number in `span`.
 pub(super) fn unit(tokens: &[QuestionToken], span: &Range<usize>) -> MentionUnit {
     let mut after = tokens[span.end..].iter().filter(|token| token.text != "-");
     let next = after.next();
@@ -139,7 +139,7 @@ pub(super) fn unit(tokens: &[QuestionToken], span: &Range<usize>) -> MentionUnit
     }
 }
 
-/// A noun without the ending of its plural.
+/// A noun without its plural ending.
 fn singular(word: &str) -> &str {
     word.strip_suffix('s').filter(|stem| stem.len() > 2).unwrap_or(word)
 }
@@ -162,14 +162,15 @@ pub(super) fn is_fixed(tokens: &[QuestionToken], span: &Range<usize>, value: Rat
 
 /// Whether the number is joined to letters, to `:` or to another number.
 fn is_part_of_numeral(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
-    let (first, last) = (&tokens[span.start], &tokens[span.end - 1]);
+    let first = &tokens[span.start];
+    let last = &tokens[span.end - 1];
     let before = span.start.checked_sub(1).map(|at| &tokens[at]);
     let joined_before = before.filter(|token| token.range.end == first.range.start);
     let joined_after = tokens.get(span.end).filter(|token| token.range.start == last.range.end);
     let number_at = |at: usize| tokens.get(at).is_some_and(|t| t.kind == TokenKind::Number);
     let before_is_bad = joined_before.is_some_and(|token| match token.text.as_str() {
         "$" | "(" | "\"" | "'" | "“" | "‘" | "£" | "€" | "," | "." => false,
-        // A dash between words (`ten-year`) is harmless, one between numbers is a range.
+        // A dash between words (`ten-year`) is allowed; between numbers it is a range.
         "-" | "–" | "—" | "/" => span.start >= 2 && number_at(span.start - 2),
         _ => true,
     });
@@ -227,7 +228,7 @@ fn is_and_a_half(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
     after(0) == "and" && (after(1) == "a" && half(after(2)) || after(1) == "one" && half(after(2)))
 }
 
-/// Whether the text tells of the last of so many things, or of one more: `3 machines`, `a fourth`.
+/// Whether the text mentions the last of this many things, or one more: `3 machines`, `a fourth`.
 fn has_ordinal(tokens: &[QuestionToken], value: Rational) -> bool {
     let ordinals = tokens.iter().filter_map(|token| ordinal(&token.text));
     value > Rational::whole(2)
@@ -236,7 +237,7 @@ fn has_ordinal(tokens: &[QuestionToken], value: Rational) -> bool {
             .any(|n| value == Rational::whole(n) || value == Rational::whole(n - 1))
 }
 
-/// Whether the number counts people who are all told of.
+/// Whether the number counts people who are all mentioned.
 fn is_count_of_family(tokens: &[QuestionToken], unit: &MentionUnit) -> bool {
     const ROLES: &[&str] = &[
         "mom", "dad", "mother", "father", "wife", "husband", "twin", "twins", "son", "daughter",
@@ -247,7 +248,7 @@ fn is_count_of_family(tokens: &[QuestionToken], unit: &MentionUnit) -> bool {
     people.contains(&unit.noun.as_str()) && roles >= 2
 }
 
-/// Whether the number is what a basket or goal counts in a game of known rules.
+/// Whether the number is the value of a basket or goal in a game with known rules.
 fn is_score(tokens: &[QuestionToken], unit: &MentionUnit, value: Rational) -> bool {
     const GAMES: &[&str] = &["basketball", "football", "touchdown", "touchdowns", "baskets", "nba"];
     let game = |token: &QuestionToken| GAMES.contains(&token.text.as_str());
@@ -265,7 +266,7 @@ fn is_fact(unit: &MentionUnit, value: Rational) -> bool {
         || matches!(unit.after_noun.as_str(), "bill" | "note" | "coin")
 }
 
-/// Whether the rest of the sentence lists as many things as the number says.
+/// Whether the rest of the sentence lists as many things as the number.
 fn is_count_of_list(tokens: &[QuestionToken], span: &Range<usize>, value: Rational) -> bool {
     let Some(count) = value.as_whole().filter(|count| (2..=6).contains(count)) else {
         return false;
@@ -282,7 +283,7 @@ fn is_count_of_list(tokens: &[QuestionToken], span: &Range<usize>, value: Ration
         || count == 2 && names == 2
 }
 
-/// Whether the number counts what the text has introduced: `the 5 boxes`, `all three`.
+/// Whether the number refers to things introduced before: `the 5 boxes`, `all three`.
 pub(super) fn refers_back(tokens: &[QuestionToken], span: &Range<usize>) -> bool {
     let before = span.start.checked_sub(1).map_or("", |at| &tokens[at].text);
     BACK_REFERENCES.contains(&before) && !unit(tokens, span).percent

@@ -1,25 +1,25 @@
-//! Where a number of a solution comes from: the question, an earlier step, or general knowledge.
+//! Derivations of a solution's numbers from the question, an earlier step, or general knowledge.
 
 use super::expression::BinaryOp;
 use super::rational::Rational;
 
-/// A number that others are derived from.
+/// A number from which others are derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NumberNode {
-    /// Never changes.
+    /// A number that never changes.
     Constant(Rational),
-    /// A number of the question that is drawn anew, by its index.
+    /// The index of a number of the question that is resampled.
     Variable(usize),
-    /// A fraction of two numbers of the question: its numerator and denominator.
+    /// A fraction of two numbers of the question: the indices of numerator and denominator.
     Fraction(usize, usize),
-    /// The result of a step, by its index.
+    /// The index of a step, for its result.
     StepResult(usize),
 }
 
 /// How a number follows from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Derivation {
-    /// `offset + scale * node`: the number itself, its hundredth, the rest to one.
+    /// `offset + scale * node`: the number itself, its hundredth, or its complement to one.
     Affine { node: NumberNode, scale: Rational, offset: Rational },
     /// One operation on two numbers.
     Pair { op: BinaryOp, left: NumberNode, right: NumberNode },
@@ -31,7 +31,7 @@ impl Derivation {
         Self::Affine { node, scale: Rational::ONE, offset: Rational::ZERO }
     }
 
-    /// The node, if the number is that itself.
+    /// The node, if the derivation is the node itself.
     pub(super) fn as_direct(self) -> Option<NumberNode> {
         match self {
             Self::Affine { node, scale: Rational::ONE, offset: Rational::ZERO } => Some(node),
@@ -52,14 +52,14 @@ impl Derivation {
 /// Values of the variables and of the steps so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Assignment {
-    /// By variable.
+    /// Values of the variables.
     pub(super) variables: Vec<Rational>,
-    /// By step.
+    /// Results of the steps so far.
     pub(super) results: Vec<Rational>,
 }
 
 impl Assignment {
-    /// A node's value; `None` for a step that is still to come.
+    /// A node's value; `None` for a later step.
     pub(super) fn value(&self, node: NumberNode) -> Option<Rational> {
         match node {
             NumberNode::Constant(value) => Some(value),
@@ -71,7 +71,7 @@ impl Assignment {
         }
     }
 
-    /// A derived number's value, unless it overflows or divides by zero.
+    /// A derived number's value; `None` on overflow or division by zero.
     pub(super) fn derive(&self, derivation: Derivation) -> Option<Rational> {
         match derivation {
             Derivation::Affine { node, scale, offset } => offset.add(scale.mul(self.value(node)?)?),

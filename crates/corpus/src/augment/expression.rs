@@ -1,11 +1,11 @@
-//! The calculation of one annotated step: parsed once, evaluated with other operands, written back.
+//! The calculation of an annotated step: parsed once, then evaluated and written with new operands.
 //!
-//! Operands are numbers; operators are `+ - * / ( )`, a leading minus and a trailing `%`. Signs of
-//! multiplication and division of other alphabets are read as `*` and `/`, currency is dropped.
+//! Operands are numbers; operators are `+ - * / ( )`, a leading minus and a trailing `%`. Other
+//! multiplication and division signs are read as `*` and `/`; currency signs are ignored.
 
 use super::rational::Rational;
 
-/// Most operands of one step; longer ones are damaged or no calculation.
+/// Maximum number of operands of a step; longer steps are corrupt or not calculations.
 const MAX_OPERANDS: usize = 32;
 
 /// A step `expression = result` whose operands can be replaced.
@@ -13,11 +13,11 @@ const MAX_OPERANDS: usize = 32;
 pub(super) struct StepExpression {
     /// Values of the operands, from left to right.
     pub(super) operands: Vec<Rational>,
-    /// What the annotation says the result is.
+    /// The annotated result.
     pub(super) result: Rational,
-    /// In the order of the text.
+    /// The symbols in text order.
     symbols: Vec<StepSymbol>,
-    /// In reverse Polish notation.
+    /// The expression in reverse Polish notation.
     program: Vec<Instruction>,
 }
 
@@ -33,7 +33,7 @@ enum StepSymbol {
 pub(super) enum Instruction {
     /// Pushes an operand.
     Push(usize),
-    /// Replaces the two topmost values.
+    /// Replaces the two topmost values by the result of an operation.
     Binary(BinaryOp),
     /// Negates the topmost value.
     Negate,
@@ -41,7 +41,7 @@ pub(super) enum Instruction {
     Percent,
 }
 
-/// An operation of two operands.
+/// A binary operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BinaryOp {
     Add,
@@ -51,7 +51,7 @@ pub(super) enum BinaryOp {
 }
 
 impl BinaryOp {
-    /// The result, unless it overflows or divides by zero.
+    /// The result; `None` on overflow or division by zero.
     pub(super) fn apply(self, left: Rational, right: Rational) -> Option<Rational> {
         match self {
             Self::Add => left.add(right),
@@ -104,7 +104,7 @@ impl StepExpression {
         Some(Self { operands, result, symbols, program })
     }
 
-    /// The value with these operands, unless it overflows or divides by zero.
+    /// The value with these operands; `None` on overflow or division by zero.
     pub(super) fn evaluate(&self, operands: &[Rational]) -> Option<Rational> {
         let mut stack = Vec::with_capacity(self.operands.len());
         for instruction in &self.program {
@@ -122,12 +122,12 @@ impl StepExpression {
         stack.pop().filter(|_| stack.is_empty())
     }
 
-    /// The instructions, for other interpretations than numbers.
+    /// The instructions, for interpretations other than evaluation.
     pub(super) fn program(&self) -> &[Instruction] {
         &self.program
     }
 
-    /// By operand, whether it is added or subtracted; `None` where anything is multiplied.
+    /// Per operand: whether it is added (true) or subtracted; `None` with multiplications.
     pub(super) fn signs(&self) -> Option<Vec<bool>> {
         let is_linear = self.program.iter().all(|instruction| {
             !matches!(
@@ -144,7 +144,7 @@ impl StepExpression {
         (0..self.operands.len()).map(is_added).collect()
     }
 
-    /// Whether the expression is a sum of operands; then, of how many.
+    /// The number of addends, if the expression is a sum of operands.
     pub(super) fn addends(&self) -> Option<usize> {
         let is_sum = self.program.iter().all(|instruction| {
             matches!(instruction, Instruction::Push(_) | Instruction::Binary(BinaryOp::Add))
@@ -152,7 +152,7 @@ impl StepExpression {
         is_sum.then_some(self.operands.len())
     }
 
-    /// The step with its brackets. `None` where a number has no short decimal.
+    /// The step with its brackets; `None` if a number has no short decimal form.
     pub(super) fn write(&self, operands: &[Rational], result: Rational) -> Option<String> {
         let mut text = String::from("<<");
         for symbol in &self.symbols {
@@ -167,7 +167,8 @@ impl StepExpression {
 
 /// Splits an expression into signs and operands.
 fn symbols(expression: &str) -> Option<(Vec<StepSymbol>, Vec<Rational>)> {
-    let (mut symbols, mut operands) = (Vec::new(), Vec::new());
+    let mut symbols = Vec::new();
+    let mut operands = Vec::new();
     let mut rest = expression;
     while let Some(first) = rest.chars().next() {
         let length = rest
@@ -199,7 +200,7 @@ fn program(symbols: &[StepSymbol]) -> Option<Vec<Instruction>> {
     yard.finish()
 }
 
-/// What waits for its right operand.
+/// An operator on the stack of the shunting-yard algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PendingSign {
     Parenthesis,

@@ -1,7 +1,7 @@
-//! The graph of a solution: each operand of each step is traced to what it comes from.
+//! The graph of a solution: each operand of each step is traced to its sources.
 //!
-//! A number that could come from several places keeps all of them, and a draw counts only if they
-//! agree. So an ambiguity costs variants, never correctness.
+//! A number with several possible sources keeps all of them, and a sample is accepted only if they
+//! agree. Ambiguity therefore reduces the number of variants but never correctness.
 
 use super::constants::KnownConstants;
 use super::derivation::{Assignment, Derivation, NumberNode};
@@ -12,7 +12,7 @@ use super::refusal::Refusal;
 use super::trace::GraphBuilder;
 use super::units::UnitClasses;
 
-/// Those with whom somebody shares: `he and his 4 friends` are 5.
+/// People with whom somebody shares: `he and his 4 friends` are 5.
 const PEOPLE: &[&str] = &[
     "friend",
     "sibling",
@@ -42,16 +42,16 @@ const PEOPLE: &[&str] = &[
     "student",
 ];
 
-/// A number of the question that is drawn anew; equal numbers are one variable.
+/// A number of the question that is resampled; equal numbers are one variable.
 #[derive(Debug, Clone)]
 pub(super) struct GraphVariable {
     /// The value in the question.
     pub(super) value: Rational,
-    /// What each of its mentions counts.
+    /// The unit of each mention.
     pub(super) units: Vec<MentionUnit>,
     /// Whether it is a part of a fraction.
     pub(super) in_fraction: bool,
-    /// Most digits after the point of its mentions.
+    /// Maximum number of decimals of its mentions.
     pub(super) decimals: u32,
     /// Whether it is written in words.
     pub(super) in_words: bool,
@@ -61,16 +61,16 @@ pub(super) struct GraphVariable {
 #[derive(Debug, Clone)]
 pub(super) struct GraphStep {
     pub(super) expression: StepExpression,
-    /// By operand: derivations that all have to agree, the likeliest first.
+    /// Per operand: derivations that must all agree, the most likely first.
     pub(super) sources: Vec<Vec<Derivation>>,
 }
 
-/// A solution as a function of its question's numbers.
+/// A solution as a function of the numbers of the question.
 #[derive(Debug, Clone)]
 pub(super) struct SolutionGraph {
     pub(super) variables: Vec<GraphVariable>,
     pub(super) steps: Vec<GraphStep>,
-    /// By mention: its variable, if it is drawn anew.
+    /// Per mention: its variable, if it is resampled.
     pub(super) mention_variables: Vec<Option<usize>>,
 }
 
@@ -94,7 +94,7 @@ impl SolutionGraph {
         builder.finish()
     }
 
-    /// Evaluates all steps, or `None` where sources disagree or a step has no value.
+    /// Evaluates all steps; `None` if sources disagree or a step has no value.
     pub(super) fn evaluate(&self, assignment: &mut Assignment) -> Option<()> {
         assignment.results.clear();
         for step in &self.steps {
@@ -104,7 +104,7 @@ impl SolutionGraph {
         Some(())
     }
 
-    /// Whether any step can depend on a variable.
+    /// Whether any step may depend on a variable.
     pub(super) fn uses(&self, variable: usize) -> bool {
         let sources = self.steps.iter().flat_map(|step| &step.sources).flatten();
         sources.flat_map(|source| source.nodes()).any(|node| reads(node, variable))
@@ -161,7 +161,7 @@ impl GraphVariable {
         self.units.iter().any(|unit| nouns.contains(&unit.noun.as_str()))
     }
 
-    /// The ways in which its units enter a calculation.
+    /// The forms in which it can enter a calculation, depending on its units.
     pub(super) fn forms(&self, node: NumberNode) -> Vec<Derivation> {
         let scaled = |scale: Rational| Derivation::Affine { node, scale, offset: Rational::ZERO };
         let mut forms = Vec::new();
@@ -189,7 +189,7 @@ impl GraphVariable {
 }
 
 impl SolutionGraph {
-    /// A fraction changes as a whole or, where steps use only one of its parts, not at all.
+    /// Fixes fractions of which steps use only one part; other fractions change as a whole.
     pub(super) fn fix_partial_fractions(&mut self, fractions: &[FractionMention]) {
         for fraction in fractions {
             let parts = [fraction.numerator, fraction.denominator];
@@ -225,14 +225,14 @@ impl SolutionGraph {
         mentions.for_each(|of| *of = None);
     }
 
-    /// Whether a product or quotient has the unit of both its operands: then a coefficient of an
-    /// equation was taken for a number of the question.
+    /// Whether a product or quotient has the unit of both operands, which means that a coefficient
+    /// of an equation was mistaken for a number of the question.
     pub(super) fn mixes_units(&self) -> bool {
-        let once = |variable: usize| self.variables[variable].units.len() == 1;
-        UnitClasses::of(self).multiplies_alike(self, once)
+        UnitClasses::of(self)
+            .multiplies_alike(self, |variable: usize| self.variables[variable].units.len() == 1)
     }
 
-    /// Variables that no step can depend on become fixed numbers.
+    /// Makes variables that no step depends on constants.
     pub(super) fn without_unused(self) -> Self {
         let kept: Vec<usize> =
             (0..self.variables.len()).filter(|&index| self.uses(index)).collect();
@@ -260,7 +260,7 @@ impl SolutionGraph {
     }
 }
 
-/// The ways in which a percentage enters a calculation.
+/// The forms in which a percentage can enter a calculation.
 pub(super) fn percent_forms(node: NumberNode) -> Vec<Derivation> {
     let hundredth = Rational::new(1, 100).unwrap_or(Rational::ONE);
     let hundred = Rational::whole(100);

@@ -1,8 +1,8 @@
-//! A question as words, numbers and marks, each with its place in the text.
+//! Tokenizes a question into words, numbers and marks, with their positions in the text.
 
 use std::ops::Range;
 
-/// What a token is.
+/// Kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
     /// Digits with separators, such as `1,200` or `2.50`.
@@ -13,13 +13,13 @@ pub(super) enum TokenKind {
     Mark,
 }
 
-/// A piece of a question.
+/// A token of a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct QuestionToken {
     pub(super) kind: TokenKind,
     /// The text in lower case, with straight apostrophes.
     pub(super) text: String,
-    /// Bytes of the question.
+    /// Byte range in the question.
     pub(super) range: Range<usize>,
     /// Whether it starts with a capital letter.
     pub(super) capital: bool,
@@ -50,7 +50,7 @@ pub(super) fn tokens(question: &str) -> Vec<QuestionToken> {
     tokens
 }
 
-/// Bytes of the word at the start: letters, and apostrophes before a letter.
+/// Length in bytes of the word at the start: letters, and apostrophes before a letter.
 fn word_length(text: &str) -> usize {
     let mut length = 0;
     let mut chars = text.chars().peekable();
@@ -64,7 +64,7 @@ fn word_length(text: &str) -> usize {
     length
 }
 
-/// Bytes of the number at the start: digits, groups of three after commas, decimals.
+/// Length in bytes of the number at the start: digits, groups of three after commas, decimals.
 fn number_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let digits = |from: usize| {

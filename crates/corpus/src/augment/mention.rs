@@ -1,7 +1,7 @@
-//! The numbers that a question mentions: where, how they are written, and which may change.
+//! The numbers mentioned in a question: their positions, their format, and whether they may change.
 //!
-//! A number whose change would break the text stays fixed: ordinals, clock times, years, labels,
-//! parts of larger numerals, the number 1. `context` has these rules.
+//! Numbers whose change would break the text are fixed: ordinals, clock times, years, labels, parts
+//! of larger numerals, and the number 1. `context` implements these rules.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::lexer::{QuestionToken, TokenKind};
 use super::number_words::{denominator, magnitude, unit_after_tens, word_value};
 use super::rational::Rational;
 
-/// How a number is written.
+/// Format of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NumberStyle {
     /// `1,200` or `2.50`.
@@ -27,14 +27,14 @@ pub(super) enum NumberStyle {
     },
 }
 
-/// What a number counts, as far as the words around it tell.
+/// The unit of a number, inferred from the surrounding words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct MentionUnit {
     /// `60%` or `60 percent`.
     pub(super) percent: bool,
     /// `$60`.
     pub(super) dollars: bool,
-    /// The word after the number in the singular; empty where there is none.
+    /// The word after the number in the singular; empty if there is none.
     pub(super) noun: String,
     /// The word after the noun.
     pub(super) after_noun: String,
@@ -43,20 +43,20 @@ pub(super) struct MentionUnit {
 /// One number of a question.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct NumberMention {
-    /// Bytes of the question.
+    /// Byte range in the question.
     pub(super) range: Range<usize>,
     pub(super) value: Rational,
     pub(super) style: NumberStyle,
     pub(super) unit: MentionUnit,
-    /// Whether it has to stay as it is.
+    /// Whether it must not change.
     pub(super) fixed: bool,
-    /// Whether it refers back to a number of things: `the 5 boxes`.
+    /// Whether it refers back to things mentioned before: `the 5 boxes`.
     pub(super) refers_back: bool,
     /// Whether it is a part of a fraction.
     pub(super) in_fraction: bool,
 }
 
-/// A fraction such as `3/4`, by the indices of its mentions.
+/// A fraction such as `3/4`, given by the indices of its mentions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FractionMention {
     pub(super) numerator: usize,
@@ -69,7 +69,7 @@ pub(super) struct QuestionNumbers {
     /// In the order of the text.
     pub(super) mentions: Vec<NumberMention>,
     pub(super) fractions: Vec<FractionMention>,
-    /// Values that the text states in a way that is never rewritten, such as `two-thirds`.
+    /// Values in a format that is never rewritten, such as `two-thirds`.
     pub(super) stated: Vec<Rational>,
 }
 
@@ -90,7 +90,7 @@ impl QuestionNumbers {
         numbers
     }
 
-    /// A number in digits; returns the tokens read.
+    /// Scans a number in digits; returns the number of tokens read.
     fn digits(&mut self, tokens: &[QuestionToken], at: usize) -> Option<usize> {
         let value = Rational::parse(&tokens[at].text)?;
         if let Some(read) = self.fraction(tokens, at, value) {
@@ -108,7 +108,7 @@ impl QuestionNumbers {
         Some(1)
     }
 
-    /// A fraction of two whole numbers; with a number before it (`2 1/2`) it stays as it is.
+    /// Scans a fraction of two integers, which is fixed if a number precedes it (`2 1/2`).
     fn fraction(
         &mut self,
         tokens: &[QuestionToken],
@@ -142,7 +142,7 @@ impl QuestionNumbers {
         }
         let numerator = with_noun(self, at)?;
         let denominator = with_noun(self, at + 2)?;
-        // A half reads as one: `1/2` stays, and so does what is no proper fraction.
+        // `1/2` is fixed, because it can also be read as a half, as are improper fractions.
         let fine = value < Rational::ONE && bottom > Rational::whole(2);
         if longer || mixed || !fine || bottom > Rational::whole(12) {
             self.mentions[numerator].fixed = true;
@@ -152,7 +152,7 @@ impl QuestionNumbers {
         Some(3)
     }
 
-    /// A number in words; returns the tokens read.
+    /// Scans a number in words; returns the number of tokens read.
     fn words(&mut self, tokens: &[QuestionToken], at: usize) -> Option<usize> {
         let mut value = word_value(&tokens[at].text)?;
         let mut read = 1;
@@ -200,7 +200,7 @@ impl QuestionNumbers {
         });
     }
 
-    /// A number that refers back to nothing mentioned before counts what the text lists: it stays.
+    /// Fixes numbers that refer back to no mentioned number: they count things listed in the text.
     fn fix_references(&mut self) {
         for at in 0..self.mentions.len() {
             let (before, mention) = self.mentions.split_at_mut(at);

@@ -1,7 +1,7 @@
-//! First names, swapped for others of the same gender throughout a question.
+//! Swaps first names for others of the same gender throughout a question.
 //!
-//! Only names that are nothing else are in the lists: no words (Mark, Grace), months, places
-//! (Austin, Georgia) or names of both genders. A name with a surname is somebody known and stays.
+//! The lists contain only unambiguous names: no words (Mark, Grace), months, places (Austin,
+//! Georgia) or names of both genders. A name with a surname is a known person and is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::LazyLock;
@@ -54,7 +54,7 @@ pub(super) fn is_first_name(word: &str) -> bool {
 static FIRST_NAMES: LazyLock<HashSet<String>> =
     LazyLock::new(|| FEMALE.iter().chain(MALE.iter()).map(|name| name.to_lowercase()).collect());
 
-/// Somebody in a story.
+/// A person in a story.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoryPerson {
     pub(super) name: &'static str,
@@ -62,7 +62,7 @@ pub(super) struct StoryPerson {
 }
 
 impl StoryPerson {
-    /// Somebody whose name begins with another letter than those taken.
+    /// Samples a person whose name starts with a different letter than the names in `taken`.
     pub(super) fn draw(rng: &mut VariantRng, taken: &[&str]) -> Option<Self> {
         let initial = |name: &str| name.chars().next();
         (0..64).find_map(|_| {
@@ -75,15 +75,15 @@ impl StoryPerson {
     }
 }
 
-/// Words of texts in which the letters of a name matter, or where names come in numbers.
+/// Words of texts in which the letters or the number of names matter.
 const LETTER_WORDS: &[&str] = &["letter", "letters", "alphabet", "alphabetical", "spell", "named"];
 
-/// The names of a question that can be swapped, in the order of the alphabet.
+/// The names of a question that can be swapped, in alphabetical order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SwappableNames {
     /// Name in lower case -> its list.
     names: BTreeMap<String, &'static [&'static str]>,
-    /// All capitalised words of the question, in lower case.
+    /// All capitalized words of the question, in lower case.
     taken: Vec<String>,
 }
 
@@ -102,14 +102,14 @@ impl SwappableNames {
             }
         }
         names.retain(|name, _| stands_alone(tokens, name));
-        // Samuel and Sam may be one person.
+        // Samuel and Sam may be the same person.
         let short = |name: &str| name.chars().take(3).collect::<String>();
         let alone = |name: &str| taken.iter().all(|t| t == name || short(t) != short(name));
         names.retain(|name, _| alone(name));
         Self { names, taken }
     }
 
-    /// Another name for each, all distinct and none in the question.
+    /// Samples a new name for each, all distinct and not in the question.
     pub(super) fn draw(&self, rng: &mut VariantRng) -> NameSwap {
         let mut swap = BTreeMap::new();
         for (name, list) in &self.names {
@@ -158,7 +158,7 @@ fn stands_alone(tokens: &[QuestionToken], name: &str) -> bool {
     })
 }
 
-/// A capitalised word that opens a sentence before a name: `If John`, `Then Mary`.
+/// Whether a capitalized word starts a sentence before a name: `If John`, `Then Mary`.
 fn is_common_opening(token: &QuestionToken) -> bool {
     const OPENINGS: &[&str] = &[
         "if",
@@ -198,7 +198,8 @@ impl NameSwap {
         if self.0.is_empty() {
             return text.to_owned();
         }
-        let (mut swapped, mut copied) = (String::with_capacity(text.len() + 16), 0);
+        let mut swapped = String::with_capacity(text.len() + 16);
+        let mut copied = 0;
         for token in super::lexer::tokens(text) {
             let name = stem(&token.text);
             let Some(other) = self.0.get(name).filter(|_| token.capital) else { continue };
@@ -226,7 +227,7 @@ mod tests {
 
     fn swapped(question: &str) -> (String, usize) {
         let names = SwappableNames::find(&tokens(question));
-        // A draw may take a name that is in use; one of these streams has none.
+        // A sample may use a name that is in use; at least one of these streams does not.
         let swaps = (0..50).map(|variant| names.draw(&mut VariantRng::new(1, 2, variant)));
         let swap = swaps.max_by_key(|swap| swap.0.len()).unwrap();
         (swap.apply(question), swap.0.len())

@@ -1,4 +1,4 @@
-//! Numbers in words, both ways: `three`, `Twenty-five`.
+//! Parsing and formatting of numbers in words: `three`, `Twenty-five`.
 
 const UNITS: [&str; 20] = [
     "zero",
@@ -25,7 +25,7 @@ const UNITS: [&str; 20] = [
 const TENS: [&str; 10] =
     ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
 
-/// A word below one hundred, such as `seven` or `forty`, in lower case.
+/// The value of a word for a number below 100, such as `seven` or `forty`, in lower case.
 pub(super) fn word_value(word: &str) -> Option<i128> {
     let units = UNITS.iter().position(|unit| *unit == word);
     let tens = || TENS.iter().position(|tens| *tens == word && !word.is_empty());
@@ -38,7 +38,7 @@ pub(super) fn unit_after_tens(tens: i128, word: &str) -> Option<i128> {
     (tens >= 20 && tens % 10 == 0).then_some(unit)
 }
 
-/// `hundred`, `thousand`, `million` or `billion`.
+/// The value of `hundred`, `thousand`, `million` or `billion`.
 pub(super) fn magnitude(word: &str) -> Option<i128> {
     Some(match word.strip_suffix('s').unwrap_or(word) {
         "hundred" => 100,

@@ -1,7 +1,8 @@
-//! Runs of nine words that a text shares with others: the usual test for leaked benchmarks.
+//! Decontamination: finds runs of nine words shared with other texts, the usual test for leaked
+//! benchmarks.
 //!
-//! Numbers and names count as equal whatever they are, so that a problem with other numbers or told
-//! about somebody else is found as well.
+//! Numbers and names are masked, so that copies of a problem with different numbers or names are
+//! found as well.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,17 +10,18 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::names::is_first_name;
 use super::number_words::{magnitude, word_value};
 
-/// Words in a row that count as shared text.
+/// Number of consecutive words that count as shared text.
 pub const OVERLAP_WORDS: usize = 9;
 
-/// Fewest words of a run that are neither numbers nor names: `Ann has 3 and Bob has 4` says little.
+/// Minimum number of words of a run that are neither numbers nor names, since runs such as
+/// `Ann has 3 and Bob has 4` are common.
 const OVERLAP_PLAIN_WORDS: usize = 6;
 
 /// The runs of [`OVERLAP_WORDS`] words of some texts, in lower case, without punctuation and with
 /// numbers and names masked.
 ///
-/// A shorter text counts as one run. Runs are kept as 64-bit hashes: a false match is possible, a
-/// missed one is not.
+/// A shorter text counts as one run. Runs are stored as 64-bit hashes: false positives are
+/// possible, false negatives are not.
 #[derive(Debug, Clone, Default)]
 pub struct OverlapIndex {
     runs: HashSet<u64>,
@@ -31,13 +33,13 @@ impl OverlapIndex {
         self.runs.extend(runs(text));
     }
 
-    /// Whether a text shares a run with any that was added.
+    /// Whether a text shares a run with any added text.
     pub fn overlaps(&self, text: &str) -> bool {
         !self.runs.is_empty() && runs(text).iter().any(|run| self.runs.contains(run))
     }
 }
 
-/// A word as runs compare it.
+/// A word of a run, with numbers and names masked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum OverlapWord {
     Number,
@@ -61,10 +63,10 @@ fn runs(text: &str) -> Vec<u64> {
     }
 }
 
-/// The words of a text; `3.50`, `1,200` and `twenty-five` are one number each.
+/// The words of a text; `3.50`, `1,200` and `twenty-five` are single numbers.
 fn overlap_words(text: &str) -> Vec<OverlapWord> {
     let mut words = Vec::new();
-    // A capital tells a name from another word unless a sentence begins with it.
+    // A capital letter distinguishes names from other words, except at the start of a sentence.
     let mut begins_sentence = true;
     for piece in text.split_inclusive(|c: char| !c.is_alphanumeric()) {
         let word = piece.trim_end_matches(|c: char| !c.is_alphanumeric());

@@ -1,4 +1,4 @@
-//! All variants of many problems, in parallel and in order.
+//! Generates the variants of many problems, in parallel and in order.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,42 +10,42 @@ use super::story::StoryTemplate;
 use super::{OverlapIndex, Refusal, RenumberedProblem, VariantSource};
 use data::TrainExample;
 
-/// Problems whose variants are in memory at a time.
+/// Number of problems whose variants are in memory at a time.
 const CHUNK: usize = 256;
 
-/// How many variants are wanted.
+/// Requested number of variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VariantCount {
-    /// Of each problem.
+    /// Variants per problem.
     PerProblem(usize),
-    /// In all, evenly over the problems that have any.
+    /// Total number of variants, distributed evenly over the problems that have variants.
     Total(usize),
 }
 
-/// What is made of the problems.
+/// Options of [`augment`].
 #[derive(Debug, Clone)]
 pub struct AugmentOptions {
-    /// Seed of all draws.
+    /// Random seed.
     pub seed: u64,
-    /// Variants wanted.
+    /// Requested number of variants.
     pub count: VariantCount,
-    /// Whether the problems themselves are kept, as variant 0; also those without variants.
+    /// Whether to keep the problems themselves as variant 0, including those without variants.
     pub keep_original: bool,
-    /// Texts with which nothing may overlap.
+    /// Texts for decontamination: outputs that overlap with them are dropped.
     pub without: OverlapIndex,
 }
 
-/// What variants are made of.
+/// A source of variants.
 #[derive(Debug, Clone)]
 pub enum AugmentSource {
-    /// A problem with annotated steps, whose numbers are drawn anew.
+    /// A problem with annotated steps, whose numbers are resampled.
     Problem(TrainExample),
-    /// A template of stories.
+    /// A story template.
     Story(Box<StoryTemplate>),
 }
 
 impl AugmentSource {
-    /// The problem itself, which a template does not have.
+    /// The original problem; `None` for a template.
     fn original(&self) -> Option<&TrainExample> {
         match self {
             Self::Problem(example) => Some(example),
@@ -77,47 +77,47 @@ impl AugmentSource {
     }
 }
 
-/// A problem with its origin. It serializes as a line that training and evaluation read.
+/// A problem with its origin. It serializes to a JSON line for training and evaluation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AugmentedExample {
     /// The problem.
     #[serde(flatten)]
     pub example: TrainExample,
-    /// Index of the problem that it was made from.
+    /// Index of the source problem.
     pub source: u32,
-    /// The variant's number; 0 is the original.
+    /// Variant number; 0 is the original.
     pub variant: u32,
 }
 
-/// What became of one problem.
+/// The result for one problem.
 #[derive(Debug, Clone)]
 pub struct ProblemOutcome {
-    /// What is written: the original if it is kept, then the variants.
+    /// The output: the original if it is kept, then the variants.
     pub examples: Vec<AugmentedExample>,
-    /// Why there are no variants.
+    /// The reason if there are no variants.
     pub refusal: Option<Refusal>,
 }
 
 /// Counts of a whole run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct AugmentReport {
-    /// Problems read.
+    /// Number of input problems.
     pub problems: usize,
-    /// Problems whose solution is a graph over the question's numbers.
+    /// Number of problems whose solution is a graph over the numbers of the question.
     pub with_graph: usize,
-    /// Problems without variants, by reason.
+    /// Number of problems without variants, by reason.
     pub refused: BTreeMap<Refusal, usize>,
-    /// Originals kept.
+    /// Number of kept originals.
     pub originals: usize,
-    /// Variants written.
+    /// Number of written variants.
     pub variants: usize,
-    /// Questions that another one repeats, dropped.
+    /// Number of dropped duplicate questions.
     pub duplicates: usize,
-    /// Variants that overlap with a text left out, dropped.
+    /// Number of dropped variants that overlap with decontamination texts.
     pub overlapping: usize,
 }
 
-/// Makes the variants of all problems and passes them on in order, chunk by chunk.
+/// Generates the variants of all problems and passes them to `each` in order, chunk by chunk.
 ///
 /// The result does not depend on the number of threads.
 ///
@@ -130,7 +130,7 @@ pub fn augment<E>(
     mut each: impl FnMut(ProblemOutcome) -> Result<(), E>,
 ) -> Result<AugmentReport, E> {
     let mut report = AugmentReport { problems: problems.len(), ..AugmentReport::default() };
-    let (per_problem, mut left) = wanted(problems, options);
+    let (per_problem, mut left) = requested(problems, options);
     let mut seen = HashSet::new();
     for (chunk, sources) in problems.chunks(CHUNK).enumerate() {
         let first = chunk * CHUNK;
@@ -147,8 +147,8 @@ pub fn augment<E>(
     Ok(report)
 }
 
-/// Variants wanted of each problem, and in all.
-fn wanted(problems: &[AugmentSource], options: &AugmentOptions) -> (usize, usize) {
+/// Requested number of variants per problem, and in total.
+fn requested(problems: &[AugmentSource], options: &AugmentOptions) -> (usize, usize) {
     match options.count {
         VariantCount::PerProblem(count) => (count, usize::MAX),
         VariantCount::Total(total) => {
@@ -183,7 +183,7 @@ fn outcome(
 }
 
 impl AugmentReport {
-    /// Counts one problem's outcome and drops duplicates, overlaps and what is beyond the total.
+    /// Counts the result of one problem; drops duplicates, overlaps and variants beyond the total.
     fn filter(
         &mut self,
         outcome: &mut ProblemOutcome,

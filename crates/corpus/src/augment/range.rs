@@ -1,4 +1,4 @@
-//! The numbers among which a variable is drawn: of like size, roundness and kind.
+//! The range from which a variable is sampled: numbers of similar size, roundness and kind.
 
 use super::graph::GraphVariable;
 use super::rational::Rational;
@@ -12,7 +12,7 @@ pub(super) struct NumberRange {
     count: u32,
 }
 
-/// Most numbers of a range; more would not make other problems.
+/// Maximum number of values of a range.
 const MAX_COUNT: i128 = 1 << 20;
 
 impl NumberRange {
@@ -28,7 +28,7 @@ impl NumberRange {
         }
     }
 
-    /// The range of a variable of a text about ages, bodies or speeds: half as wide.
+    /// The range of a variable in a text about ages, bodies or speeds, which is half as wide.
     pub(super) fn narrow(variable: &GraphVariable) -> Self {
         let whole = Self::of(variable);
         let value = variable.value;
@@ -50,7 +50,7 @@ impl NumberRange {
         self.low.add(self.step.mul(Rational::whole(i128::from(index)))?)
     }
 
-    /// A uniform draw.
+    /// Samples a number uniformly.
     pub(super) fn draw(&self, rng: &mut VariantRng) -> Option<Rational> {
         self.at(rng.below(self.count + 1))
     }
@@ -65,7 +65,7 @@ impl NumberRange {
         Self { low: value, step: Rational::ONE, count: 0 }
     }
 
-    /// Parts of a fraction stay small; one of something stays one.
+    /// The range of a part of a fraction, which stays small; 1 stays 1.
     fn of_fraction_part(variable: &GraphVariable) -> Self {
         if variable.value <= Rational::ONE {
             return Self::only(variable.value);
@@ -107,7 +107,7 @@ impl NumberRange {
         Self::new(Rational::whole(low), Rational::whole(high), Rational::whole(step))
     }
 
-    /// `1.25` moves by quarters, `0.4` by tenths, `4.99` by ones.
+    /// The range of a decimal: `1.25` varies by quarters, `0.4` by tenths, `4.99` by ones.
     fn of_decimal(variable: &GraphVariable) -> Self {
         let value = variable.value;
         let decimals = variable.decimals.max(value.decimals().unwrap_or(0));
@@ -122,7 +122,8 @@ impl NumberRange {
             _ if decimals >= 1 && cents % 5 == 0 => 5,
             _ => 1,
         };
-        let (rest, half) = (cents % step, cents / 2);
+        let rest = cents % step;
+        let half = cents / 2;
         let low = rest + ((half - rest).max(0) + step - 1) / step * step;
         let low = if low == 0 { step } else { low };
         let high = cents * 2;
@@ -131,14 +132,14 @@ impl NumberRange {
     }
 }
 
-/// The largest round number that divides the value and leaves it room to move.
+/// The largest round number that divides the value and leaves a sufficient range.
 fn roundness(value: i128) -> i128 {
     const STEPS: [i128; 12] = [100_000, 50_000, 10_000, 5000, 1000, 500, 100, 50, 10, 5, 2, 1];
     let fits = |step: &&i128| value % **step == 0 && value / **step >= 4 && **step != 2;
     STEPS.iter().find(fits).copied().unwrap_or(1)
 }
 
-/// What a number of hours, days or months cannot exceed.
+/// Upper bound of a number of hours, days or months.
 fn upper_bound(variable: &GraphVariable, value: i128) -> i128 {
     const LIMITS: &[(&[&str], i128)] = &[
         (&["hour", "hr"], 12),

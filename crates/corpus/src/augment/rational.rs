@@ -1,9 +1,9 @@
-//! Exact numbers: fractions of `i128`, where an operation that overflows has no result.
+//! Exact rational numbers: fractions of `i128`; operations return `None` on overflow.
 
 use std::cmp::Ordering;
 use std::fmt;
 
-/// Decimal digits after the point that a number may have to be written down.
+/// Maximum number of decimals of a number in text.
 const MAX_DECIMALS: u32 = 4;
 
 /// A fraction in lowest terms with a positive denominator.
@@ -19,12 +19,12 @@ impl Rational {
     /// The number 1.
     pub(super) const ONE: Self = Self::whole(1);
 
-    /// A whole number.
+    /// An integer.
     pub(super) const fn whole(value: i128) -> Self {
         Self { numerator: value, denominator: 1 }
     }
 
-    /// `numerator / denominator`, unless that divides by zero.
+    /// `numerator / denominator`; `None` on division by zero.
     pub(super) fn new(numerator: i128, denominator: i128) -> Option<Self> {
         if denominator == 0 || numerator == i128::MIN || denominator == i128::MIN {
             return None;
@@ -37,7 +37,7 @@ impl Rational {
         })
     }
 
-    /// A decimal number such as `1,200`, `.5` or `21.00`.
+    /// Parses a decimal number such as `1,200`, `.5` or `21.00`.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let digits = text.replace(',', "");
         let (whole, decimals) = digits.split_once('.').unwrap_or((&digits, ""));
@@ -58,12 +58,12 @@ impl Rational {
         self.denominator
     }
 
-    /// The number itself, if it is whole.
+    /// The number as an integer, if it is one.
     pub(super) fn as_whole(self) -> Option<i128> {
         (self.denominator == 1).then_some(self.numerator)
     }
 
-    /// Whether there is nothing after the point.
+    /// Whether the number is an integer.
     pub(super) fn is_whole(self) -> bool {
         self.denominator == 1
     }
@@ -91,33 +91,34 @@ impl Rational {
         Self::new(numerator, self.denominator.checked_mul(other.denominator)?)
     }
 
-    /// The quotient, unless that divides by zero.
+    /// The quotient; `None` on division by zero.
     pub(super) fn div(self, other: Self) -> Option<Self> {
         let numerator = self.numerator.checked_mul(other.denominator)?;
         Self::new(numerator, self.denominator.checked_mul(other.numerator)?)
     }
 
-    /// The number with the other sign.
+    /// The negated number.
     pub(super) fn neg(self) -> Self {
         Self { numerator: -self.numerator, denominator: self.denominator }
     }
 
-    /// Digits after the point, if the decimal expansion ends within [`MAX_DECIMALS`].
+    /// The number of decimals, if the decimal expansion has at most [`MAX_DECIMALS`].
     pub(super) fn decimals(self) -> Option<u32> {
         (0..=MAX_DECIMALS).find(|&digits| 10i128.pow(digits) % self.denominator == 0)
     }
 
-    /// The shortest decimal, if there is one within [`MAX_DECIMALS`].
+    /// The shortest decimal form, if it has at most [`MAX_DECIMALS`] decimals.
     pub(super) fn to_decimal(self) -> Option<String> {
         self.to_decimal_with(self.decimals()?)
     }
 
-    /// A decimal with exactly `decimals` digits after the point.
+    /// The decimal form with exactly `decimals` decimals.
     pub(super) fn to_decimal_with(self, decimals: u32) -> Option<String> {
         let scale = 10i128.checked_pow(decimals)?;
         let scaled = self.mul(Self::whole(scale))?.as_whole()?;
         let sign = if scaled < 0 { "-" } else { "" };
-        let (whole, rest) = (scaled.abs() / scale, scaled.abs() % scale);
+        let whole = scaled.abs() / scale;
+        let rest = scaled.abs() % scale;
         Some(match decimals {
             0 => format!("{sign}{whole}"),
             _ => format!("{sign}{whole}.{rest:0width$}", width = decimals as usize),
@@ -131,7 +132,7 @@ impl Ord for Rational {
         let right = other.numerator.checked_mul(self.denominator);
         match (left, right) {
             (Some(left), Some(right)) => left.cmp(&right),
-            // Beyond i128: whole parts first, then the reciprocals of what is left.
+            // The products overflow: compare integer parts, then reciprocals of the remainders.
             _ => self.cmp_by_parts(other),
         }
     }
@@ -168,7 +169,7 @@ impl fmt::Display for Rational {
     }
 }
 
-/// The greatest common divisor; that of 0 and 0 is 1, so that it can divide.
+/// The greatest common divisor; 1 for 0 and 0, so that it is a valid divisor.
 fn gcd(mut a: u128, mut b: u128) -> u128 {
     while b != 0 {
         (a, b) = (b, a % b);
@@ -203,14 +204,16 @@ mod tests {
         assert_eq!(huge.add(Rational::ONE), None);
         assert_eq!(huge.mul(huge), None);
         assert_eq!(Rational::ONE.div(Rational::ZERO), None);
-        let (tiny, tinier) = (Rational::new(1, i128::MAX - 1), Rational::new(1, i128::MAX));
+        let tiny = Rational::new(1, i128::MAX - 1);
+        let tinier = Rational::new(1, i128::MAX);
         assert!(tiny > tinier && Rational::new(i128::MAX - 1, 3) < Rational::new(i128::MAX, 2));
     }
 
     proptest! {
         #[test]
         fn arithmetic_is_that_of_fractions(a in -999i128..999, b in 1i128..99, c in -999i128..999, d in 1i128..99) {
-            let (x, y) = (Rational::new(a, b).unwrap(), Rational::new(c, d).unwrap());
+            let x = Rational::new(a, b).unwrap();
+            let y = Rational::new(c, d).unwrap();
             prop_assert_eq!(x.add(y).unwrap(), Rational::new(a * d + c * b, b * d).unwrap());
             prop_assert_eq!(x.add(y).unwrap().sub(y).unwrap(), x);
             prop_assert_eq!(x.cmp(&y), (a * d).cmp(&(c * b)));

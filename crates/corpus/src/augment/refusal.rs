@@ -1,35 +1,35 @@
-//! Why a problem has no variants.
+//! Reasons why a problem has no variants.
 
 use serde::Serialize;
 
-/// The reason for which a problem is not renumbered.
+/// The reason why a problem has no variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// The solution has no annotated step.
     NoSteps,
-    /// A step is no calculation with `+ - * / ( ) %`.
+    /// A step is not a calculation with `+ - * / ( ) %`.
     NotACalculation,
-    /// A step's result is not exactly its value: rounded, or wrong.
+    /// A step's result is rounded or wrong.
     InexactStep,
     /// The answer is not the last step's result.
     AnswerNotLast,
-    /// A step has a number that neither the question, nor an earlier step, nor general knowledge
-    /// explains.
+    /// A step has a number that comes neither from the question, nor from an earlier step, nor from
+    /// general knowledge.
     UnexplainedNumber,
-    /// A step's result is used by no later step, so that something was calculated in the head.
+    /// A step's result is not used by a later step, so a calculation is implicit.
     UnusedResult,
-    /// A product has the unit of both its factors: a coefficient of an equation was taken for a
+    /// A product has the unit of both factors: a coefficient of an equation was mistaken for a
     /// number of the question.
     MixedUnits,
-    /// No number of the question is used and free to change.
+    /// No number of the question is both used and changeable.
     NothingToChange,
-    /// The text is of a kind that other numbers would break: clock times in steps, puzzles about
+    /// The text would be inconsistent with other numbers: clock times in steps, puzzles about
     /// digits.
     UnsuitableText,
-    /// No draw of other numbers stays sensible.
+    /// No sampled numbers make sense.
     NoSensibleDraw,
-    /// Shares nine words in a row with a file that was to be left out.
+    /// The problem shares nine consecutive words with a decontamination file.
     Overlap,
 }
 
@@ -53,16 +53,16 @@ impl Refusal {
     pub fn describe(self) -> &'static str {
         match self {
             Self::NoSteps => "no annotated steps",
-            Self::NotACalculation => "a step that is no calculation",
+            Self::NotACalculation => "a step that is not a calculation",
             Self::InexactStep => "a rounded or wrong step",
             Self::AnswerNotLast => "an answer that is not the last result",
-            Self::UnexplainedNumber => "a number from nowhere",
+            Self::UnexplainedNumber => "a number of unknown origin",
             Self::UnusedResult => "a result that no later step uses",
             Self::MixedUnits => "a product with the unit of its factors",
-            Self::NothingToChange => "no number free to change",
-            Self::UnsuitableText => "a text that other numbers would break",
-            Self::NoSensibleDraw => "no sensible draw",
-            Self::Overlap => "nine words shared with a file left out",
+            Self::NothingToChange => "no changeable number",
+            Self::UnsuitableText => "a text that does not allow other numbers",
+            Self::NoSensibleDraw => "no sensible sample",
+            Self::Overlap => "nine words shared with a decontamination file",
         }
     }
 }

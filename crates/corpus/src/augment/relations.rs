@@ -1,8 +1,8 @@
-//! Relations between a problem's numbers that every variant keeps.
+//! Relations between a problem's numbers that every variant preserves.
 //!
-//! Numbers of one unit keep their order: those with the same noun, amounts of money, and whatever a
-//! step adds or subtracts. A number that is the sum of two others in the question, or a result that
-//! the question states, stays so.
+//! Numbers of the same unit keep their order: numbers with the same noun, amounts of money, and
+//! numbers that a step adds or subtracts. A number that is the sum of two others in the question,
+//! or a result stated in the question, remains so.
 
 use std::cmp::Ordering;
 
@@ -13,7 +13,7 @@ use super::mention::{MentionUnit, QuestionNumbers};
 use super::rational::Rational;
 use super::units::UnitClasses;
 
-/// Two numbers and how they compare.
+/// An order relation between two numbers.
 #[derive(Debug, Clone, Copy)]
 struct OrderRelation {
     left: NumberNode,
@@ -21,14 +21,14 @@ struct OrderRelation {
     order: Ordering,
 }
 
-/// What has to hold of every variant.
+/// Relations that must hold in every variant.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NumberRelations {
     orders: Vec<OrderRelation>,
     equalities: Vec<(Derivation, NumberNode)>,
-    /// How the sum of these compares with 100 or, for fractions, with 1.
+    /// How the sum of these numbers compares with 100 or, for fractions, with 1.
     sums: Vec<(Vec<NumberNode>, Rational, Ordering)>,
-    /// Numerators and denominators that stay without a common divisor.
+    /// Numerators and denominators that must stay coprime.
     reduced: Vec<(usize, usize)>,
 }
 
@@ -52,7 +52,7 @@ impl NumberRelations {
         relations
     }
 
-    /// Whether an assignment keeps them.
+    /// Whether an assignment satisfies all relations.
     pub(super) fn hold(&self, assignment: &Assignment) -> bool {
         let ordered = |relation: &OrderRelation| match (
             assignment.value(relation.left),
@@ -78,7 +78,7 @@ impl NumberRelations {
             && self.reduced.iter().all(reduced)
     }
 
-    /// Whether variable `index` is in order with the variables before it and with constants.
+    /// Whether variable `index` satisfies its order relations with earlier variables and constants.
     pub(super) fn allow(&self, index: usize, assignment: &Assignment) -> bool {
         let known = |node: NumberNode| match node {
             NumberNode::Variable(other) => other <= index,
@@ -108,8 +108,8 @@ impl NumberRelations {
                     let values = [left, right].map(|node| original.value(node));
                     let [Some(a), Some(b)] = values else { continue };
                     let steps = |node| matches!(node, NumberNode::StepResult(_));
-                    // Results among themselves, those equal by chance, and what is added up alike
-                    // are free.
+                    // No relation between two results, between numbers that are equal by chance,
+                    // and between addends of the same sum.
                     let free = steps(left) && steps(right)
                         || a == b && (steps(left) || steps(right))
                         || is_constant(left) && is_constant(right)
@@ -154,7 +154,7 @@ impl NumberRelations {
         }
     }
 
-    /// A number that the question states and no step uses stays the result that it is.
+    /// Results that equal a fixed number of the question above 2 must keep this value.
     fn add_stated_results(
         &mut self,
         graph: &SolutionGraph,
@@ -172,7 +172,8 @@ impl NumberRelations {
         }
     }
 
-    /// A number that is the sum of two others of its unit, or of two others and unused, stays so.
+    /// A number that is the sum of two others of its unit, or of two others if it is unused,
+    /// remains their sum.
     fn add_equalities(&mut self, nodes: &[(NumberNode, &MentionUnit)], original: &Assignment) {
         let is_large = |node: NumberNode| original.value(node) >= Some(Rational::whole(2));
         for (i, (left, left_unit)) in nodes.iter().enumerate() {
@@ -199,7 +200,7 @@ fn is_constant(node: NumberNode) -> bool {
     matches!(node, NumberNode::Constant(_))
 }
 
-/// By step, the numbers that it adds and those that it subtracts.
+/// Per step, the numbers that it adds and the numbers that it subtracts.
 struct Addends(Vec<[Vec<NumberNode>; 2]>);
 
 impl Addends {
@@ -228,7 +229,7 @@ fn sum(nodes: &[NumberNode], assignment: &Assignment) -> Option<Rational> {
     nodes.iter().try_fold(Rational::ZERO, |sum, node| sum.add(assignment.value(*node)?))
 }
 
-/// The node of every mention, fixed ones as constants; parts of fractions have none.
+/// The node of every mention; fixed mentions are constants, parts of fractions have no node.
 fn mention_nodes<'a>(
     graph: &'a SolutionGraph,
     numbers: &'a QuestionNumbers,
@@ -246,7 +247,7 @@ fn same_unit(left: &MentionUnit, right: &MentionUnit) -> bool {
         && (left.dollars && right.dollars || !left.noun.is_empty() && left.noun == right.noun)
 }
 
-/// Groups of numbers with one unit: by the question's words and by what steps add.
+/// Groups of numbers with the same unit, from the words of the question and the sums in steps.
 fn unit_classes(graph: &SolutionGraph, numbers: &QuestionNumbers) -> Vec<Vec<NumberNode>> {
     let mut classes = UnitClasses::of(graph);
     let mentions: Vec<(NumberNode, &MentionUnit)> = mention_nodes(graph, numbers).collect();

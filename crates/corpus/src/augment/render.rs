@@ -1,18 +1,19 @@
-//! Writes other numbers into a question.
+//! Writes new numbers into a question.
 
 use super::derivation::Assignment;
 use super::mention::{NumberMention, NumberStyle};
 use super::number_words::spelled;
 use super::rational::Rational;
 
-/// The question with each mention's variable replaced; `None` where a number cannot be written.
+/// The question with the variables of all mentions replaced; `None` if a number has no valid form.
 pub(super) fn question(
     question: &str,
     mentions: &[NumberMention],
     variables: &[Option<usize>],
     assignment: &Assignment,
 ) -> Option<String> {
-    let (mut text, mut copied) = (String::with_capacity(question.len() + 16), 0);
+    let mut text = String::with_capacity(question.len() + 16);
+    let mut copied = 0;
     for (mention, variable) in mentions.iter().zip(variables) {
         let Some(value) = variable.and_then(|index| assignment.variables.get(index)) else {
             continue;
@@ -51,7 +52,7 @@ pub(super) fn capitalised(words: &str) -> String {
     chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
-/// Commas between groups of three digits before the point.
+/// Inserts commas between groups of three digits before the point.
 fn with_commas(digits: &str) -> String {
     let (whole, decimals) = digits.split_once('.').map_or((digits, None), |(w, d)| (w, Some(d)));
     let mut text = String::new();
@@ -84,7 +85,7 @@ pub(super) fn fix_article(text: &mut String, number: &str) {
     text.push_str(&gap);
 }
 
-/// Whether a number's name starts with a vowel: eight, eighty, eleven, eighteen.
+/// Whether the spoken number starts with a vowel: eight, eighty, eleven, eighteen.
 fn starts_with_vowel(number: &str) -> bool {
     let whole = number.split(['.', ',']).next().unwrap_or(number);
     let groups_of_three = number.split('.').next().unwrap_or(number).replace(',', "").len() % 3;

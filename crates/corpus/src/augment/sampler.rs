@@ -1,4 +1,4 @@
-//! Draws other numbers for a problem until they make sense.
+//! Samples new numbers for a problem until they make sense.
 
 use super::derivation::Assignment;
 use super::graph::SolutionGraph;
@@ -9,13 +9,13 @@ use super::rational::Rational;
 use super::relations::NumberRelations;
 use super::stream::VariantRng;
 
-/// Draws of one variant before it is given up.
+/// Maximum number of attempts at a variant.
 const MAX_ATTEMPTS: u32 = 400;
-/// Draws of one variable that its order with others may refuse.
+/// Maximum number of samples of a variable that violate its order relations.
 const MAX_REDRAWS: u32 = 6;
-/// A result may grow or shrink by this factor.
+/// Maximum factor by which a result may grow or shrink.
 const MAX_FACTOR: Rational = Rational::whole(4);
-/// Words of texts about ages, bodies and speeds, which cannot be of any size.
+/// Words of texts about ages, bodies and speeds, whose values are limited.
 const BODY_WORDS: &[&str] = &[
     "tall",
     "taller",
@@ -39,19 +39,19 @@ const BODY_WORDS: &[&str] = &[
     "fast",
 ];
 
-/// Draws assignments of a graph's variables.
+/// Samples assignments of a graph's variables.
 #[derive(Debug, Clone)]
 pub(super) struct NumberSampler {
     ranges: Vec<NumberRange>,
     relations: NumberRelations,
-    /// By which a result may grow or shrink.
+    /// Maximum factor by which a result may grow or shrink.
     max_factor: Rational,
-    /// The problem's own numbers.
+    /// The original numbers of the problem.
     original: Assignment,
 }
 
 impl NumberSampler {
-    /// The sampler of a graph, or `None` if the problem's own numbers break its relations.
+    /// The sampler of a graph; `None` if the original numbers violate its relations.
     pub(super) fn new(
         graph: &SolutionGraph,
         numbers: &QuestionNumbers,
@@ -72,11 +72,11 @@ impl NumberSampler {
         relations.hold(&original).then_some(Self { ranges, relations, max_factor, original })
     }
 
-    /// Other numbers that make sense.
+    /// Samples new numbers that make sense.
     pub(super) fn draw(&self, graph: &SolutionGraph, rng: &mut VariantRng) -> Option<Assignment> {
         let mut assignment = self.original.clone();
         for attempt in 0..MAX_ATTEMPTS {
-            // Later attempts change fewer numbers, which is more often possible.
+            // Later attempts change fewer numbers, which succeeds more often.
             let percent = 100 - attempt * 75 / MAX_ATTEMPTS;
             if self.draw_variables(percent, rng, &mut assignment)
                 && assignment.variables != self.original.variables
@@ -116,7 +116,7 @@ impl NumberSampler {
 
     fn is_sensible(&self, assignment: &Assignment) -> bool {
         let results = assignment.results.iter().zip(&self.original.results);
-        // Equal numbers of the question are one variable, so unlike ones have to stay unlike.
+        // Equal numbers of the question are one variable, so variables must stay distinct.
         let distinct = (0..assignment.variables.len())
             .all(|i| !assignment.variables[..i].contains(&assignment.variables[i]));
         distinct
@@ -125,7 +125,8 @@ impl NumberSampler {
     }
 }
 
-/// Whether a result can take the place of another: whole, positive, of like size and precision.
+/// Whether a result can replace another: an integer if the old one is, with the same sign and of
+/// similar size and precision.
 fn is_like(new: Rational, old: Rational, max_factor: Rational) -> bool {
     if new == old {
         return true;
@@ -141,8 +142,9 @@ fn is_like(new: Rational, old: Rational, max_factor: Rational) -> bool {
     let plural = old < two || new >= two;
     let bounded = |a: Rational, b: Rational| b.mul(max_factor).is_some_and(|limit| a <= limit);
     let magnitude = |x: Rational| if x < Rational::ZERO { x.neg() } else { x };
-    let (a, b) = (magnitude(new), magnitude(old));
-    // Where sizes are narrow, as those of ages are, a hundred is a limit of its own.
+    let a = magnitude(new);
+    let b = magnitude(old);
+    // With narrow ranges, as for ages, 100 is an additional limit.
     let century = Rational::whole(100);
     let lives = max_factor == MAX_FACTOR || b > century || a <= century;
     lives && sign && whole && precise && plural && bounded(a, b) && bounded(b, a)

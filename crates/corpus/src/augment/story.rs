@@ -6,9 +6,9 @@
 //! ? a 10-90
 //! ```
 //!
-//! docs/augment.md describes the format. `template` parses it, `formula` is a step or one side of
-//! a condition, `numbers` draws values that fit, `text` writes them down with people and things of
-//! `lexicon.txt`.
+//! docs/how-to/augment-data.md describes the format. `template` parses it, `formula` is a step or
+//! one side of a condition, `numbers` samples values, and `text` writes them with people and things
+//! from `lexicon.txt`.
 
 mod formula;
 mod lexicon;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 pub use template::StoryTemplate;
 
-/// Why a file of templates cannot be used.
+/// Errors of template files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoryError {
@@ -32,36 +32,37 @@ pub enum StoryError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// The file holds something else than templates.
+    /// The file contains an invalid template.
     #[error("{}: {reason}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// The first flaw, with its line.
+        /// The first error, with its line.
         reason: String,
     },
 }
 
-/// The ending of a file of templates.
+/// File extension of template files.
 pub const EXTENSION: &str = "stories";
 
 /// Reads the templates of a file.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, holds no template, or has an invalid one, whose line is named.
+/// If the file cannot be read, contains no template, or has an invalid template, whose line is
+/// reported.
 pub fn read(path: &Path) -> Result<Vec<StoryTemplate>, StoryError> {
-    let io = |source| StoryError::Io { path: path.to_owned(), source };
-    let text = std::fs::read_to_string(path).map_err(io)?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| StoryError::Io { path: path.to_owned(), source })?;
     let bad = |reason| StoryError::Invalid { path: path.to_owned(), reason };
     let templates = parse(&text).map_err(bad)?;
     match templates.is_empty() {
-        true => Err(bad("holds no template; docs/augment.md shows one".to_owned())),
+        true => Err(bad("contains no template; see docs/how-to/augment-data.md".to_owned())),
         false => Ok(templates),
     }
 }
 
-/// Parses templates, separated by empty lines. The error begins with the line's number.
+/// Parses templates separated by empty lines. The error starts with the line number.
 fn parse(text: &str) -> Result<Vec<StoryTemplate>, String> {
     let mut templates = Vec::new();
     let mut block: Vec<&str> = Vec::new();

@@ -2,10 +2,10 @@
 
 use tensor::rng::philox;
 
-/// Separates this stream from those of the corpus, masks and noise under the same seed ("augm").
+/// Separates this stream from those of the corpus, masks and noise with the same seed ("augm").
 const TAG: u32 = 0x6175_676d;
 
-/// A stream of random words, a function of seed, problem and variant.
+/// A stream of random words, determined by seed, problem and variant.
 #[derive(Debug)]
 pub(super) struct VariantRng {
     key: [u32; 2],
@@ -31,7 +31,7 @@ impl VariantRng {
         self.words[self.next - 1]
     }
 
-    /// A uniform number from `0..bound`; 0 if there is none.
+    /// A uniform number from `0..bound`; 0 if the range is empty.
     pub(super) fn below(&mut self, bound: u32) -> u32 {
         ((u64::from(self.next_u32()) * u64::from(bound)) >> 32) as u32
     }

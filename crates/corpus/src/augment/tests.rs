@@ -1,4 +1,4 @@
-//! Properties of whole variants: exact, deterministic, sensible, and none of refused kinds.
+//! Properties of variants: exact, deterministic, sensible, and none for rejected problems.
 
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn sources() -> Vec<AugmentSource> {
     samples().into_iter().map(AugmentSource::Problem).collect()
 }
 
-/// Problems of each kind that the module knows.
+/// Problems of each supported kind.
 fn samples() -> Vec<TrainExample> {
     vec![
         example(
@@ -138,21 +138,21 @@ fn numbers_that_other_numbers_would_break_stay() {
             }
         }
     };
-    // Ordinals, years, clock times, labels, facts of the world, one of something.
+    // Ordinals, years, clock times, labels, facts about the world, and the number 1 stay fixed.
     stays(
         "On May 3, 1999, at 7 pm, the 4th grade of 40 pupils and 1 teacher ate 3 pizzas each.",
         &["40*3=120"],
         "120",
         &["May 3, 1999, at 7 pm", "4th", "1 teacher"],
     );
-    // A constant that is also a number of the question: seven days of a week.
+    // A constant that is also a number of the question: seven days in a week.
     stays(
         "She reads 30 pages a day for a week and gives 7 books away. How many pages is that?",
         &["30*7=210"],
         "210",
         &["7 books"],
     );
-    // Twice and two.
+    // `twice` and 2.
     stays("He buys 2 pens and twice as many of 30 cards.", &["30*2=60"], "60", &["2 pens"]);
 }
 
@@ -176,7 +176,7 @@ fn an_ambiguous_number_changes_only_if_all_its_sources_agree() {
 
 #[test]
 fn linked_percentages_follow() {
-    // 0.4 stands for what 60 percent leave.
+    // 0.4 is 1 minus 60 percent.
     let question = "There are 50 seats, and 60% are taken. How many are free?";
     for (_, variant) in problem(question, &["50*0.4=20"], "20").variants(0, 0, 30) {
         let percent = variant.question.split(['%', ' ']).rev().find_map(|w| w.parse::<i128>().ok());

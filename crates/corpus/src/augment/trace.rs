@@ -1,4 +1,4 @@
-//! Traces each number of a solution's steps to its sources, step by step.
+//! Traces each number in the steps of a solution to its sources.
 
 use std::cmp::Ordering;
 
@@ -10,10 +10,10 @@ use super::mention::{FractionMention, QuestionNumbers};
 use super::rational::Rational;
 use super::refusal::Refusal;
 
-/// Numbers above this are unlikely to be equal by chance to a combination of two others.
+/// Numbers above this are unlikely to equal a combination of two others by chance.
 const COINCIDENCE: Rational = Rational::whole(12);
 
-/// A graph in the making.
+/// A graph under construction.
 pub(super) struct GraphBuilder<'a> {
     numbers: &'a QuestionNumbers,
     known: KnownConstants,
@@ -25,7 +25,7 @@ pub(super) struct GraphBuilder<'a> {
 }
 
 impl<'a> GraphBuilder<'a> {
-    /// Nothing traced yet; equal numbers of the question are one variable.
+    /// An empty graph. Equal numbers of the question are one variable.
     pub(super) fn new(numbers: &'a QuestionNumbers, mut known: KnownConstants) -> Self {
         let mut variables: Vec<GraphVariable> = Vec::new();
         let mut mention_variables = Vec::new();
@@ -74,7 +74,7 @@ impl<'a> GraphBuilder<'a> {
         Ok(())
     }
 
-    /// Makes the answer the last result, if need be by a calculation in the head.
+    /// Makes the answer the last result, adding an implicit calculation if necessary.
     pub(super) fn end_with(&mut self, answer: Rational) -> Option<()> {
         if self.original.results.last() != Some(&answer) {
             let pair = self.hidden_pair(answer)?;
@@ -83,7 +83,7 @@ impl<'a> GraphBuilder<'a> {
         Some(())
     }
 
-    /// Where a number can come from; a calculation in the head becomes a step of its own.
+    /// The possible sources of a number; an implicit calculation is added as a step.
     fn sources(&mut self, value: Rational) -> Option<Vec<Derivation>> {
         let direct = self.direct(value);
         if !direct.is_empty() {
@@ -116,7 +116,7 @@ impl<'a> GraphBuilder<'a> {
         nodes.map(Derivation::direct).chain(rests).collect()
     }
 
-    /// Fractions of whose parts this many are left: 2 of 3/5.
+    /// Fractions whose remaining parts equal this number: 2 for 3/5.
     fn fraction_rests(&self, value: Rational) -> impl Iterator<Item = Derivation> {
         let rest = move |fraction: &FractionMention| {
             let [left, right] = [fraction.denominator, fraction.numerator].map(|mention| {
@@ -158,7 +158,7 @@ impl<'a> GraphBuilder<'a> {
         candidates
     }
 
-    /// Whether the number is how many numbers an earlier step added up.
+    /// Whether the number is the number of addends of an earlier step.
     fn counts_addends(&self, value: Rational) -> bool {
         let counts = self.steps.iter().filter_map(|step| step.expression.addends());
         counts.into_iter().any(|count| value == Rational::whole(count as i128))
@@ -198,8 +198,8 @@ impl<'a> GraphBuilder<'a> {
         variables.chain((0..self.original.results.len()).map(NumberNode::StepResult))
     }
 
-    /// A small factor of the question may as well be a coefficient of an equation; one that a word
-    /// names, a large one, and any sum are certain.
+    /// Whether a pair is unambiguous. A small factor of the question could also be a coefficient of
+    /// an equation; factors given by words, large factors and sums are unambiguous.
     fn is_certain_pair(&self, pair: Derivation) -> bool {
         let is_safe = |node: NumberNode| match node {
             NumberNode::Constant(_) => true,
@@ -213,7 +213,7 @@ impl<'a> GraphBuilder<'a> {
         }
     }
 
-    /// Makes the only percentage of a known number that has this value a step.
+    /// Adds the only percentage of a known number with this value as a step.
     fn push_hidden_percent(&mut self, value: Rational) -> Option<NumberNode> {
         let hundred = Rational::whole(100);
         let mut found = Vec::new();
@@ -230,7 +230,7 @@ impl<'a> GraphBuilder<'a> {
         Some(NumberNode::StepResult(self.steps.len() - 1))
     }
 
-    /// Makes a calculation in the head a step.
+    /// Adds an implicit calculation as a step.
     fn push_hidden(&mut self, pair: Derivation, value: Rational) -> Option<NumberNode> {
         let Derivation::Pair { op, left, right } = pair else { return None };
         let [left, right] = [left, right].map(|node| self.original.value(node));
@@ -239,7 +239,7 @@ impl<'a> GraphBuilder<'a> {
         Some(NumberNode::StepResult(self.steps.len() - 1))
     }
 
-    /// Makes the sum of all results that no step has used a step, if it has this value.
+    /// Adds the sum of all unused results as a step, if it has this value.
     fn push_hidden_sum(&mut self, value: Rational) -> Option<NumberNode> {
         let used: Vec<NumberNode> = self
             .steps
@@ -261,7 +261,7 @@ impl<'a> GraphBuilder<'a> {
         Some(NumberNode::StepResult(self.steps.len() - 1))
     }
 
-    /// The graph, if it is sound.
+    /// The finished graph, if it is consistent.
     pub(super) fn finish(mut self) -> Result<SolutionGraph, Refusal> {
         self.doubt_twos();
         self.prune();
@@ -283,7 +283,8 @@ impl<'a> GraphBuilder<'a> {
         if graph.variables.is_empty() { Err(Refusal::NothingToChange) } else { Ok(graph) }
     }
 
-    /// A two that steps use more often than the question has it may also be a pair of people.
+    /// Adds the constant 2 as a source if steps use a 2 more often than the question mentions it,
+    /// because it may be a pair of people.
     fn doubt_twos(&mut self) {
         let two = Rational::whole(2);
         let Some(index) = self.variables.iter().position(|variable| variable.value == two) else {
@@ -298,12 +299,12 @@ impl<'a> GraphBuilder<'a> {
         }
     }
 
-    /// Where exactly one of an operand's sources would otherwise be used nowhere, it is that.
+    /// Resolves an ambiguous operand to a step result if that is its only otherwise unused source.
     fn prune(&mut self) {
         let Some((answer, before)) = self.original.results.split_last() else { return };
         let by_chance = |value: &Rational| value == answer;
         if before.iter().chain(&self.original.variables).any(by_chance) {
-            // The last step may be missing, so that its result proves nothing.
+            // The last step may be missing, so its result is not conclusive.
             return;
         }
         let certain = |steps: &[GraphStep]| -> Vec<NumberNode> {

@@ -1,4 +1,4 @@
-//! Which of a problem's numbers have one unit: whatever steps add or subtract.
+//! Which of a problem's numbers have the same unit, inferred from sums and differences in steps.
 
 use super::derivation::NumberNode;
 use super::expression::{BinaryOp, Instruction};
@@ -20,7 +20,7 @@ struct UnitProduct {
 }
 
 impl UnitClasses {
-    /// The classes that a graph's steps imply.
+    /// The classes implied by the steps of a graph.
     pub(super) fn of(graph: &SolutionGraph) -> Self {
         let mut classes = Self::default();
         for (index, step) in graph.steps.iter().enumerate() {
@@ -33,8 +33,8 @@ impl UnitClasses {
         classes
     }
 
-    /// Whether two numbers and their product or quotient have one unit, and one of the two is a
-    /// variable of which `once` holds.
+    /// Whether two numbers and their product or quotient have the same unit, and one of the two is
+    /// a variable for which `once` holds.
     pub(super) fn multiplies_alike(
         &self,
         graph: &SolutionGraph,
@@ -73,9 +73,10 @@ impl UnitClasses {
         id
     }
 
-    /// Says that two classes have one unit.
+    /// Merges two classes, which have the same unit.
     pub(super) fn merge(&mut self, left: usize, right: usize) {
-        let (left, right) = (self.root(left), self.root(right));
+        let left = self.root(left);
+        let right = self.root(right);
         self.parents[left] = right;
     }
 
@@ -94,7 +95,8 @@ impl UnitClasses {
                     self.add(None)
                 }
                 Instruction::Binary(op) => {
-                    let (right, left) = (stack.pop(), stack.pop());
+                    let right = stack.pop();
+                    let left = stack.pop();
                     match (op, left, right) {
                         (BinaryOp::Add | BinaryOp::Sub, Some(left), Some(right)) => {
                             self.merge(left, right);
@@ -114,7 +116,7 @@ impl UnitClasses {
         stack.pop().unwrap_or_else(|| self.add(None))
     }
 
-    /// Nodes of one unit, where there are several.
+    /// Groups of several nodes with the same unit.
     pub(super) fn groups(&self) -> Vec<Vec<NumberNode>> {
         let mut groups = vec![Vec::new(); self.parents.len()];
         for (id, node) in self.nodes.iter().enumerate() {

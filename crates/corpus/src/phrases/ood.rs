@@ -1,4 +1,4 @@
-//! Two-step problems of other sentences, in the vocabulary of training.
+//! Two-step problems with sentences that do not occur in training, in the vocabulary of training.
 
 use super::{SentenceTemplate, template};
 use crate::effect::Effect::*;

@@ -33,7 +33,7 @@ pub(crate) static MORE: &[&str] = &[
     "how many {items} must {than} get to have as many as {who}?",
 ];
 
-/// What is done with the total.
+/// Closings about the total.
 pub(crate) static ENDS: &[SentenceTemplate] = &[
     template(
         Divide,

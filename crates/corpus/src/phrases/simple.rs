@@ -1,4 +1,4 @@
-//! Two-step problems. `story` decides which closing may follow which opening.
+//! Two-step problems. `story` determines which closing may follow which opening.
 
 use super::{SentenceTemplate, food_template, template};
 use crate::effect::Effect::*;

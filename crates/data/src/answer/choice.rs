@@ -1,9 +1,9 @@
-//! The letter of a multiple-choice answer.
+//! Multiple-choice answers: extraction of the letter.
 //!
-//! Letters are upper case, A to J. A stated answer (`boxed{B}`, `the answer is (B)`) has precedence
-//! over a marked option (`(B)`, `B)`), and that over a single letter; of several of one kind the
-//! last counts. In a box, which may repeat the text of the option (`boxed{(B) 3.2 J}`), a marked
-//! option or a letter at the start has precedence.
+//! Letters are upper case, A to J. A stated answer (`boxed{B}`, `the answer is (B)`) takes
+//! precedence over a marked option (`(B)`, `B)`), and that over a single letter; among several of
+//! the same kind the last one counts. In a box, which may repeat the text of the option
+//! (`boxed{(B) 3.2 J}`), a marked option or a letter at the start takes precedence.
 
 use super::latex::boxed;
 
@@ -11,7 +11,7 @@ use super::latex::boxed;
 pub(crate) fn letter(text: &str) -> Option<char> {
     let in_box = boxed(text).and_then(boxed_letter);
     let marked = || marked(text).last();
-    // "I" is more often the pronoun than the ninth option.
+    // "I" is more likely the pronoun than the ninth option.
     let bare = || bare(text).filter(|letter| *letter != 'I').last();
     in_box.or_else(|| stated(text)).or_else(marked).or_else(bare)
 }

@@ -1,15 +1,15 @@
-//! LaTeX answers: extraction of the box, normalisation of formulas, values of simple ones.
+//! LaTeX answers: extraction of the box, normalization of formulas, values of simple formulas.
 //!
-//! [`normalise`] follows the Qwen2.5-Math grader, which grades Latent-SFT: it removes typesetting
+//! [`normalize`] follows the Qwen2.5-Math grader, which grades Latent-SFT: it removes typesetting
 //! (`\left`, spaces, `\dfrac`), decorations of a number (degrees, `%`, `$`, units) and a leading
-//! `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` stay different.
+//! `x =`. There is no symbolic algebra, so `2\sqrt{3}` and `\sqrt{12}` are different answers.
 //!
 //! Every function makes a bounded number of passes over its text.
 
 use super::number::python_float;
 
-/// Rewrites, applied in this order. Row breaks come first, because the second half of `\\` would
-/// otherwise be read as the start of a command.
+/// Rewrites, applied in this order. Row breaks come first; otherwise the second half of `\\` would
+/// be read as the start of a command.
 const REWRITES: [(&str, &str); 34] = [
     ("\\\\", ";"),
     ("\n", " "),
@@ -47,7 +47,7 @@ const REWRITES: [(&str, &str); 34] = [
     ("\\mbox{", "\\text{"),
 ];
 
-/// Units that may follow a number and are dropped.
+/// Units that are removed after a number.
 const UNITS: [&str; 41] = [
     "degree", "degrees", "dollar", "dollars", "cent", "cents", "percent", "unit", "units",
     "square", "sq", "cubic", "mm", "cm", "km", "meter", "meters", "inch", "inches", "foot", "feet",
@@ -56,7 +56,7 @@ const UNITS: [&str; 41] = [
 ];
 
 /// The content of the last `boxed{...}` with balanced braces; up to the end of the text if the box
-/// is not closed, as when decoding reached its token limit.
+/// is not closed, for example if decoding was truncated.
 pub(crate) fn boxed(text: &str) -> Option<&str> {
     let (_, inside) = text.rsplit_once("boxed{")?;
     let mut depth = 1usize;
@@ -73,15 +73,15 @@ pub(crate) fn boxed(text: &str) -> Option<&str> {
     Some(inside)
 }
 
-/// The same text for formulas that differ only in typesetting.
+/// The normal form of a formula: formulas that differ only in typesetting have the same one.
 ///
 /// One rewrite can enable another (`\text{5 cm}`), so passes repeat until a fixed point. A text
-/// without one after eight passes (`ddddddddddfrac`) is no formula: time is bounded, and what is
-/// returned is its own normal form.
-pub(crate) fn normalise(text: &str) -> Option<String> {
+/// without a fixed point after eight passes (`ddddddddddfrac`) is not a formula. This bounds the
+/// time, and normalization is idempotent.
+pub(crate) fn normalize(text: &str) -> Option<String> {
     let mut text = text.to_owned();
     for _ in 0..=8 {
-        let next = normalise_once(&text);
+        let next = normalize_once(&text);
         if next == text {
             return Some(text);
         }
@@ -90,7 +90,7 @@ pub(crate) fn normalise(text: &str) -> Option<String> {
     None
 }
 
-fn normalise_once(text: &str) -> String {
+fn normalize_once(text: &str) -> String {
     let mut text = text.trim().to_owned();
     for (from, to) in REWRITES {
         if text.contains(from) {
@@ -109,7 +109,7 @@ fn normalise_once(text: &str) -> String {
     if is_word { text.to_lowercase() } else { text }
 }
 
-/// Drops a final `\text{...}`, with or without a power after it, unless it is the whole text.
+/// Removes a final `\text{...}`, with or without a power after it, unless it is the whole text.
 fn drop_text_unit(text: &str) -> &str {
     let powers = ["^2", "^3", "^{2}", "^{3}"];
     let body = powers.iter().find_map(|power| text.strip_suffix(power)).unwrap_or(text);
@@ -130,7 +130,7 @@ fn half_of_day(word: &str) -> Option<&'static str> {
     ["am", "pm"].into_iter().find(|half| letters.eq_ignore_ascii_case(half))
 }
 
-/// `6:00 P.M.` becomes `6:00pm`; `None` for anything but digits, colons and the half of the day.
+/// `6:00 P.M.` becomes `6:00pm`; `None` for anything other than digits, colons and am or pm.
 fn clock_time(text: &str) -> Option<String> {
     let is_clock = |c: char| c.is_ascii_digit() || c == ':';
     let half = text.trim_start_matches(is_clock);
@@ -157,8 +157,8 @@ fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// `{5}` becomes `5`. A group with a comma stays, because it may be a set, and so does a text such
-/// as `{a}+{b}`, whose outer braces are not a pair.
+/// `{5}` becomes `5`. A group with a comma is kept, because it may be a set, as is a text such as
+/// `{a}+{b}`, whose outer braces are not a pair.
 fn unbrace(text: &str) -> &str {
     let inside = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
     let is_group = |inside: &&str| {
@@ -191,7 +191,7 @@ fn unbrace_scripts(text: &str) -> String {
     plain + rest
 }
 
-/// `\text{Evelyn}` becomes `Evelyn`. A brace that closes no `\text` stays.
+/// `\text{Evelyn}` becomes `Evelyn`. Braces that do not close a `\text` are kept.
 fn unwrap_text(text: &str) -> String {
     let mut pieces = text.split("\\text{");
     let mut plain = pieces.next().unwrap_or_default().to_owned();
@@ -203,7 +203,7 @@ fn unwrap_text(text: &str) -> String {
     plain
 }
 
-/// `18 square feet` becomes `18`. Other words stay, because they may be the answer.
+/// `18 square feet` becomes `18`. Other words are kept, because they may be the answer.
 fn drop_word_unit(text: &str) -> &str {
     let Some((number, words)) = text.split_once(char::is_whitespace) else {
         return text;
@@ -242,7 +242,7 @@ fn brace_roots(text: &str) -> String {
 
 /// `\frac12`, `\frac1{2}` and `\frac{1}2` become `\frac{1}{2}`.
 ///
-/// Only arguments without nested fractions are braced; others are always written with braces.
+/// Only arguments without nested fractions are braced; others always have braces already.
 fn brace_fractions(text: &str) -> String {
     let mut pieces = text.split("\\frac");
     let mut braced = pieces.next().unwrap_or_default().to_owned();
@@ -265,7 +265,7 @@ fn argument(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(first.len_utf8()))
 }
 
-/// The value of a normalised formula that is a number, `a/b`, `\frac{a}{b}`, a mixed number or in
+/// The value of a normalized formula that is a number, `a/b`, `\frac{a}{b}`, a mixed number or in
 /// scientific notation, with an optional minus.
 pub(crate) fn value(text: &str) -> Option<f64> {
     let (sign, body) = match text.strip_prefix('-') {
@@ -283,7 +283,8 @@ pub(crate) fn value(text: &str) -> Option<f64> {
 fn mixed(text: &str) -> Option<f64> {
     let at = text.find("\\frac{").filter(|&at| digits(&text[..at]))?;
     let (a, b) = parts(&text[at..]).filter(|(a, b)| digits(a) && digits(b))?;
-    let (a, b) = (grouped(a)?, grouped(b)?);
+    let a = grouped(a)?;
+    let b = grouped(b)?;
     let whole = grouped(&text[..at])?;
     // One division, so that the value is that of the decimal or of the improper fraction.
     (a < b).then(|| (whole * b + a) / b)
@@ -314,9 +315,9 @@ fn parts(text: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// A number whose commas, if any, separate thousands. The grader drops every comma and so reads the
-/// list `1,2` as 12; this function does not. Nor does it accept the underscores of Python's
-/// numbers, which mark a base in a formula: `2516_8`.
+/// A number whose commas, if any, separate thousands. The grader removes every comma and therefore
+/// reads the list `1,2` as 12; this function does not. It also rejects the underscores of Python's
+/// numbers, which denote a base in a formula: `2516_8`.
 fn grouped(text: &str) -> Option<f64> {
     if text.contains('_') {
         return None;
@@ -333,11 +334,11 @@ fn grouped(text: &str) -> Option<f64> {
     python_float(&text.replace(',', ""))
 }
 
-/// Python's `isclose(x, gold, abs_tol=1e-4)`, or one number the other as a percentage.
+/// Python's `isclose(x, gold, abs_tol=1e-4)`, or whether one number is the other as a percentage.
 ///
-/// The Qwen2.5-Math grader accepts a hundredth and a hundred times every gold answer, so 1800 is
-/// right for 18, and 0 for 1/128, whose hundredth is below the tolerance. Here a percentage needs a
-/// fraction below 1, or a gold answer with a percent sign, and its tolerance is relative as well.
+/// The Qwen2.5-Math grader accepts 1/100 and 100 times every gold answer, so 1800 is correct for
+/// 18, and 0 for 1/128, whose hundredth is below the tolerance. Here a percentage requires a
+/// fraction below 1, or a gold answer with a percent sign, and the tolerance is relative as well.
 pub(crate) fn close_or_percent(x: f64, gold: f64, gold_is_percent: bool) -> bool {
     let tolerance = |y: f64| (1e-9 * x.abs().max(y.abs())).max(1e-4);
     let close = |y: f64| (x - y).abs() <= tolerance(y);

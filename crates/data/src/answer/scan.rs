@@ -1,7 +1,7 @@
 //! Hand-written equivalents of the regular expressions in the families' graders.
 //!
-//! Each function names its expression and follows Python's `re`: leftmost match, greedy digits.
-//! Matches begin and end at ASCII digits or markers, so byte offsets are character boundaries.
+//! Each function documents its expression and follows Python's `re`: leftmost match, greedy digits.
+//! Matches start and end at ASCII digits or markers, so byte offsets are character boundaries.
 
 use std::borrow::Cow;
 
@@ -31,7 +31,8 @@ pub(crate) fn after_answer_colon(text: &str) -> Option<f64> {
 /// Matches proceed from left to right, so the last of `10-2` is `-2` and of `1.2.3` is `3`.
 pub(crate) fn last_number(text: &str) -> Option<f64> {
     let text = without_commas(text);
-    let (mut at, mut last) = (0, None);
+    let mut at = 0;
+    let mut last = None;
     while let Some(offset) = text[at..].find(|c: char| c.is_ascii_digit()) {
         let start = at + offset;
         let number = leading_number(&text[start..]);
@@ -84,7 +85,7 @@ fn marked_number<'a>(
     })
 }
 
-/// Every byte offset of `mark`, overlapping ones included.
+/// All byte offsets of `mark`, including overlapping matches.
 fn positions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.char_indices().map(|(at, _)| at).filter(move |&at| text[at..].starts_with(mark))
 }
@@ -113,7 +114,7 @@ fn dollars(text: &str) -> Option<&str> {
     text.match_indices('$').find_map(|(at, _)| some_number(leading_number(&text[at + 1..])))
 }
 
-/// The longest `\d+\.?\d*` at the end of the text, trailing white space ignored.
+/// The longest `\d+\.?\d*` at the end of the text, ignoring trailing white space.
 fn trailing_number(text: &str) -> Option<&str> {
     let text = text.trim_end_matches(is_space);
     let digit = |c: char| c.is_ascii_digit();

@@ -1,4 +1,4 @@
-//! One test per peculiarity of each family's grader, and properties of arbitrary text.
+//! Tests of the special cases of each family's grader, and properties of arbitrary text.
 
 use proptest::prelude::*;
 
@@ -402,7 +402,7 @@ fn rendered(rule: AnswerRule, gold: f64) -> String {
     }
 }
 
-/// Texts composed of the markers that the scanners search for.
+/// Texts composed of the scanners' markers.
 fn fragments() -> impl Strategy<Value = String> {
     let fragment = prop_oneof![
         proptest::sample::select(vec![
@@ -455,7 +455,7 @@ fn fragments() -> impl Strategy<Value = String> {
     proptest::collection::vec(fragment, 0..24).prop_map(|fragments| fragments.concat())
 }
 
-/// Strings of the characters and commands that normalisation rewrites.
+/// Strings of the characters and commands that normalization rewrites.
 fn formulas() -> impl Strategy<Value = String> {
     prop_oneof![
         "[-+0-9a-z (),./:=^_{}\u{2212}]{0,20}",
@@ -496,9 +496,9 @@ proptest! {
     }
 
     #[test]
-    fn normalisation_is_idempotent(text in formulas()) {
-        if let Some(once) = latex::normalise(&text) {
-            prop_assert_eq!(latex::normalise(&once), Some(once));
+    fn normalization_is_idempotent(text in formulas()) {
+        if let Some(once) = latex::normalize(&text) {
+            prop_assert_eq!(latex::normalize(&once), Some(once));
         }
     }
 

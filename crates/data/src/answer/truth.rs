@@ -1,11 +1,11 @@
-//! A yes or no: the words yes and no, true and false.
+//! Yes-or-no answers: the words yes and no, true and false.
 //!
-//! A stated answer (`boxed{yes}`, after the family's marker, `the answer is no`) has precedence
-//! over a word elsewhere; of several of one kind the last counts.
+//! A stated answer (`boxed{yes}`, after the family's marker, `the answer is no`) takes precedence
+//! over a word elsewhere; among several of the same kind the last one counts.
 
 use super::latex::boxed;
 
-/// The truth of a text that is one word, perhaps with a final period.
+/// The truth value of a text that is a single word, with an optional final period.
 pub(crate) fn truth_word(text: &str) -> Option<bool> {
     match text.trim().trim_end_matches(['.', '!']).to_ascii_lowercase().as_str() {
         "yes" | "true" => Some(true),
@@ -14,14 +14,16 @@ pub(crate) fn truth_word(text: &str) -> Option<bool> {
     }
 }
 
-/// The yes or no that `text` gives as its answer; `marked` is what follows the family's marker.
+/// The yes or no that `text` gives as its answer; `marked` is the text after the family's marker.
 pub(crate) fn truth(text: &str, marked: Option<&str>) -> Option<bool> {
     let in_box = boxed(text).and_then(|inside| words(inside).next());
-    let after_marker = || marked.and_then(|marked| words(marked).next());
-    in_box.or_else(after_marker).or_else(|| stated(text)).or_else(|| words(text).last())
+    in_box
+        .or_else(|| marked.and_then(|marked| words(marked).next()))
+        .or_else(|| stated(text))
+        .or_else(|| words(text).last())
 }
 
-/// The first of the words after the last `answer` that is followed by one.
+/// The first yes or no after the last `answer` that is followed by one.
 fn stated(text: &str) -> Option<bool> {
     let lower = text.to_ascii_lowercase();
     let cue = "answer";
@@ -33,7 +35,7 @@ fn stated(text: &str) -> Option<bool> {
     })
 }
 
-/// The words of a text that say yes or no.
+/// The truth values of the words of a text that mean yes or no.
 fn words(text: &str) -> impl DoubleEndedIterator<Item = bool> + '_ {
     text.split(|c: char| !c.is_alphanumeric() && c != '\'').filter_map(truth_word)
 }

@@ -1,25 +1,25 @@
-//! Thoughts as tokens: each vector replaced by the nearest token embedding.
+//! Rounds thoughts to tokens: each vector is replaced by the nearest token embedding.
 
 use engine::LatentModel;
 use tensor::ops::{self, Activation, OutputDtype};
 use tensor::{DeviceError, Tensor};
 
-/// Vectors that are compared with all embeddings at once: their products are (vectors, vocabulary)
+/// Number of vectors compared with all embeddings at once. Their products are (vectors, vocabulary)
 /// floats on the host.
 const VECTORS_AT_ONCE: usize = 256;
 
-/// Token embeddings that are read at once.
+/// Number of token embeddings read at once.
 const TOKENS_AT_ONCE: usize = 8192;
 
 /// Rounds vectors to token embeddings.
 pub(super) struct Rounding<'a> {
     model: &'a LatentModel,
-    /// Half the squared length of each token's embedding.
+    /// Half the squared norm of each token's embedding.
     half_squares: Vec<f32>,
 }
 
 impl<'a> Rounding<'a> {
-    /// Reads the embedding table once.
+    /// Reads the embedding table.
     pub(super) fn new(model: &'a LatentModel) -> Result<Self, DeviceError> {
         let tokens: Vec<u32> = (0..model.decoder.config().vocab as u32).collect();
         let mut half_squares = Vec::with_capacity(tokens.len());
@@ -34,7 +34,8 @@ impl<'a> Rounding<'a> {
     }
 
     /// The token whose embedding has the smallest Euclidean distance to each row of `vectors`
-    /// (count, width), by |x - e|² / 2 = |x|² / 2 - (x · e - |e|² / 2); the first of equals.
+    /// (count, width), computed as |x - e|² / 2 = |x|² / 2 - (x · e - |e|² / 2). Ties select the
+    /// lowest token.
     pub(super) fn nearest(&self, vectors: &Tensor) -> Result<Vec<u32>, DeviceError> {
         let decoder = &self.model.decoder;
         let device = decoder.device();
@@ -61,7 +62,7 @@ impl<'a> Rounding<'a> {
         Ok(nearest)
     }
 
-    /// The embeddings nearest to `vectors`, in their shape.
+    /// The embeddings nearest to `vectors`, in the same shape.
     pub(super) fn round(&self, vectors: &Tensor) -> Result<Tensor, DeviceError> {
         if vectors.rows() == 0 {
             return Ok(vectors.clone());

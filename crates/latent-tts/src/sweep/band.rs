@@ -1,24 +1,25 @@
-//! The strengths that the paper recommends for a backbone without a sweep (section 5.1).
+//! The perturbation strengths that the paper recommends for a backbone without a sweep (section
+//! 5.1).
 
 use model::config::Architecture;
 use serde::{Deserialize, Serialize};
 
-/// The recommended strengths, and whether the result of a sweep agrees.
+/// A recommended range of strengths, and whether the result of a sweep agrees with it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RecommendedBand {
     /// Weakest recommended strength.
     pub low: f64,
     /// Strongest recommended strength.
     pub high: f64,
-    /// Whether the best value lies in the band.
+    /// Whether the range contains the best strength.
     pub contains_best: bool,
-    /// Whether a value in the band is statistically indistinguishable from the best.
+    /// Whether the range contains a strength that does not differ significantly from the best.
     pub contains_as_good: bool,
 }
 
 impl RecommendedBand {
-    /// The band of a sampler for an architecture; the paper gives none for Qwen, and none for
-    /// samplers other than dropout and noise.
+    /// The recommended range of a sampler for an architecture. The paper gives none for Qwen, and
+    /// none for samplers other than dropout and noise.
     pub fn of_sampler(architecture: Architecture, kind: &str) -> Option<Self> {
         let (low, high) = match (architecture, kind) {
             (Architecture::Gpt2, "dropout") => (0.1, 0.3),
@@ -29,7 +30,7 @@ impl RecommendedBand {
         Some(Self { low, high, contains_best: false, contains_as_good: false })
     }
 
-    /// Whether `strength` lies in the band, ends included.
+    /// Whether the range, including its ends, contains `strength`.
     pub fn contains(&self, strength: f64) -> bool {
         (self.low..=self.high).contains(&strength)
     }

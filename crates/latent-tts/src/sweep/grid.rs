@@ -1,4 +1,4 @@
-//! The strengths that a sweep goes over.
+//! The strengths that a sweep evaluates.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub enum SweepGrid {
     Interval(f64, f64),
 }
 
-/// As a flag gives it: values with commas, an interval with a colon.
+/// The format of command-line flags: comma-separated values, or an interval with a colon.
 impl fmt::Display for SweepGrid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -24,9 +24,9 @@ impl fmt::Display for SweepGrid {
     }
 }
 
-/// Largest number of values in a range; more are most likely a mistyped step.
+/// Maximum number of values in a range; more are most likely a mistyped step.
 const MAX_GRID_VALUES: f64 = 1000.0;
-/// Values are rounded to five decimals, so that directory names and tables stay short.
+/// Scale for rounding values to five decimals, which keeps directory names and tables short.
 const ROUNDING_SCALE: f64 = 1e5;
 
 /// `x` rounded to the precision of a sweep's values.
@@ -35,23 +35,23 @@ pub fn rounded(x: f64) -> f64 {
 }
 
 impl SweepGrid {
-    /// Probabilities of dropout: `0.1,0.2`, a range `0.05:0.5:0.05`, or an interval `0:0.9`.
+    /// Parses dropout probabilities: `0.1,0.2`, a range `0.05:0.5:0.05`, or an interval `0:0.9`.
     pub fn shares(text: &str) -> Result<Self, String> {
         parse_grid(text, |x| (0.0..1.0).contains(&x), "must be at least 0 and below 1")
     }
 
-    /// Standard deviations of noise, likewise.
+    /// Parses standard deviations of noise in the same format.
     pub fn deviations(text: &str) -> Result<Self, String> {
         parse_grid(text, |x| x.is_finite() && x >= 0.0, "must be finite and at least 0")
     }
 
-    /// Temperatures of mixtures, likewise.
+    /// Parses temperatures of mixtures in the same format.
     pub fn temperatures(text: &str) -> Result<Self, String> {
         parse_grid(text, |x| x.is_finite() && rounded(x) > 0.0, "must be finite and above 0")
     }
 }
 
-/// A width above 0.
+/// Parses a width above 0.
 pub fn parse_width(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if number.is_finite() && number > 0.0 {
@@ -76,7 +76,7 @@ fn parse_grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<SweepG
                 return if low < high {
                     Ok(SweepGrid::Interval(low, high))
                 } else {
-                    Err(format!("the interval {item} is empty"))
+                    Err(format!("interval {item} is empty"))
                 };
             }
             [low, high, step] => {
@@ -84,8 +84,8 @@ fn parse_grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<SweepG
             }
             _ => {
                 return Err(format!(
-                    "{item:?} is neither a value, nor a range 0.1:0.5:0.1, nor an interval 0:0.9 \
-                     alone"
+                    "invalid strength {item:?}: expected a value, a range such as 0.1:0.5:0.1, or \
+                     a single interval such as 0:0.9"
                 ));
             }
         }
@@ -97,7 +97,7 @@ fn parse_grid(text: &str, allowed: fn(f64) -> bool, rule: &str) -> Result<SweepG
 fn expand_range(low: f64, high: f64, step: f64) -> Result<Vec<f64>, String> {
     let count = ((high - low) / step + 1e-9).floor();
     if !(0.0..MAX_GRID_VALUES).contains(&count) {
-        return Err(format!("{low}:{high}:{step} is no range of 1 to {MAX_GRID_VALUES} values"));
+        return Err(format!("{low}:{high}:{step} must have 1 to {MAX_GRID_VALUES} values"));
     }
     Ok((0..=count as usize).map(|i| rounded(low + i as f64 * step)).collect())
 }

@@ -1,4 +1,4 @@
-//! A sweep's directory: begun with its settings, and continued with these alone.
+//! The directory of a sweep: started with its settings, and only continued with the same ones.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use super::{SUMMARY_FILE, Sweep, SweepGrid, SweepSpec, SweepSummary};
 use crate::Error;
 
 impl Sweep<'_> {
-    /// Every setting that all points share, and the values to go over: what a resumed sweep must
-    /// have in common with the one before. The metric belongs to them only where it leads a search.
+    /// Every setting that all points share, and the values to evaluate; a resumed sweep must have
+    /// the same settings. The metric is included only if it guides a search.
     pub(super) fn settings(&self) -> Value {
         let SweepSpec { p, sigma, tau, sites, scopes, masks, tolerance, evaluations, .. } =
             self.spec;
@@ -43,8 +43,8 @@ impl Sweep<'_> {
         settings
     }
 
-    /// Writes the summary without points, unless a sweep with equal settings is continued. The
-    /// lock is held until the sweep ends.
+    /// Writes the summary without points, unless a sweep with equal settings is continued. The lock
+    /// is held until the sweep ends.
     pub(super) fn begin(&self) -> Result<DirLock, Error> {
         record::files::check_no_weights(self.out)?;
         let lock = record::lock_dir(self.out)?;
@@ -62,7 +62,7 @@ impl Sweep<'_> {
             Some(FieldDifference { field, stored, requested }) => {
                 Err(Error::SweepChanged { path, field, stored, requested })
             }
-            // What it found stays until there is something to replace it.
+            // An existing summary is kept until there is a new one to replace it.
             None => Ok(lock),
         }
     }

@@ -1,13 +1,13 @@
-//! Golden-section search for the strength with the largest coverage, as in the paper.
+//! Golden-section search for the strength with the highest coverage, as in the paper.
 //!
-//! Coverage rises with a little perturbation and falls with much: it is assumed to be unimodal, so
-//! an interval around the maximum can be narrowed by comparing two interior values. The golden
-//! ratio places them so that one of the two is reused by the next narrowing: each evaluation after
-//! the second shrinks the interval by 38%. With several local maxima it ends at one of them.
+//! Coverage rises with a little perturbation and falls with much. It is assumed to be unimodal, so
+//! an interval around the maximum can be narrowed by comparing two interior values. With the golden
+//! ratio, one of the two values is reused by the next narrowing, and each evaluation after the
+//! second shrinks the interval by 38%. With several local maxima, the search ends at one of them.
 
-/// 1 / phi: the share of the interval that remains after a narrowing.
+/// 1 / phi: the fraction of the interval that remains after a narrowing.
 const INVERSE_PHI: f64 = 0.618_033_988_749_894_9;
-/// Largest number of narrowings; the interval is then 10^-20 of its initial width.
+/// Maximum number of narrowings; the interval is then 10^-20 of its initial width.
 const MAX_NARROWINGS: usize = 100;
 
 /// A search for the maximum of a function on an interval.
@@ -19,8 +19,8 @@ pub struct GoldenSectionSearch {
 }
 
 impl GoldenSectionSearch {
-    /// A search that ends when the interval is `tolerance` wide or after `max_evaluations`,
-    /// whichever is first.
+    /// A search that ends when the interval is at most `tolerance` wide or after `max_evaluations`,
+    /// whichever comes first.
     pub fn new(low: f64, high: f64, tolerance: f64, max_evaluations: Option<usize>) -> Self {
         let narrowings = ((tolerance / (high - low)).ln() / INVERSE_PHI.ln())
             .ceil()
@@ -43,7 +43,7 @@ impl GoldenSectionSearch {
         (self.high - self.low) * INVERSE_PHI.powi(self.evaluations as i32 - 1)
     }
 
-    /// Evaluates `objective` until the interval is narrow enough. The caller keeps the values.
+    /// Evaluates `objective` until the interval is narrow enough. The caller stores the values.
     pub fn maximize<E>(&self, mut objective: impl FnMut(f64) -> Result<f64, E>) -> Result<(), E> {
         let (mut low, mut high) = (self.low, self.high);
         let inner = |low: f64, high: f64| {
@@ -56,7 +56,7 @@ impl GoldenSectionSearch {
         }
         let mut at_b = objective(b)?;
         for _ in 2..self.evaluations {
-            // A tie keeps the weaker side: at equal coverage, less perturbation is better.
+            // A tie keeps the lower side: at equal coverage, less perturbation is better.
             if at_a >= at_b {
                 (high, b, at_b) = (b, a, at_a);
                 a = inner(low, high).0;
@@ -75,7 +75,7 @@ impl GoldenSectionSearch {
 mod tests {
     use super::*;
 
-    /// The number of evaluations, and the best evaluated point, for a parabola with its maximum at
+    /// The number of evaluations and the best evaluated point for a parabola with its maximum at
     /// `argmax`.
     fn run_search(search: GoldenSectionSearch, argmax: f64) -> (usize, f64) {
         let mut evaluated = Vec::new();

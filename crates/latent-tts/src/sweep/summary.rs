@@ -21,21 +21,21 @@ pub(super) fn interval_json(Interval { value, low, high }: Interval) -> Value {
 /// The content of `sweep.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SweepSummary {
-    /// The format version, that of run directories.
+    /// The format version of run directories.
     pub version: u32,
-    /// What all points share, and the values to go over.
+    /// The settings that all points share, and the values to evaluate.
     #[serde(default)]
     pub settings: Value,
     /// The maximized metric.
     pub metric: MetricName,
-    /// The number of trajectories at which it is compared.
+    /// The number of trajectories at which the metric is compared.
     pub k: usize,
-    /// The points, axis by axis, the weakest first.
+    /// The points, by axis, in order of increasing strength.
     pub points: Vec<SweepPointSummary>,
     /// The run directory of the best point.
     pub best: String,
-    /// The other points with the same value of the metric; the largest majority decides, then the
-    /// weakest perturbation.
+    /// Other points with the same value of the metric. The highest majority accuracy decides, then
+    /// the weakest perturbation.
     #[serde(default)]
     pub ties: Vec<String>,
     /// The best point of each kind of sampler.
@@ -63,9 +63,9 @@ pub struct SweepPointSummary {
     pub sampling: SamplingOptions,
     /// The dropout probability, the standard deviation of the noise or the Gumbel temperature.
     pub strength: f64,
-    /// Intervals by number of trajectories, as those of the rules below.
+    /// Coverage with its interval, by number of trajectories. The rules below have the same format.
     pub coverage: Map<String, Value>,
-    /// Accuracy of the majority.
+    /// Accuracy of majority voting.
     pub majority: Map<String, Value>,
     /// Accuracy of the weighted vote; only with a reward model, like `best_of`.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -75,7 +75,7 @@ pub struct SweepPointSummary {
     pub best_of: Map<String, Value>,
     /// Diversity with its interval, if it was measured.
     pub diversity: Value,
-    /// Whether the paired 95% interval of its difference to the best contains zero.
+    /// Whether the paired 95% confidence interval of its difference to the best contains zero.
     pub as_good_as_best: bool,
 }
 
@@ -93,7 +93,7 @@ impl SweepSummary {
 }
 
 impl SweepPointSummary {
-    /// A metric's intervals by number of trajectories; empty if it was not measured.
+    /// The intervals of a metric by number of trajectories; empty if it was not measured.
     pub fn curve(&self, metric: MetricName) -> &Map<String, Value> {
         match metric {
             MetricName::MAJORITY => &self.majority,

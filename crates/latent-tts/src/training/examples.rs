@@ -1,5 +1,5 @@
-//! The data of a reasoner's training: files and the built-in corpus, mixed by weight; and what they
-//! lack, reported before the first step.
+//! The training data of a reasoner: files and the embedded corpus, mixed by weight. Problems with
+//! the data are reported before the first step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use super::{ReasonerMode, TrainObserver, TrainerOptions, WeightedData};
 use crate::Error;
 use crate::source::data_file;
 
-/// Examples that are checked: enough for a share, few enough to take no time.
+/// Number of examples that are checked: enough to estimate a fraction, few enough to be fast.
 const CHECKED: usize = 10_000;
-/// The largest share of unknown tokens that is trained on.
+/// Maximum fraction of unknown tokens in training data.
 const MAX_UNKNOWN: f64 = 0.05;
 
-/// The training data of these names.
+/// The training data with these names.
 pub(super) fn source(
     names: &[WeightedData],
     fields: &FieldNames,
@@ -34,7 +34,7 @@ pub(super) fn source(
         let weight = match names.len() {
             1 => 1.0,
             _ => weight.ok_or_else(|| {
-                invalid("`data`: corpus has no size; give it a weight, such as corpus:5000")
+                invalid("`data`: corpus is unbounded; give it a weight, such as corpus:5000")
             })?,
         };
         sources.push((source, weight));
@@ -65,14 +65,14 @@ fn open(
     Ok((ExampleSource::List { examples: Arc::new(examples), seed }, Some(size)))
 }
 
-/// The files of the data that the options name.
+/// The data files named in the options.
 pub(super) fn files(data: &[WeightedData]) -> Result<Vec<PathBuf>, Error> {
     let names = data.iter().filter_map(WeightedData::file);
     names.map(|file| data_file(&file.to_string_lossy())).collect()
 }
 
-/// The held-out examples of a file, at most `count`. Without a name they are the corpus's if the
-/// training data are the corpus alone.
+/// At most `count` held-out examples of a file. Without a file they come from the corpus, if the
+/// training data is only the corpus.
 pub(super) fn held_out(
     data: &[WeightedData],
     fields: &FieldNames,
@@ -89,7 +89,7 @@ pub(super) fn held_out(
     }
 }
 
-/// Reports the content of the data, and refuses data that cannot be learned from.
+/// Reports statistics of the data, and fails if the data cannot be learned from.
 pub(super) fn check(
     options: &TrainerOptions,
     tokenizer: &Tokenizer,
@@ -105,8 +105,8 @@ pub(super) fn check(
     let with_steps = examples.iter().filter(|example| !example.steps.is_empty()).count();
     if with_steps == 0 && options.thinking.mode != ReasonerMode::NoCot {
         return Err(invalid(
-            "`data`: no example has steps such as <<12*3=36>>, and without them there is no chain \
-             of thought to learn from; give data with steps, or pass `mode` no-cot",
+            "`data`: no example has steps such as <<12*3=36>>, which a chain of thought requires; \
+             pass data with steps, or pass `mode` no-cot",
         ));
     }
     let unknown = unknown_share(tokenizer, &examples)?;
@@ -119,12 +119,12 @@ pub(super) fn check(
     ));
     let (vocabulary, option) = match options.init {
         Some(_) => ("the initial model's vocabulary", "init"),
-        None => ("the built-in vocabulary, which has the words of the corpus alone", "init"),
+        None => ("the built-in vocabulary, which only contains the words of the corpus", "init"),
     };
     refuse_unknown(unknown, vocabulary, option)
 }
 
-/// Reports the number of questions, and refuses those in words that the reasoner does not know.
+/// Reports the number of questions, and fails if the reasoner does not know their words.
 pub(super) fn check_questions(
     tokenizer: &Tokenizer,
     source: &ExampleSource,
@@ -146,19 +146,19 @@ pub(super) fn check_questions(
     refuse_unknown(unknown, "the reasoner's vocabulary", "model")
 }
 
-/// Refuses data with too large a share of unknown tokens; `option` names the model.
+/// Fails for data with too many unknown tokens; `option` is the option that selects the model.
 fn refuse_unknown(unknown: f64, vocabulary: &str, option: &str) -> Result<(), Error> {
     if unknown <= MAX_UNKNOWN {
         return Ok(());
     }
     Err(invalid(&format!(
         "`data`: {:.1}% of its tokens are not in {vocabulary}; pass `{option}` with a GPT-2, Llama \
-         or Qwen, whose tokenizer knows every word, or leave `data` out to train on the corpus",
+         or Qwen model, whose tokenizer covers all words, or omit `data` to train on the corpus",
         100.0 * unknown
     )))
 }
 
-/// The share of the tokens of questions, steps and answers that are the unknown token.
+/// The fraction of unknown tokens among the tokens of questions, steps and answers.
 fn unknown_share(tokenizer: &Tokenizer, examples: &[&TrainExample]) -> Result<f64, Error> {
     let Some(unknown) = tokenizer.token_to_id(UNKNOWN) else { return Ok(0.0) };
     let mut found = 0_usize;

@@ -1,5 +1,5 @@
-//! The training of a probe: questions are sampled with their hidden states, which stay in memory,
-//! and the probe is trained on them. Minutes in all, so that nothing is resumed.
+//! Trains a probe: questions are sampled, their hidden states are kept in memory, and the probe is
+//! trained on them. This takes minutes, so it cannot be resumed.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -21,12 +21,13 @@ pub struct ProbeTrainer {
     overwrite: bool,
 }
 
-/// What a probe learns from.
+/// The training data of a probe.
 #[derive(Clone, Copy)]
 pub struct ProbeData<'a> {
     /// Problems that the reasoner was not trained on.
     pub questions: &'a [Question],
-    /// How their trajectories are sampled: as those that the probe is to score.
+    /// How their trajectories are sampled, which should match the trajectories that the probe will
+    /// score.
     pub params: SamplingParams,
 }
 
@@ -34,13 +35,13 @@ pub struct ProbeData<'a> {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ProbeReport {
-    /// Its directory.
+    /// The directory of the probe.
     pub out: PathBuf,
-    /// Questions with right and wrong trajectories.
+    /// Number of questions with both correct and incorrect trajectories.
     pub mixed_questions: usize,
-    /// Questions in all.
+    /// Number of all questions.
     pub questions: usize,
-    /// The evaluation of the probe that is kept.
+    /// The evaluation of the saved probe.
     pub kept: ProbeProgress,
     /// Seconds of sampling.
     pub sampling_seconds: f64,
@@ -57,27 +58,28 @@ pub trait ProbeObserver {
     fn evaluated(&mut self, _progress: ProbeProgress) {}
 }
 
-/// Observes nothing.
+/// Ignores all events.
 impl ProbeObserver for () {}
 
-/// Questions that are sampled together.
+/// Number of questions that are sampled together.
 const BATCH: usize = 256;
 
 impl ProbeTrainer {
-    /// A training into a directory. Options out of their range are an error.
+    /// A training into a directory. Fails if an option is out of range.
     pub fn new(out: impl Into<PathBuf>, options: ProbeTrainerOptions) -> Result<Self, Error> {
         options.check()?;
         Ok(Self { out: out.into(), options, overwrite: false })
     }
 
-    /// The same, which replaces a probe that is there.
+    /// Sets whether an existing probe is replaced.
     #[must_use]
     pub fn overwriting(self, overwrite: bool) -> Self {
         Self { overwrite, ..self }
     }
 
-    /// Samples the questions and trains on their hidden states. Cancelled, it ends with an error
-    /// while it samples, and after an evaluation with the best probe so far while it trains.
+    /// Samples the questions and trains on their hidden states. If cancelled during sampling, it
+    /// returns an error; if cancelled during training, it stops after the next evaluation with the
+    /// best probe so far.
     pub fn run(
         &self,
         engine: &Engine,
@@ -112,13 +114,13 @@ impl ProbeTrainer {
         })
     }
 
-    /// Refuses a directory that holds something else, or a probe that is not to be replaced.
+    /// Fails if the directory contains other files, or a probe that must not be replaced.
     fn check_out(&self) -> Result<(), Error> {
         files::check_no_weights(&self.out)?;
         let exists = self.out.join("probe.json").exists();
         if exists && !self.overwrite {
             let reason = format!(
-                "{} holds a probe; choose another directory or pass `overwrite`",
+                "{} already holds a probe; choose another directory or pass `overwrite`",
                 self.out.display()
             );
             return Err(TrainError::Options { reason }.into());
@@ -127,7 +129,7 @@ impl ProbeTrainer {
     }
 }
 
-/// The trajectories of the questions of which some are right and some wrong.
+/// The trajectories of the questions with both correct and incorrect ones.
 fn sample(
     engine: &Engine,
     data: ProbeData<'_>,

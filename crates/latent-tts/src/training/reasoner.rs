@@ -1,4 +1,4 @@
-//! The training of a reasoner: options, and perhaps a method and examples of the caller's, become a
+//! Trains a reasoner: converts options, and optionally a custom method and custom examples, to a
 //! task.
 
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use super::{
 use crate::model::files_over;
 use crate::{Error, fingerprint};
 
-/// Trains a latent reasoner, or a baseline with a chain of thought in text or without one.
+/// Trains a latent reasoner, or a baseline with or without a chain of thought as text.
 ///
 /// ```no_run
 /// use latent_tts::{CancelToken, DeviceOptions, Trainer, TrainerOptions};
@@ -47,33 +47,32 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A training into a directory. Options out of their range are an error.
+    /// A training into a directory. Fails if an option is out of range.
     pub fn new(out: impl Into<PathBuf>, options: TrainerOptions) -> Result<Self, Error> {
         options.check()?;
         Ok(Self { out: out.into(), options, method: None, examples: None, held_out: None })
     }
 
-    /// With a method that is not one of [`METHODS`](super::METHODS), in place of the one that the
-    /// options name.
+    /// Uses a method that is not in [`METHODS`](super::METHODS), instead of the one in the options.
     #[must_use]
     pub fn with_method(self, method: MethodEntry) -> Self {
         Self { method: Some(method), ..self }
     }
 
-    /// With these examples, in place of the data that the options name.
+    /// Uses these examples instead of the data in the options.
     #[must_use]
     pub fn with_examples(self, examples: Vec<TrainExample>) -> Self {
         Self { examples: Some(Arc::new(examples)), ..self }
     }
 
-    /// With these held-out examples, in place of those that the options name.
+    /// Uses these held-out examples instead of those in the options.
     #[must_use]
     pub fn with_held_out(self, examples: Vec<TrainExample>) -> Self {
         Self { held_out: Some(examples), ..self }
     }
 
-    /// Trains from the beginning, or with [`TrainingOptions::resume`](super::TrainingOptions) from
-    /// the saved state. Cancelled, it saves its state and ends after the step.
+    /// Trains from the start or, with [`TrainingOptions::resume`](super::TrainingOptions), from the
+    /// saved state. If cancelled, it saves its state and returns after the current step.
     pub fn run(
         &self,
         device: &Device,
@@ -107,7 +106,7 @@ impl Trainer {
         };
         examples::check(options, &tokenizer, &source, observer)?;
         if held_out.is_empty() {
-            let note = "note: no held-out data, so accuracy is not measured; pass `held_out`";
+            let note = "note: no held-out data; pass `held_out` to measure accuracy";
             observer.note(note);
         }
         let _dir = output.claim()?;
@@ -117,7 +116,7 @@ impl Trainer {
         run_loop(&self.out, &mut *task, device, &config, TrainControl { observer, cancel })
     }
 
-    /// The initial model in the output directory, and the settings of its training.
+    /// Writes the initial model to the output directory, and returns the settings of its training.
     fn setup(
         &self,
         device: &Device,
@@ -197,7 +196,7 @@ impl Trainer {
         Ok(digest.finish())
     }
 
-    /// The files of examples that are read.
+    /// The data files that are read.
     fn data_files(&self) -> Result<Vec<PathBuf>, Error> {
         let mut files = match self.examples {
             Some(_) => Vec::new(),
@@ -211,7 +210,7 @@ impl Trainer {
         Ok(model_paths(init)?.into_iter().chain(self.data_files()?).collect())
     }
 
-    /// The settings that determine the weights and are not those of the loop.
+    /// The settings that determine the weights, except those of the loop.
     fn model_settings(&self, method: &dyn TrainingMethod) -> Value {
         let TrainerOptions { init, data, width, layers, heads, context, lora, .. } = &self.options;
         let mut settings = json!({
@@ -233,7 +232,7 @@ impl Trainer {
     }
 }
 
-/// The data in the settings: null for the corpus alone, a name, or a list.
+/// The data in the settings: null for only the corpus, a name, or a list.
 pub(super) fn data_setting(data: &[WeightedData]) -> Value {
     match data {
         [] => Value::Null,

@@ -1,4 +1,4 @@
-//! The training of a reward model on annotations: options become a task.
+//! Trains a reward model on annotations: converts options to a task.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ pub struct RewardTrainer {
     options: RewardTrainerOptions,
 }
 
-/// Everything that a training reads.
+/// The inputs of a training.
 struct RewardSources {
     reasoner: ModelFiles,
     init: Option<ModelFiles>,
@@ -63,11 +63,11 @@ impl RewardSources {
     }
 }
 
-/// The reference reasoner that the options name.
+/// The reference reasoner selected by the options.
 enum Reference {
-    /// The reasoner: recorded.
+    /// The reasoner itself, recorded by path.
     Reasoner(ModelFiles),
-    /// Another one: copied.
+    /// Another model, which is copied.
     Copied(ModelFiles),
 }
 
@@ -79,15 +79,15 @@ impl Reference {
 }
 
 impl RewardTrainer {
-    /// A training into a directory. Options out of their range are an error.
+    /// A training into a directory. Fails if an option is out of range.
     pub fn new(out: impl Into<PathBuf>, options: RewardTrainerOptions) -> Result<Self, Error> {
         options.check()?;
         Ok(Self { out: out.into(), options })
     }
 
-    /// Trains from the beginning, or with [`TrainingOptions::resume`](super::TrainingOptions) from
-    /// the saved state. Cancelled, it saves its state and ends after the step. With
-    /// [`Objective::Untrained`] the initial model is written, and nothing is trained.
+    /// Trains from the start or, with [`TrainingOptions::resume`](super::TrainingOptions), from the
+    /// saved state. If cancelled, it saves its state and returns after the current step. With
+    /// [`Objective::Untrained`] the initial model is written without training.
     pub fn run(
         &self,
         device: &Device,
@@ -96,7 +96,7 @@ impl RewardTrainer {
     ) -> Result<TrainReport, Error> {
         let is_trained = self.options.objective != Objective::Untrained;
         if !is_trained && self.options.training.resume {
-            let reason = "the objective `untrained` has no training to resume; leave `resume` out";
+            let reason = "the objective `untrained` has no training to resume; omit `resume`";
             return Err(TrainError::Options { reason: reason.to_owned() }.into());
         }
         let inputs = self.inputs()?;
@@ -141,8 +141,7 @@ impl RewardTrainer {
         };
         task.check()?;
         if is_trained && task.held_out.is_none() {
-            let note = "note: no held-out annotations, so how well it ranks is not measured; pass \
-                        `held_out`";
+            let note = "note: no held-out annotations; pass `held_out` to measure ranking accuracy";
             observer.note(note);
         }
         let _dir = output.claim()?;
@@ -171,15 +170,14 @@ impl RewardTrainer {
         Ok(RewardSources { reasoner, init, reference, annotations, held_out })
     }
 
-    /// Problems of a batch: no more than there are.
+    /// Number of problems per batch, at most the number of problems.
     fn batch(&self, inputs: &RewardSources, observer: &mut dyn TrainObserver) -> NonZeroUsize {
         let batch = self.options.training.batch;
         let problems = inputs.annotations.iter().map(Annotations::len).sum();
         match NonZeroUsize::new(problems) {
             Some(problems) if problems < batch => {
                 observer.note(&format!(
-                    "there are {problems} annotated problems: `batch` is {problems} in place of \
-                     {batch}"
+                    "only {problems} annotated problems: using `batch` {problems}, not {batch}"
                 ));
                 problems
             }
@@ -187,12 +185,12 @@ impl RewardTrainer {
         }
     }
 
-    /// The digest of what is read.
+    /// The digest of the inputs.
     fn digest(&self, inputs: &RewardSources) -> Result<String, Error> {
         fingerprint::of_files(inputs.models(), self.data().map(PathBuf::as_path))
     }
 
-    /// The directories of annotations that are read.
+    /// The annotation directories that are read.
     fn data(&self) -> impl Iterator<Item = &PathBuf> {
         self.options.annotations.iter().chain(&self.options.held_out)
     }
@@ -249,11 +247,11 @@ impl RewardTrainer {
         Ok(step.with_outcome_head(OutcomeHead { head, end_latent }))
     }
 
-    /// Refuses to train on no labels, before anything is written.
+    /// Fails if there are no labels, before anything is written.
     fn check_labels(&self, annotations: &[Annotations]) -> Result<(), Error> {
         let dirs = &self.options.annotations;
         if dirs.is_empty() {
-            let reason = "nothing to learn from; pass `annotations` DIR, which `annotate` writes";
+            let reason = "no training data; pass `annotations` DIR, written by `annotate`";
             return Err(TrainError::Options { reason: reason.to_owned() }.into());
         }
         if annotations.iter().all(Annotations::is_empty) {
@@ -300,7 +298,7 @@ impl RewardTrainer {
         Ok(write_json(&path, &config)?)
     }
 
-    /// The settings that determine the weights and are not those of the loop.
+    /// The settings that determine the weights, except those of the loop.
     fn model_settings(&self) -> Value {
         let options = &self.options;
         let mut settings = json!({
@@ -322,13 +320,13 @@ impl RewardTrainer {
     }
 }
 
-/// The annotated thoughts must be as wide as the model.
+/// Fails unless the annotated thoughts have the width of the model.
 fn check_width(inputs: &RewardSources, config: &Config) -> Result<(), Error> {
     for part in inputs.annotations.iter().chain(&inputs.held_out) {
         let width = part.index().width;
         if width != config.width {
             let reason = format!(
-                "the annotations' thoughts are {width} wide, the model is {}; annotate with it",
+                "the annotated thoughts have width {width}, the model {}; annotate with this model",
                 config.width
             );
             return Err(TrainError::Options { reason }.into());
@@ -337,7 +335,7 @@ fn check_width(inputs: &RewardSources, config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// The reasoner's end-latent tokens, which stand between its thoughts and its answer.
+/// The reasoner's end-latent tokens, which separate its thoughts from its answer.
 fn end_latent_tokens(reasoner: &ModelFiles) -> Result<Vec<u32>, Error> {
     let checkpoint = Checkpoint::open(reasoner)?;
     let tokenizer = Tokenizer::read(reasoner)?;

@@ -1,4 +1,4 @@
-//! Reinforcement learning of a reasoner: options become a task.
+//! Trains a reasoner by reinforcement learning: converts options to a task.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,27 +48,26 @@ pub struct RlTrainer {
 }
 
 impl RlTrainer {
-    /// A training into a directory. Options out of their range are an error.
+    /// A training into a directory. Fails if an option is out of range.
     pub fn new(out: impl Into<PathBuf>, options: RlTrainerOptions) -> Result<Self, Error> {
         options.check()?;
         Ok(Self { out: out.into(), options, questions: None, held_out: None })
     }
 
-    /// With these questions and answers, in place of the data that the options name. Steps are not
-    /// needed.
+    /// Uses these questions and answers instead of the data in the options. Steps are not needed.
     #[must_use]
     pub fn with_questions(self, questions: Vec<TrainExample>) -> Self {
         Self { questions: Some(Arc::new(questions)), ..self }
     }
 
-    /// With these held-out problems, in place of those that the options name.
+    /// Uses these held-out problems instead of those in the options.
     #[must_use]
     pub fn with_held_out(self, problems: Vec<TrainExample>) -> Self {
         Self { held_out: Some(problems), ..self }
     }
 
-    /// Trains from the beginning, or with [`TrainingOptions::resume`](super::TrainingOptions) from
-    /// the saved state. Cancelled, it saves its state and ends after the step.
+    /// Trains from the start or, with [`TrainingOptions::resume`](super::TrainingOptions), from the
+    /// saved state. If cancelled, it saves its state and returns after the current step.
     pub fn run(
         &self,
         device: &Device,
@@ -95,7 +94,7 @@ impl RlTrainer {
         };
         examples::check_questions(&Tokenizer::read(&files)?, &source, observer)?;
         if held_out.is_empty() {
-            let note = "note: no held-out data, so accuracy is not measured; pass `held_out`";
+            let note = "note: no held-out data; pass `held_out` to measure accuracy";
             observer.note(note);
         }
         let _dir = output.claim()?;
@@ -110,7 +109,7 @@ impl RlTrainer {
         run_loop(&self.out, &mut task, device, &config, TrainControl { observer, cancel })
     }
 
-    /// The initial model in the output directory, and everything that it is trained with.
+    /// Writes the initial model to the output directory, and returns the objects of its training.
     fn setup(
         &self,
         device: &Device,
@@ -128,15 +127,15 @@ impl RlTrainer {
         decoder.set_recompute(training.recompute);
         let parts = FamilyParts::read(device, &checkpoint, &tokenizer, None)?;
         if !parts.marker_embeddings.is_empty() {
-            return Err(unsupported("markers beside its embedding table", &parts));
+            return Err(unsupported("marker tokens outside its embedding table", &parts));
         }
         if parts.method.looped.is_some() {
-            return Err(unsupported("thoughts that are computed together", &parts));
+            return Err(unsupported("thoughts that are computed in parallel", &parts));
         }
         let head = || match parts.head {
             LatentHead::Identity => Ok(TrainableHead::Identity),
             LatentHead::Mlp { .. } => Ok(TrainableHead::mlp(device, &checkpoint, &CODI_PROJECTOR)?),
-            _ => Err(unsupported("a latent head that is not trained by rewards", &parts)),
+            _ => Err(unsupported("a latent head that rewards cannot train", &parts)),
         };
         let settings = self.options.settings(&parts.method)?;
         let reference = match settings.kl_coef > 0.0 {
@@ -190,7 +189,7 @@ impl RlTrainer {
         Ok(given.into_iter().fold(digest, add).finish())
     }
 
-    /// The files of questions that are read.
+    /// The question files that are read.
     fn data_files(&self) -> Result<Vec<PathBuf>, Error> {
         let mut files = match self.questions {
             Some(_) => Vec::new(),
@@ -204,7 +203,7 @@ impl RlTrainer {
         Ok(model_paths(models.iter().copied())?.into_iter().chain(self.data_files()?).collect())
     }
 
-    /// The settings that determine the weights and are not those of the loop.
+    /// The settings that determine the weights, except those of the loop.
     fn model_settings(&self) -> Value {
         let RlTrainerOptions { model, data, rollout, policy, lora, .. } = &self.options;
         json!({
@@ -223,7 +222,7 @@ impl RlTrainer {
     }
 }
 
-/// The error for a model that has something that this training does not change.
+/// The error for a model with a component that this training does not support.
 fn unsupported(what: &str, parts: &FamilyParts) -> Error {
     let reason = format!(
         "`model`: a {} model has {what}; train one of coconut, codi or cot",

@@ -1,4 +1,4 @@
-//! Inference checks: the reference's results against the engine's on the same inputs.
+//! Inference checks: compares the results of the reference and the engine on the same inputs.
 
 use std::num::NonZeroUsize;
 
@@ -16,16 +16,16 @@ use super::failure::{Context, Result};
 use super::fit::ModelLimits;
 use super::golden::{GoldenDump, GoldenRow, GoldenTensor};
 
-/// Largest allowed difference, relative to the reference's largest magnitude. Two float32
-/// implementations with different summation order differ by about 1e-6; deep models need more.
+/// Maximum difference relative to the reference's largest magnitude. Two float32 implementations
+/// with different summation order differ by about 1e-6; deep models need more.
 pub(super) const F32_TOLERANCE: f64 = 2e-4;
-/// The same for bf16 operands, whose relative rounding error is 4e-3: random models of a few layers
-/// and of width 48 to 64 average out little of it (measured: at most 9.1e-2).
+/// The same for bf16 operands, whose relative rounding error is 4e-3. Random models with few layers
+/// and width 48 to 64 average out little of it (measured: at most 9.1e-2).
 const BF16_TOLERANCE: f64 = 1e-1;
-/// For fp8, whose operands have four bits where bf16's have eight, sixteen times the rounding, the
-/// largest allowed root mean square of a row's errors, relative to the reference's: results that
-/// have nothing to do with it are off by 1 and more (measured: at most 5.8e-1). Single numbers of
-/// these models are off by up to their own size.
+/// For fp8, whose operands have four significant bits instead of bf16's eight (sixteen times the
+/// rounding error): the maximum root mean square of a sequence's errors, relative to the
+/// reference's. Unrelated results have an error of 1 or more (measured: at most 5.8e-1). Individual
+/// values of these models differ by up to their own magnitude.
 const FP8_TOLERANCE: f64 = 7e-1;
 
 /// The outcome of a check. The serialized names are part of the JSON that `verify` prints.
@@ -34,7 +34,7 @@ pub enum CheckOutcome {
     /// Every comparison is within the tolerance.
     #[serde(rename = "passed")]
     Passed,
-    /// Some comparison is not.
+    /// Some comparison exceeds the tolerance.
     #[serde(rename = "missed")]
     Failed,
     /// Not comparable in this precision.
@@ -42,7 +42,7 @@ pub enum CheckOutcome {
     Skipped,
 }
 
-/// What is told as the error of numbers that are compared at a time.
+/// How the error of a group of numbers is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ErrorMeasure {
     /// The largest difference, relative to the reference's largest magnitude.
@@ -52,7 +52,7 @@ enum ErrorMeasure {
 }
 
 impl ErrorMeasure {
-    /// The error of numbers; of those that are zero up to rounding, relative to `scale`.
+    /// The error of numbers, relative to at least `scale` for those that are zero up to rounding.
     fn of(self, found: &[f32], expected: &[f32], scale: f64) -> f64 {
         let differences = || found.iter().zip(expected).map(|(&a, &b)| f64::from(a) - f64::from(b));
         match self {
@@ -69,11 +69,11 @@ impl ErrorMeasure {
     }
 }
 
-/// One check over all questions and rows of the dump.
+/// One check over all questions and sequences of the dump.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct GoldenCheck {
-    /// The stage, and what of it is compared.
+    /// The stage and the compared quantity.
     pub name: String,
     /// The outcome over all comparisons.
     #[serde(rename = "verdict")]
@@ -86,7 +86,7 @@ pub struct GoldenCheck {
     measure: ErrorMeasure,
     /// Allowed error; `None` for exact comparisons.
     pub tolerance: Option<f64>,
-    /// The first failure, or the reason of a skip.
+    /// The first failure, or the reason for a skip.
     pub note: Option<String>,
 }
 
@@ -107,7 +107,7 @@ impl GoldenCheck {
         Self { largest_error: Some(0.0), tolerance: Some(tolerance), ..Self::exact(name) }
     }
 
-    /// A check of what a device computes, by the tolerance of its precision.
+    /// A check of device results, with the tolerance of its precision.
     fn on(device: &Device, name: impl Into<String>) -> Self {
         match device.precision() {
             Precision::F32 => Self::within(name, F32_TOLERANCE),
@@ -119,7 +119,7 @@ impl GoldenCheck {
         }
     }
 
-    /// A check that is not run, and the reason.
+    /// A skipped check, with the reason.
     pub(super) fn skipped(name: String, why: &str) -> Self {
         let note = Some(why.to_owned());
         Self { outcome: CheckOutcome::Skipped, note, ..Self::exact(name) }
@@ -152,8 +152,8 @@ impl GoldenCheck {
         }
     }
 
-    /// Compares the thoughts of a row. Their number must be equal in f32; in other precisions the
-    /// common prefix is compared.
+    /// Compares the thoughts of a sequence. Their number must be equal in f32; in other precisions
+    /// the common prefix is compared.
     fn expect_thoughts(&mut self, what: &str, found: &Tensor, expected: &Tensor) {
         if found.rows() == expected.rows() {
             self.expect_close(what, found.data(), expected.data());
@@ -269,8 +269,8 @@ fn prompt_hidden(
 ///
 /// Thoughts and logits are teacher-forced: thought t is computed from the reference's thoughts
 /// before t. A free-running random model amplifies rounding from thought to thought (transformers
-/// differs from its own dump by 3e-3 on another machine), so free runs are checked by their number
-/// of thoughts and their answer only.
+/// differs from its own dump by 3e-3 on another machine), so free runs are only checked by their
+/// number of thoughts and their answer.
 fn reference_run(
     golden: &GoldenDump,
     reasoner: &Reasoner,
@@ -307,8 +307,8 @@ fn reference_run(
         for (r, expected) in expected.iter().enumerate() {
             let what = format!("question {i} row {r}");
             thoughts.expect_thoughts(&what, &teacher_forced[r].thoughts, &golden_thoughts[r]);
-            // A row with another number of thoughts has other logits; in f32 that has failed the
-            // check of the thoughts already.
+            // A sequence with another number of thoughts has other logits; in f32 that has already
+            // failed the check of the thoughts.
             if teacher_forced[r].thoughts.rows() == expected.lengths {
                 logits.expect_close(
                     &what,
@@ -332,10 +332,10 @@ fn reference_run(
         }
     }
     if !device.is_f32() {
-        // The argmax of a random model over thousands of tokens is decided by differences far
-        // below bf16's rounding, and sequences diverge after the first different token.
+        // The argmax of a random model over thousands of tokens is decided by differences far below
+        // bf16's rounding, and sequences diverge after the first different token.
         let precision = device.precision();
-        let why = &format!("a random model's choices do not survive {precision}");
+        let why = &format!("argmax of a random model is not stable under {precision}");
         [answers, texts] = [answers, texts].map(|check| GoldenCheck::skipped(check.name, why));
         readings =
             GoldenCheck { compared: readings.compared, ..GoldenCheck::skipped(readings.name, why) };
@@ -351,9 +351,10 @@ fn reference_run(
     Ok(checks)
 }
 
-/// The reference's thoughts of a row. The dump has no tensor for a row without thoughts.
+/// The reference's thoughts of a sequence. The dump has no tensor for a sequence without thoughts.
 ///
-/// Of looped positions it has what was added to the latent token's embedding in each loop.
+/// For looped positions, the tensor holds the values added to the latent token's embedding in each
+/// loop.
 fn reference_thoughts(
     golden: &GoldenDump,
     reasoner: &Reasoner,
@@ -450,7 +451,7 @@ fn process_rewards(
     for (i, prompt) in prompts.iter().enumerate() {
         let latents = golden.tensor(&format!("rm.latents.{i}"))?;
         let &[rows, thoughts, width] = &latents.shape[..] else {
-            bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
+            bail!("`rm.latents.{i}` must have shape (rows, thoughts, width)")
         };
         ensure!(
             rows == golden.meta.n,
@@ -481,7 +482,7 @@ mod tests {
         let (found, expected) = ([3.0, 4.5, 0.0], [3.0, 4.0, 0.0]);
         assert_eq!(Largest.of(&found, &expected, f64::MIN_POSITIVE), 0.125);
         assert_eq!(RootMeanSquare.of(&found, &expected, f64::MIN_POSITIVE), 0.1);
-        // What has nothing to do with the reference is beyond the tolerance of fp8.
+        // Results unrelated to the reference exceed the tolerance of fp8.
         assert_eq!(RootMeanSquare.of(&[0.0; 3], &expected, f64::MIN_POSITIVE), 1.0);
         assert!(RootMeanSquare.of(&[-3.0, 4.0, 5.0], &expected, f64::MIN_POSITIVE) > FP8_TOLERANCE);
         for measure in [Largest, RootMeanSquare] {

@@ -1,4 +1,4 @@
-//! Errors of a dump: what is wrong with it, after the file or the part that it is wrong with.
+//! Errors of a dump: the file or part, followed by the problem.
 
 use std::fmt::Display;
 
@@ -6,14 +6,14 @@ use crate::Error;
 
 pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Returns the error of a dump.
+/// Returns an error of a dump.
 macro_rules! bail {
     ($($reason:tt)*) => {
         return Err($crate::Error::Dump { reason: format!($($reason)*) })
     };
 }
 
-/// Returns the error of a dump unless a condition holds.
+/// Returns an error of a dump unless a condition holds.
 macro_rules! ensure {
     ($condition:expr, $($reason:tt)*) => {
         if !$condition {
@@ -22,7 +22,7 @@ macro_rules! ensure {
     };
 }
 
-/// Adds what was read to an error, or to a value that is missing.
+/// Adds context to an error or a missing value.
 pub(super) trait Context<T> {
     fn with_context(self, context: impl FnOnce() -> String) -> Result<T>;
 

@@ -1,17 +1,17 @@
-//! Whether a reference dump fits its models: what does not would reach the kernels as an index
-//! beyond a table.
+//! Checks that a reference dump fits its models. Mismatches would otherwise reach the kernels as
+//! out-of-bounds indices.
 
 use model::Config;
 
 use super::failure::{Context, Result};
 use super::golden::GoldenDump;
 
-/// A model's sizes, against which a dump is checked.
+/// The sizes of a model, against which a dump is checked.
 #[derive(Clone, Copy)]
 pub(super) struct ModelLimits<'a>(pub(super) &'a Config);
 
 impl ModelLimits<'_> {
-    /// Checks token ids of `what`, and that so many positions are there.
+    /// Checks token ids of `what`, and that the model has enough positions.
     pub(super) fn check_tokens<'t>(
         self,
         what: &str,
@@ -25,13 +25,13 @@ impl ModelLimits<'_> {
             let unknown = tokens.iter().find(|token| **token as usize >= vocab);
             ensure!(
                 unknown.is_none(),
-                "{what} has the token {}, the model has {vocab}; make the dump again",
+                "{what} has the token {}, the model has {vocab}; regenerate the dump",
                 unknown.copied().unwrap_or_default()
             );
         }
         ensure!(
             positions <= context,
-            "{what} takes {positions} positions, the model has {context}; make the dump again"
+            "{what} takes {positions} positions, the model has {context}; regenerate the dump"
         );
         Ok(())
     }
@@ -40,14 +40,14 @@ impl ModelLimits<'_> {
     pub(super) fn check_width(self, what: &str, width: usize) -> Result<()> {
         ensure!(
             width == self.0.width,
-            "{what} is {width} wide, the model is {}; make the dump again",
+            "{what} has width {width}, the model has {}; regenerate the dump",
             self.0.width
         );
         Ok(())
     }
 }
 
-/// Checks what the inference checks and the training checks of the reasoner read.
+/// Checks the inputs of the reasoner's inference and training checks.
 pub(super) fn check_reasoner(golden: &GoldenDump, config: &Config) -> Result<()> {
     let (limits, meta) = (ModelLimits(config), &golden.meta);
     let thoughts = meta.latents_exactly.or(meta.latents_at_most).unwrap_or(0);
@@ -61,13 +61,13 @@ pub(super) fn check_reasoner(golden: &GoldenDump, config: &Config) -> Result<()>
         limits.check_width(&format!("`{i}.keep`"), width)?;
         ensure!(
             layers == config.layers && recorded >= thoughts,
-            "`{i}.keep` has masks of {layers} layers and {recorded} thoughts, the model has {} \
-             layers and {thoughts} thoughts are run; make the dump again",
+            "`{i}.keep` has masks of {layers} layers and {recorded} thoughts, but the model has {} \
+             layers and the run {thoughts} thoughts; regenerate the dump",
             config.layers
         );
         ensure!(
             meta.loops.is_none_or(|loops| loops == steps && config.defaults.loops == Some(loops)),
-            "`{i}.keep` has masks of {steps} loops, golden.json names {:?} and the model has {:?}",
+            "`{i}.keep` has masks of {steps} loops, golden.json {:?}, and the model {:?}",
             meta.loops,
             config.defaults.loops
         );
@@ -85,13 +85,13 @@ pub(super) fn check_reasoner(golden: &GoldenDump, config: &Config) -> Result<()>
     Ok(())
 }
 
-/// Checks what the checks of the reward model read.
+/// Checks the inputs of the reward model's checks.
 pub(super) fn check_reward_model(golden: &GoldenDump, config: &Config) -> Result<()> {
     let limits = ModelLimits(config);
     for (i, question) in golden.meta.questions.iter().enumerate() {
         let latents = golden.tensor(&format!("rm.latents.{i}"))?;
         let &[_, thoughts, width] = &latents.shape[..] else {
-            bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
+            bail!("`rm.latents.{i}` must have shape (rows, thoughts, width)")
         };
         limits.check_width(&format!("`rm.latents.{i}`"), width)?;
         let what = format!("question {i} of the reward model");
@@ -119,6 +119,6 @@ mod tests {
         assert!(message(check(&[&[9, 0], &[1]], 4)).contains("7 positions, the model has 6"));
         assert!(message(check(&[&[1]], usize::MAX)).contains("positions"));
         assert!(limits.check_width("it", 8).is_ok());
-        assert!(message(limits.check_width("it", 9)).contains("9 wide, the model is 8"));
+        assert!(message(limits.check_width("it", 9)).contains("width 9, the model has 8"));
     }
 }

@@ -1,4 +1,4 @@
-//! Reads a reference dump: golden.json holds the inputs and settings, golden.safetensors the
+//! Reads a reference dump: golden.json contains the inputs and settings, golden.safetensors the
 //! tensors.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub(super) struct GoldenMeta {
     pub(super) family: String,
     pub(super) latents_exactly: Option<usize>,
     pub(super) latents_at_most: Option<usize>,
-    /// Of looped blocks of latent positions: their number, their width and the loops.
+    /// For looped blocks of latent positions: their number, their width and the number of loops.
     pub(super) blocks: Option<usize>,
     pub(super) block_width: Option<usize>,
     pub(super) loops: Option<usize>,
@@ -43,7 +43,7 @@ pub(super) struct GoldenTraining {
     pub(super) latents: usize,
     pub(super) items: Vec<GoldenExample>,
     pub(super) loss: f64,
-    /// The parts of the loss of looped blocks, and the weight of the second.
+    /// For looped blocks: the two parts of the loss, and the weight of the second.
     pub(super) answer: Option<f64>,
     pub(super) steps: Option<f64>,
     pub(super) weight: Option<f32>,
@@ -76,15 +76,15 @@ pub(super) struct GoldenQuestion {
     pub(super) runs: BTreeMap<String, Vec<GoldenRow>>,
 }
 
-/// The answer of one row.
+/// The answer of one sequence.
 #[derive(Debug, Deserialize)]
 pub(super) struct GoldenRow {
-    /// Number of thoughts; looped ones are as many for all.
+    /// Number of thoughts; for looped blocks, the same for all sequences.
     #[serde(default)]
     pub(super) lengths: usize,
     pub(super) answer_ids: Vec<u32>,
     pub(super) text: String,
-    /// The token that the LM head predicts at each looped position.
+    /// The token predicted by the LM head at each looped position.
     pub(super) reading: Option<Vec<u32>>,
 }
 
@@ -125,13 +125,13 @@ impl GoldenDump {
         let tensors = GoldenTensors::read(dir.join("golden.safetensors"))?;
         ensure!(
             !meta.questions.is_empty(),
-            "{}: `questions` is empty, so there is nothing to compare",
+            "{}: `questions` is empty; regenerate the dump",
             path.display()
         );
         Ok(Self { family: meta.family.clone(), meta, tensors })
     }
 
-    /// Whether the dump has a tensor.
+    /// Whether the dump contains a tensor.
     pub(super) fn has(&self, name: &str) -> bool {
         self.tensors.tensors.contains_key(name)
     }
@@ -179,12 +179,13 @@ impl GoldenTensors {
         let bytes =
             std::fs::read(&file).with_context(|| format!("{}: cannot read", file.display()))?;
         let parsed = SafeTensors::deserialize(&bytes)
-            .with_context(|| format!("{}: damaged", file.display()))?;
+            .with_context(|| format!("{}: invalid safetensors file", file.display()))?;
         let tensors = parsed
             .iter()
             .map(|(name, view)| Ok((name.to_owned(), parse_tensor(&view)?)))
             .collect::<Result<_>>();
-        let tensors = tensors.with_context(|| format!("{}: cannot be used", file.display()))?;
+        let tensors =
+            tensors.with_context(|| format!("{}: unsupported tensors", file.display()))?;
         Ok(Self { file, tensors })
     }
 
@@ -210,7 +211,8 @@ impl GoldenTensors {
 pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let text = std::fs::read_to_string(path).with_context(|| {
         format!(
-            "{}: cannot read; give a folder with golden.json, golden.safetensors and checkpoint/",
+            "{}: cannot read; pass a directory with golden.json, golden.safetensors and \
+             checkpoint/",
             path.display()
         )
     })?;
@@ -225,7 +227,7 @@ fn parse_tensor(view: &safetensors::tensor::TensorView<'_>) -> Result<GoldenTens
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect(),
         Dtype::U8 => view.data().iter().map(|&b| f32::from(b)).collect(),
-        other => bail!("a tensor of type {other:?}; dumps hold F32 and U8"),
+        other => bail!("unsupported tensor type {other:?}; dumps contain F32 and U8"),
     };
     Ok(GoldenTensor { shape: view.shape().to_vec(), values })
 }

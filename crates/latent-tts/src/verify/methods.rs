@@ -1,5 +1,5 @@
-//! Checks of the training methods: losses and gradients of one batch of CODI, SIM-CoT, LoRA and
-//! CoLaR against the reference's, from methods.json and methods.safetensors of a dump.
+//! Checks of the training methods: compares losses and gradients of one batch of CODI, SIM-CoT,
+//! LoRA and CoLaR with the reference's, from methods.json and methods.safetensors of a dump.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ use super::fit::ModelLimits;
 use super::golden::{GoldenTensors, read_json};
 use super::training::{GoldenGradients, LOSS_TOLERANCE, check_gradients, if_f32};
 
-/// The content of methods.json. Fields of methods that a dump lacks are absent.
+/// The content of methods.json. Fields of methods that the dump does not contain are absent.
 #[derive(Debug, Deserialize)]
 struct MethodsMeta {
     items: Vec<MethodExample>,
@@ -68,7 +68,7 @@ struct CodiReference {
     total: f64,
 }
 
-/// The loss that SIM-CoT adds, and the sum.
+/// The loss that SIM-CoT adds, and the total.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct SimcotReference {
     steps: f64,
@@ -92,7 +92,7 @@ struct ColarReference {
     total: f64,
 }
 
-/// The methods' part of a dump.
+/// The part of a dump for training methods.
 struct MethodsDump<'a> {
     device: &'a Device,
     checkpoint: Checkpoint,
@@ -185,7 +185,7 @@ impl MethodsDump<'_> {
         AuxiliaryLosses { distillation, ..AuxiliaryLosses::default() }
     }
 
-    /// Student and teacher of every item.
+    /// The student and teacher sequences of every item.
     fn examples(&self) -> Vec<TokenizedExample> {
         let MethodsMeta { items, latents, end_ids, .. } = &self.meta;
         let pair = |(i, item): (usize, &MethodExample)| {
@@ -243,7 +243,8 @@ impl MethodsDump<'_> {
         }
     }
 
-    /// Compares the latents of every item that are fed; the one after them enters SIM-CoT's losses.
+    /// Compares the latents of every item that are fed; the last one is only used in SIM-CoT's
+    /// losses.
     fn check_latents(&self, step: &mut LatentTrainStep) -> Result<GoldenCheck> {
         let mut check = GoldenCheck::within("codi latents", F32_TOLERANCE);
         let examples = self.examples();
@@ -357,11 +358,11 @@ impl MethodsDump<'_> {
     }
 }
 
-/// The checkpoint with the dump's low-rank factors and the spread of CoLaR's head.
+/// The checkpoint with the dump's low-rank factors and the spread head of CoLaR.
 struct DumpSource<'a>(&'a MethodsDump<'a>);
 
 impl DumpSource<'_> {
-    /// The tensor of the dump that stands for a canonical name.
+    /// The dump's tensor for a canonical name.
     fn given(&self, name: &str) -> Option<&[f32]> {
         let MethodsDump { tensors, .. } = self.0;
         let mut factors =

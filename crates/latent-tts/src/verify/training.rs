@@ -1,4 +1,4 @@
-//! Training checks: losses, gradients and optimizer steps against the reference's.
+//! Training checks: compares losses, gradients and optimizer steps with the reference's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,11 +26,11 @@ use super::golden::{GoldenDump, GoldenTensors, GoldenTraining};
 
 /// Relative tolerance of losses.
 pub(super) const LOSS_TOLERANCE: f64 = 1e-5;
-/// Tolerance of gradients, relative to the tensor's largest magnitude: they sum over many more
+/// Tolerance of gradients, relative to the tensor's largest magnitude. They sum over many more
 /// terms than activations.
 const GRADIENT_TOLERANCE: f64 = 1e-3;
-/// A tensor whose gradients are below this share of the largest is zero up to rounding: the
-/// contrastive loss is invariant to the classifier's bias.
+/// A tensor whose gradients are below this fraction of the largest one is zero up to rounding. For
+/// example, the contrastive loss is invariant to the classifier's bias.
 const ROUNDING_FLOOR: f64 = 3e-4;
 
 /// Every training check that the dump has data for.
@@ -67,7 +67,7 @@ pub(super) fn run_all(
     Ok(checks)
 }
 
-/// The checks of `make` in f32; in bf16 each of `names` is skipped.
+/// The checks returned by `make` in f32; in other precisions each of `names` is skipped.
 pub(super) fn if_f32(
     device: &Device,
     names: &[&str],
@@ -114,7 +114,7 @@ fn check_reasoner(
     Ok(vec![loss, check_gradients("training gradients", gradients, parameters)?])
 }
 
-/// The same of looped blocks of latent positions.
+/// The same for looped blocks of latent positions.
 fn check_looped(
     golden: &GoldenDump,
     (training, loops): (&GoldenTraining, usize),
@@ -159,7 +159,7 @@ pub(super) struct GoldenGradients<'a> {
     pub(super) prefix: &'a str,
 }
 
-/// Checks every gradient of the dump against those of `parameters`.
+/// Compares every gradient of the dump with that of `parameters`.
 pub(super) fn check_gradients<'a>(
     name: &str,
     GoldenGradients { tensors: golden, prefix }: GoldenGradients<'_>,
@@ -176,16 +176,16 @@ pub(super) fn check_gradients<'a>(
         .with_prefix(prefix)
         .flat_map(|(_, of)| &of.values)
         .fold(0.0, |m: f64, x| m.max(f64::from(x.abs())));
-    // The step decoder's gradients are under a prefix of their own.
+    // The gradients of the step decoder are under a separate prefix.
     let own = golden.with_prefix(prefix).filter(|(name, _)| !name.starts_with("decoder."));
     for (original, expected) in own {
         let canonical = match classify(original) {
             TensorRole::Weight(name) => name,
             TensorRole::LoraA(module) => format!("{module}.lora_A.weight"),
             TensorRole::LoraB(module) => format!("{module}.lora_B.weight"),
-            // The spread of sampled thoughts is needed in training alone.
+            // The spread of sampled thoughts is only needed in training.
             TensorRole::Ignored(_) if original.contains("log_std") => original.to_owned(),
-            _ => bail!("`{prefix}{original}` is no weight"),
+            _ => bail!("`{prefix}{original}` is not a weight"),
         };
         let own =
             gradients.get(&canonical).with_context(|| format!("no parameter `{canonical}`"))?;
@@ -210,7 +210,7 @@ fn reward_examples(golden: &GoldenDump) -> Result<Vec<RewardExample>> {
     let example = |(i, question): (usize, &super::golden::GoldenQuestion)| {
         let latents = golden.tensor(&format!("rm.latents.{i}"))?;
         let &[rows, thoughts, width] = &latents.shape[..] else {
-            bail!("`rm.latents.{i}` is not (rows, thoughts, width)")
+            bail!("`rm.latents.{i}` must have shape (rows, thoughts, width)")
         };
         let own = labels
             .values
@@ -228,7 +228,7 @@ fn reward_examples(golden: &GoldenDump) -> Result<Vec<RewardExample>> {
     golden.meta.questions.iter().enumerate().map(example).collect()
 }
 
-/// The reference's loss under one objective.
+/// The reference's loss for one objective.
 struct GoldenLoss {
     /// The objective's name in the dump's tensors.
     name: &'static str,

@@ -1,12 +1,12 @@
 //! A drawing as a list of primitives, independent of the backend.
 //!
-//! Colours that depend on the theme (text, grid, background) are named by their role. Series have
-//! fixed colours, legible on white and on near-black.
+//! Colors that depend on the theme (text, grid, background) are given by their role. Series have
+//! fixed colors, legible on white and on near-black.
 
-/// x and y in points, from the upper left.
+/// x and y in points, from the upper left corner.
 pub type Xy = (f32, f32);
 
-/// Red, green, blue.
+/// An sRGB color: red, green, blue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Colour(pub u8, pub u8, pub u8);
 
@@ -24,7 +24,7 @@ impl Colour {
     }
 }
 
-/// What a colour is used for.
+/// The role of a color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColourRole {
     /// Titles and labels.
@@ -35,12 +35,12 @@ pub enum ColourRole {
     Grid,
     /// The background.
     Background,
-    /// Data, in a fixed colour.
+    /// Data, in a fixed color.
     Data(Colour),
 }
 
 impl ColourRole {
-    /// The CSS class; data have none.
+    /// The CSS class; `None` for data.
     pub fn class(self) -> Option<&'static str> {
         match self {
             Self::Text => Some("ink"),
@@ -51,7 +51,7 @@ impl ColourRole {
         }
     }
 
-    /// The colour in the light theme.
+    /// The color in the light theme.
     pub fn light(self) -> Colour {
         match self {
             Self::Text => Colour(0x1f, 0x23, 0x28),
@@ -62,7 +62,7 @@ impl ColourRole {
         }
     }
 
-    /// The colour in the dark theme.
+    /// The color in the dark theme.
     pub fn dark(self) -> Colour {
         match self {
             Self::Text => Colour(0xe6, 0xea, 0xef),
@@ -79,7 +79,7 @@ impl ColourRole {
 pub enum Symbol {
     /// A filled circle.
     Circle,
-    /// A square on its corner.
+    /// A square rotated by 45 degrees.
     Diamond,
     /// A square.
     Square,
@@ -93,7 +93,7 @@ pub enum Symbol {
     Hidden,
 }
 
-/// Which end of a text line its position refers to.
+/// The part of a text line that its position refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextAnchor {
     /// The start of the text.
@@ -115,11 +115,11 @@ pub struct TextLine {
     pub size: f32,
     /// Whether the font is bold.
     pub bold: bool,
-    /// Which end of the text is at `position`.
+    /// The part of the text that is at `position`.
     pub anchor: TextAnchor,
-    /// Rotated by 90 degrees, reading upwards.
+    /// Whether the text is rotated by 90 degrees, reading upwards.
     pub vertical: bool,
-    /// The colour.
+    /// The color.
     pub role: ColourRole,
 }
 
@@ -141,17 +141,17 @@ impl TextLine {
 /// A data point.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PointMarker {
-    /// The centre.
+    /// The center.
     pub position: Xy,
     /// The shape.
     pub symbol: Symbol,
-    /// Half the width.
+    /// Half the width, in points.
     pub radius: f32,
-    /// The colour.
+    /// The color.
     pub colour: Colour,
-    /// From 0, transparent, to 1, opaque.
+    /// Opacity, from 0 (transparent) to 1 (opaque).
     pub opacity: f32,
-    /// Shown on hover; may be empty.
+    /// Text shown on hover; may be empty.
     pub tooltip: String,
 }
 
@@ -162,7 +162,7 @@ pub enum Primitive {
     Polyline {
         /// The points.
         points: Vec<Xy>,
-        /// The colour.
+        /// The color.
         role: ColourRole,
         /// The stroke width.
         width: f32,
@@ -173,9 +173,9 @@ pub enum Primitive {
     Polygon {
         /// The corners.
         points: Vec<Xy>,
-        /// The colour.
+        /// The color.
         role: ColourRole,
-        /// From 0, transparent, to 1, opaque.
+        /// Opacity, from 0 (transparent) to 1 (opaque).
         opacity: f32,
     },
     /// A data point.
@@ -197,7 +197,7 @@ pub struct Drawing {
     pub primitives: Vec<Primitive>,
 }
 
-/// The corners of a symbol around its centre; empty for those that are not polygons.
+/// The corners of a symbol around its center; empty for symbols that are not polygons.
 pub fn symbol_corners(symbol: Symbol, (x, y): Xy, r: f32) -> Vec<Xy> {
     let ring = |count: usize, radius: fn(usize) -> f32| {
         let corner = move |i: usize| {

@@ -5,7 +5,7 @@ use ttf_parser::{Face, OutlineBuilder};
 static REGULAR: &[u8] = include_bytes!("../../assets/font/DejaVuSans.ttf");
 static BOLD: &[u8] = include_bytes!("../../assets/font/DejaVuSans-Bold.ttf");
 
-/// Replaces characters that the font lacks.
+/// Replacement for characters missing from the font.
 const REPLACEMENT: char = '?';
 
 /// A font at a size.
@@ -17,7 +17,7 @@ pub struct Font {
 impl Font {
     /// The font of this weight and size.
     pub fn new(bold: bool, size: f32) -> Self {
-        // The embedded bytes are valid, which a test checks, so this is never `None`.
+        // Never `None`: a test checks that the embedded fonts are valid.
         Self { face: Face::parse(if bold { BOLD } else { REGULAR }, 0).ok(), size }
     }
 
@@ -36,7 +36,8 @@ impl Font {
         mut draw: impl FnMut(f32, f32, &dyn Fn(&mut dyn OutlineBuilder)),
     ) {
         let Some(face) = &self.face else { return };
-        let (mut x, scale) = (0.0, self.scale(face));
+        let mut x = 0.0;
+        let scale = self.scale(face);
         self.glyphs(text, |face, glyph, advance| {
             draw(x, scale, &|builder| {
                 face.outline_glyph(glyph, builder);
@@ -65,7 +66,7 @@ impl Font {
     }
 }
 
-/// Breaks a text into lines of at most `width` points; a longer word has its own line.
+/// Breaks a text into lines of at most `width` points; a longer word gets a separate line.
 pub fn wrap(text: &str, font: &Font, width: f32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -1,5 +1,5 @@
 //! Layout of a figure into primitives: single panels with axes for the page, and sheets of panels
-//! with title, legend and caption for the files. All lengths are in points.
+//! with title, legend and caption for image files. All lengths are in points.
 
 use super::drawing::{
     ColourRole, Drawing, PointMarker, Primitive, Symbol, TextAnchor, TextLine, Xy,
@@ -8,9 +8,9 @@ use super::font::{Font, wrap};
 use super::scale::AxisRange;
 use crate::figures::{DataPoint, Figure, IntervalStyle, LineStyle, Panel, Series, SeriesStyle};
 
-/// Width and height of a panel, axes included.
+/// Width and height of a panel, including axes.
 const PANEL_SIZE: Xy = (420.0, 310.0);
-/// The same of a panel that is alone on its sheet.
+/// Width and height of the panel of a single-panel sheet, including axes.
 const SINGLE_PANEL_SIZE: Xy = (640.0, 400.0);
 /// Distances from the panel's edges to the plot area.
 const INSET_LEFT: f32 = 58.0;
@@ -49,7 +49,7 @@ pub fn legend_key(style: &SeriesStyle) -> Drawing {
     }
 }
 
-/// The whole figure with title, legend and caption, for the files.
+/// The whole figure with title, legend and caption, for image files.
 pub fn sheet(figure: &Figure) -> Drawing {
     let columns = figure.panels.len().clamp(1, COLUMNS);
     let rows = figure.panels.len().div_ceil(columns);
@@ -85,7 +85,7 @@ fn rectangle((x, y): Xy, (width, height): Xy) -> Vec<Xy> {
     vec![(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
 }
 
-/// Wraps a text to a sheet of this width; moves `y` below the last line.
+/// Draws a text wrapped to a sheet of this width; moves `y` below the last line.
 fn draw_paragraph(primitives: &mut Vec<Primitive>, y: &mut f32, width: f32, text: &TextLine) {
     let font = Font::new(text.bold, text.size);
     for line in wrap(&text.text, &font, width - 2.0 * MARGIN) {
@@ -95,7 +95,7 @@ fn draw_paragraph(primitives: &mut Vec<Primitive>, y: &mut f32, width: f32, text
     }
 }
 
-/// The key and label of every series, in rows; moves `y` below the last row.
+/// Draws the key and label of every series, in rows; moves `y` below the last row.
 fn draw_legend(primitives: &mut Vec<Primitive>, y: &mut f32, figure: &Figure, width: f32) {
     let font = Font::new(false, LABEL_SIZE);
     let mut x = MARGIN;
@@ -116,7 +116,7 @@ fn draw_legend(primitives: &mut Vec<Primitive>, y: &mut f32, figure: &Figure, wi
 }
 
 impl Figure {
-    /// The series of the legend: the first of each label. Series without a label are left out.
+    /// The series of the legend: the first series of each label, without unlabeled series.
     pub fn legend_series(&self) -> Vec<&Series> {
         let mut keys: Vec<&Series> = Vec::new();
         for series in self.panels.iter().flat_map(|panel| &panel.series) {
@@ -162,7 +162,7 @@ struct PlotArea {
 impl PlotArea {
     fn new(panel: &Panel, (left, top): Xy, (width, height): Xy) -> Self {
         let points = || panel.series.iter().flat_map(|series| &series.points);
-        // The range includes only the intervals that are drawn.
+        // The range includes only intervals that are drawn.
         let drawn = panel
             .series
             .iter()
@@ -235,7 +235,7 @@ fn draw_panel(primitives: &mut Vec<Primitive>, panel: &Panel, corner: Xy, size: 
     }
 }
 
-/// As many characters as fit, with an ellipsis if some do not.
+/// Shortens a text with an ellipsis so that it fits the width.
 fn shorten_to_width(text: &str, width: f32) -> String {
     let font = Font::new(true, LABEL_SIZE);
     if font.width(text) <= width {
@@ -255,7 +255,8 @@ fn draw_axes(primitives: &mut Vec<Primitive>, panel: &Panel, area: &PlotArea) {
             dashed: false,
         });
     };
-    let (x_ticks, y_ticks) = (area.x.ticks(), area.y.ticks());
+    let x_ticks = area.x.ticks();
+    let y_ticks = area.y.ticks();
     for (value, _) in &x_ticks {
         let x = area.x_of(*value);
         line((x, area.top), (x, area.bottom()), ColourRole::Grid);

@@ -1,4 +1,4 @@
-//! The PNG backend: pixels in the light theme.
+//! The PNG backend, in the light theme.
 
 use tiny_skia::{
     FillRule, LineCap, LineJoin, Paint, Path, PathBuilder, Pixmap, Stroke, StrokeDash, Transform,
@@ -13,12 +13,13 @@ use super::font::Font;
 
 /// Pixels per point, for high-density screens and print.
 const SCALE: f32 = 2.0;
-/// The largest width and height in pixels.
+/// Maximum width and height in pixels.
 const MAX_PIXELS: f32 = 16_384.0;
 
 /// The bytes of a PNG file; `None` if the drawing has no area or exceeds the size limit.
 pub fn encode(drawing: &Drawing) -> Option<Vec<u8>> {
-    let (width, height) = (SCALE * drawing.width, SCALE * drawing.height);
+    let width = SCALE * drawing.width;
+    let height = SCALE * drawing.height;
     if !(width <= MAX_PIXELS && height <= MAX_PIXELS) {
         return None;
     }
@@ -96,7 +97,7 @@ fn draw_text(pixels: &mut Pixmap, text: &TextLine) {
         let mut glyph = GlyphPath(PathBuilder::new());
         outline(&mut glyph);
         if let Some(path) = glyph.0.finish() {
-            // The y axis of a font points up, that of a drawing down.
+            // The y axis points up in a font and down in a drawing.
             let transform = transform.pre_translate(shift + x, 0.0).pre_scale(scale, -scale);
             pixels.fill_path(
                 &path,

@@ -12,22 +12,23 @@ pub struct AxisRange {
 
 /// The approximate number of ticks of a linear axis.
 const TARGET_TICKS: f64 = 5.0;
-/// Labels with more decimals than this are in scientific notation: they would not fit beside the
-/// axis.
+/// Labels with more decimals than this use scientific notation, because they would not fit beside
+/// the axis.
 const MAX_TICK_DIGITS: usize = 3;
 /// The smallest range of a percent axis, so that insignificant differences look small.
 const MIN_PERCENT_SPAN: f64 = 0.05;
-/// The smallest range of a linear axis, as a share of its largest absolute value: a single value or
-/// nearly equal ones would otherwise get tick labels of many digits.
+/// The smallest range of a linear axis, as a fraction of its largest absolute value. Without it, a
+/// single value or nearly equal values would get tick labels with many digits.
 const MIN_RELATIVE_SPAN: f64 = 0.05;
-/// The smallest range of a logarithmic axis, in powers of its base: wide enough for a tick.
+/// The smallest range of a logarithmic axis, in powers of its base; wide enough for one tick.
 const MIN_LOG2_SPAN: f64 = 1.0;
 const MIN_LOG10_SPAN: f64 = 0.4;
 
 impl AxisRange {
-    /// A range that contains all values, with padding; from 0 to 1 if there are none.
+    /// A range that contains all values, with padding; 0 to 1 if there are none.
     pub fn enclosing(scale: AxisScale, values: impl Iterator<Item = f64>) -> Self {
-        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        let mut low = f64::INFINITY;
+        let mut high = f64::NEG_INFINITY;
         values
             .map(|value| transform(scale, value))
             .filter(|value| value.is_finite())
@@ -40,8 +41,10 @@ impl AxisRange {
         let padding = 0.06 * span.max(min_span) + (min_span - span).max(0.0) / 2.0;
         (low, high) = (low - padding, high + padding);
         if scale == AxisScale::Percent {
-            // No share is outside; nothing is clipped, so markers at the bounds are whole.
-            (low, high) = (low.max(0.0), high.min(1.0));
+            // Values cannot be outside 0 to 1. Nothing is clipped, so markers at the bounds are
+            // drawn completely.
+            low = low.max(0.0);
+            high = high.min(1.0);
         }
         let is_linear = matches!(scale, AxisScale::Linear | AxisScale::Count);
         if is_linear && low < 0.0 && low + padding >= 0.0 {
@@ -78,8 +81,8 @@ impl AxisRange {
 
     fn ticks_every(&self, step: f64, low: f64, high: f64, unit: f64) -> Vec<(f64, String)> {
         let digits = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
-        let (first, last) =
-            ((low * unit / step).ceil() as i64, (high * unit / step + 1e-9).floor() as i64);
+        let first = (low * unit / step).ceil() as i64;
+        let last = (high * unit / step + 1e-9).floor() as i64;
         // At most 21 ticks, in case rounding makes the step degenerate.
         (first..=last.min(first + 20))
             .map(|i| {
@@ -127,7 +130,7 @@ fn transform(scale: AxisScale, value: f64) -> f64 {
     }
 }
 
-/// The nearest of 1, 2 and 5 times a power of ten.
+/// Rounds a step to 1, 2 or 5 times a power of ten.
 fn nice_step(step: f64) -> f64 {
     let power = 10f64.powf(step.max(1e-12).log10().floor());
     let digit = step.max(1e-12) / power;
@@ -157,7 +160,7 @@ fn format_small(value: f64) -> String {
     }
 }
 
-/// Numbers from 0.001 to 1000 are written out (20 m would read as minutes), others with an SI
+/// Formats numbers from 0.001 to 1000 in full (20 m could be read as minutes), others with an SI
 /// prefix.
 fn format_tick(value: f64) -> String {
     if (1e-3..1e3).contains(&value) {

@@ -1,7 +1,7 @@
 //! The SVG backend.
 //!
-//! Attributes hold the colours of the light theme; CSS classes let a style sheet override them. A
-//! standalone file includes one for the dark theme; in the page, the page's own rules apply.
+//! Attributes hold the colors of the light theme; CSS classes let a style sheet override them. A
+//! standalone file includes a style sheet for the dark theme; in the page, the page's rules apply.
 
 use std::fmt::Write;
 
@@ -64,7 +64,8 @@ fn write_primitive(svg: &mut String, primitive: &Primitive) {
             let dash = if *dashed { " stroke-dasharray=\"5 4\"" } else { "" };
             let class =
                 role.class().map(|class| format!(" class=\"{class} line\"")).unwrap_or_default();
-            let (points, colour) = (points_attribute(points), role.light().css());
+            let points = points_attribute(points);
+            let colour = role.light().css();
             write!(
                 svg,
                 "<polyline{class} points=\"{points}\" fill=\"none\" stroke=\"{colour}\" \
@@ -72,7 +73,8 @@ fn write_primitive(svg: &mut String, primitive: &Primitive) {
             )
         }
         Primitive::Polygon { points, role, opacity } => {
-            let (class, points) = (class_attribute(*role), points_attribute(points));
+            let class = class_attribute(*role);
+            let points = points_attribute(points);
             let opacity =
                 if *opacity < 1.0 { format!(" fill-opacity=\"{opacity}\"") } else { String::new() };
             write!(
@@ -134,7 +136,9 @@ fn write_text(svg: &mut String, text: &TextLine) -> std::fmt::Result {
     } else {
         String::new()
     };
-    let (class, colour, size) = (class_attribute(text.role), text.role.light().css(), text.size);
+    let class = class_attribute(text.role);
+    let colour = text.role.light().css();
+    let size = text.size;
     let content = escape(&text.text);
     write!(
         svg,

@@ -12,13 +12,13 @@ use crate::interval::Interval;
 use crate::rules;
 use crate::run_data::RunData;
 
-/// How to read the figure.
+/// Caption of the figure.
 const CAPTION: &str = "\
     Greedy: one trajectory without perturbation. Majority: the most frequent of N answers. Best of \
-    N, the weighted vote and the normalized vote (in units of the question's own spread) use \
-    rewards; beam search lets rewards guide the thoughts. Coverage, dashed, is the limit of every \
-    rule. At N the mean over all choices of N of the trajectories. Bands and bars: 95% interval \
-    over questions; those of the rules without one are as wide as majority's.";
+    N, the weighted vote and the normalized vote (in units of the spread within the question) use \
+    rewards; in beam search rewards guide the thoughts. Coverage (dashed) is an upper bound for \
+    every rule. Accuracy at N is averaged over all size-N subsets of the trajectories. Bands and \
+    bars: 95% confidence interval over questions; those not shown are about as wide as majority's.";
 
 /// `None` if no run has a rule's accuracy.
 pub fn figure(runs: &[RunData]) -> Option<Figure> {
@@ -72,7 +72,7 @@ fn curve(run: &RunData, index: usize, name: MetricName) -> Option<Series> {
 
 /// The style of the rule at `index` of the display order.
 pub(super) fn style(index: usize, name: MetricName) -> SeriesStyle {
-    // Greedy, the first, has the last colour, grey.
+    // Greedy, the first, has the last color, gray.
     let style = SeriesStyle::line(COLOURS[(index + COLOURS.len() - 1) % COLOURS.len()]);
     match name {
         MetricName::Greedy => SeriesStyle {
@@ -98,7 +98,7 @@ pub(super) fn style(index: usize, name: MetricName) -> SeriesStyle {
         MetricName::BEST_OF => {
             SeriesStyle { symbol: Symbol::Diamond, intervals: IntervalStyle::None, ..style }
         }
-        // All rules share most answers: overlapping bands would hide the lines.
+        // The curves are close to each other, so overlapping bands would hide the lines.
         _ => SeriesStyle { intervals: IntervalStyle::None, ..style },
     }
 }

@@ -1,4 +1,4 @@
-//! Every run of a comparison against N: one line a run, one panel a metric and split.
+//! All runs of a comparison against N: one line per run, one panel per metric and split.
 
 use record::MetricName;
 
@@ -10,16 +10,16 @@ use super::group_by;
 use crate::rules;
 use crate::run_data::RunData;
 
-/// How to read the figure.
+/// Caption of the figure.
 const CAPTION: &str = "\
-    Every run, one line each, against the number of trajectories; at N the mean over all choices of \
-    N of them. Bands: 95% interval over questions, drawn of the first run alone where there are \
-    several: paired differences, which the command report prints, are narrower.";
+    One line per run, against the number of trajectories; values at N are averaged over all size-N \
+    subsets. Bands: 95% confidence interval over questions, only of the first run if there are \
+    several. Paired differences, printed by the command report, have narrower intervals.";
 
 const METRICS: [MetricName; 4] =
     [MetricName::MAJORITY, MetricName::WEIGHTED, MetricName::BEST_OF, MetricName::Coverage];
 
-/// `None` for a single run, for more runs than colours, and where a sweep's best run was decided.
+/// `None` for a single run, for more runs than colors, and if the best run was selected before.
 pub fn figure(runs: &[RunData]) -> Option<Figure> {
     if runs.len() < 2 || runs.len() > COLOURS.len() || runs.iter().any(|run| run.best) {
         return None;
@@ -53,7 +53,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
     })
 }
 
-/// A run has one colour in all panels.
+/// The color of a run, the same in all panels.
 fn colour_index(runs: &[RunData], run: &RunData) -> usize {
     runs.iter().position(|other| std::ptr::eq(other, run)).unwrap_or_default()
 }
@@ -67,7 +67,7 @@ fn curve(run: &RunData, metric: MetricName, index: usize, with_band: bool) -> Op
             DataPoint::with_interval(k as f64, interval, tooltip)
         })
         .collect();
-    // Every other line is dashed, so that equal ones are both seen.
+    // Every other line is dashed, so that coinciding lines are both visible.
     let line = if index.is_multiple_of(2) { LineStyle::Solid } else { LineStyle::Dashed };
     let symbol = SYMBOLS[index % SYMBOLS.len()];
     let style = SeriesStyle { line, symbol, ..SeriesStyle::line(COLOURS[index % COLOURS.len()]) };

@@ -1,7 +1,7 @@
 //! Accuracy against cost, in floating-point operations and in seconds.
 //!
-//! A run is one point per rule: the cost of a subset of its trajectories is not recorded, so a
-//! curve needs runs of several N.
+//! A run is one point per rule. The cost of a subset of its trajectories is not recorded, so a
+//! curve needs runs with different N.
 
 use record::MetricName;
 
@@ -29,7 +29,7 @@ fn costs_differ(runs: &[&RunData]) -> bool {
     costs().fold(0.0, f64::max) >= 1.05 * costs().fold(f64::INFINITY, f64::min)
 }
 
-/// What a rule cost, per question and seed.
+/// Cost of a rule per question and seed.
 #[derive(Clone, Copy)]
 struct RuleCost {
     /// Floating-point operations.
@@ -39,8 +39,8 @@ struct RuleCost {
 }
 
 impl RuleCost {
-    /// Beam search has a cost of its own; the other rules share that of the samples, without the
-    /// search. `None` where the search's was not recorded.
+    /// The cost of the search for beam search, and the cost of sampling for other rules. `None` if
+    /// it was not recorded.
     fn of(run: &RunData, rule: MetricName) -> Option<Self> {
         let cost = &run.results.cost;
         let (flops, seconds) = match rule {
@@ -52,15 +52,15 @@ impl RuleCost {
     }
 }
 
-/// How to read the figure.
+/// Caption of the figure.
 fn caption(device: &str) -> String {
     format!(
-        "Each point is a whole run: all N trajectories, the greedy one, and the rewards if there \
-         were any; a beam search is at its own cost, which the other rules do not bear. Points of \
-         one model and sampler are joined. Symbols are the rules, colours the \
-         models (with one model, the rules). Seconds are of throughput, many questions at a time, \
-         on {device}. Bars: 95% interval over questions, of majority and greedy; those \
-         of the other rules are as wide."
+        "Each point is a whole run: all N trajectories, the greedy trajectory, and rewards if \
+         there is a reward model. Beam search is shown at its own cost, which other rules do not \
+         include. Lines connect points of the same model and sampler. Symbols distinguish rules, \
+         colors distinguish models (rules, if there is one model). Seconds are averages over many \
+         concurrent questions on {device}. Bars: 95% confidence interval over questions for \
+         majority and greedy; those of other rules are about as wide."
     )
 }
 
@@ -98,7 +98,7 @@ fn series(members: &[&RunData], cost: fn(RuleCost) -> f64) -> Vec<Series> {
     let kinds = group_by(members.iter().copied(), |s| (&s.traits.model, s.traits.sampler.kind()));
     let mut series = Vec::new();
     for (index, ((model, kind), runs)) in kinds.iter().enumerate() {
-        // Of runs that differ only in the strength of the sampler, take the best.
+        // Of runs that differ only in the strength of the sampler, the best is shown.
         let runs: Vec<&RunData> = group_by(runs.iter().copied(), |run| run.traits.n)
             .iter()
             .filter_map(|(_, same)| best_run(same))
@@ -130,8 +130,8 @@ fn series(members: &[&RunData], cost: fn(RuleCost) -> f64) -> Vec<Series> {
     series
 }
 
-/// A rule's accuracy at k = N. Greedy has a point only if N = 1: otherwise the cost is that of the
-/// samples.
+/// A rule's accuracy at k = N. Greedy has a point only if N = 1, since the recorded cost is that of
+/// all samples.
 fn data_point(run: &RunData, rule: MetricName, axis: fn(RuleCost) -> f64) -> Option<DataPoint> {
     if rule == MetricName::Greedy && run.traits.n > 1 {
         return None;

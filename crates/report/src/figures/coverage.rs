@@ -10,11 +10,11 @@ use super::{best_run, group_by};
 use crate::draw::drawing::Symbol;
 use crate::run_data::RunData;
 
-/// How to read the figure.
+/// Caption of the figure.
 const CAPTION: &str = "\
-    Coverage: the share of questions that at least one of N trajectories answers correctly \
-    (pass@N, unbiased estimator); no rule that chooses among N answers can do better. Bands: 95% \
-    interval over questions. Of runs that differ only in the strength of the sampler, \
+    Coverage: fraction of questions that at least one of N trajectories answers correctly (pass@N, \
+    unbiased estimator), an upper bound for every rule that selects among N answers. Bands: 95% \
+    confidence interval over questions. Of runs that differ only in the strength of the sampler, \
     the one with the highest coverage at its largest N is shown.";
 
 /// `None` if no run has coverage.
@@ -60,11 +60,12 @@ fn curve(run: &RunData, chosen: &[&RunData]) -> Option<Series> {
     })
 }
 
-/// Model and sampler, with the strength if it is the same on every split; otherwise only the
-/// tooltips name it.
+/// Model and sampler, with the strength if it is the same on every split; otherwise the strength is
+/// only in the tooltips.
 fn label(run: &RunData, chosen: &[&RunData]) -> String {
-    let (traits, kind, strength) =
-        (&run.traits, run.traits.sampler.kind(), run.traits.sampler.strength_label());
+    let traits = &run.traits;
+    let kind = run.traits.sampler.kind();
+    let strength = run.traits.sampler.strength_label();
     let alike = |s: &&&RunData| s.traits.model == traits.model && s.traits.sampler.kind() == kind;
     let same_strength =
         chosen.iter().filter(alike).all(|s| s.traits.sampler.strength_label() == strength);
@@ -74,8 +75,8 @@ fn label(run: &RunData, chosen: &[&RunData]) -> String {
     if one_model { sampler } else { format!("{}: {sampler}", traits.model) }
 }
 
-/// With one model, colours distinguish the samplers; with several, colours distinguish the models
-/// and lines and symbols the samplers.
+/// With one model, colors distinguish the samplers; with several models, colors distinguish the
+/// models, and lines and symbols the samplers.
 fn style(run: &RunData, chosen: &[&RunData]) -> SeriesStyle {
     let noise = run.traits.sampler.kind() == "noise";
     let models = group_by(chosen.iter().copied(), |s| &s.traits.model);

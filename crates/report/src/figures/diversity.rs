@@ -11,15 +11,15 @@ use crate::draw::drawing::{Colour, Symbol};
 use crate::interval::Interval;
 use crate::run_data::{RunData, SamplerInfo};
 
-/// The largest number of ks shown; the largest ks are.
+/// Maximum number of curves; the largest values of k are shown.
 const MAX_CURVES: usize = 4;
 
 fn sampler_ramp(sampler: &SamplerInfo) -> (Colour, Colour) {
     if sampler.kind() == "noise" { BLUES } else { REDS }
 }
 
-/// One run per strength, from weak to strong: the one with the largest N. Runs whose sampler has no
-/// strength are left out.
+/// The run with the largest N for each strength, from weak to strong. Runs whose sampler has no
+/// strength are skipped.
 pub(super) fn by_strength<'a>(runs: &[&'a RunData]) -> Vec<&'a RunData> {
     let strength = |run: &RunData| run.traits.sampler.strength();
     let strengths = group_by(runs.iter().copied().filter(|s| strength(s).is_some()), |s| {
@@ -33,15 +33,15 @@ pub(super) fn by_strength<'a>(runs: &[&'a RunData]) -> Vec<&'a RunData> {
     sorted
 }
 
-/// How to read the figure of coverage against diversity.
+/// Caption of the figure of coverage against diversity.
 const COVERAGE_CAPTION: &str = "\
     Each point is a run at one strength of dropout (red, p) or noise (blue, σ), from weak to \
-    strong along the line; darker lines use more trajectories. Diversity: 1 – cosine of two \
-    trajectories' thoughts at the same step, averaged over pairs, steps and questions (its mean \
-    does not depend on N). Bars: 95% interval of coverage over questions at the largest \
-    N.";
+    strong along the line; darker lines use more trajectories. Diversity: 1 – cosine similarity of \
+    two trajectories' thoughts at the same step, averaged over pairs, steps and questions (its \
+    expectation does not depend on N). Bars: 95% confidence interval of coverage over questions \
+    at the largest N.";
 
-/// Coverage against diversity by N, one point per run; `None` if no sampler was run at two
+/// Coverage against diversity for several N, one point per run; `None` if no sampler was run at two
 /// strengths.
 pub fn against_coverage(runs: &[RunData]) -> Option<Figure> {
     let panel = |((model, split), members): ((&str, &str), Vec<&RunData>)| {
@@ -87,8 +87,8 @@ fn curves(runs: &[&RunData]) -> Vec<Series> {
 }
 
 fn data_point(run: &RunData, k: usize) -> Option<DataPoint> {
-    let (coverage, diversity) =
-        (run.metric(MetricName::Coverage, k)?, run.metric(MetricName::Diversity, run.traits.n)?);
+    let coverage = run.metric(MetricName::Coverage, k)?;
+    let diversity = run.metric(MetricName::Diversity, run.traits.n)?;
     let Interval { value, low, high } = diversity;
     let sampler = run.traits.sampler.name();
     let tooltip = format!(
@@ -98,12 +98,13 @@ fn data_point(run: &RunData, k: usize) -> Option<DataPoint> {
     Some(DataPoint::with_interval(value, coverage, tooltip))
 }
 
-/// How to read the figure of diversity by step.
+/// Caption of the figure of diversity by step.
 const STEPS_CAPTION: &str = "\
-    Mean cosine dissimilarity of two trajectories' thoughts at the same step; 0 = all alike, 1 = \
-    unrelated. Darker: stronger perturbation. Bands: 95% bootstrap interval over questions.";
+    Mean cosine dissimilarity of two trajectories' thoughts at the same step; 0 = identical, 1 = \
+    orthogonal. Darker: stronger perturbation. Bands: 95% bootstrap confidence interval over \
+    questions.";
 
-/// Diversity at each step, one line per run; `None` if no run has it.
+/// Diversity at each step, one line per run; `None` if no run has diversity.
 pub fn by_step(runs: &[RunData]) -> Option<Figure> {
     let panel = |((model, split, kind), members): ((&str, &str, &str), Vec<&RunData>)| {
         let sorted: Vec<&RunData> = by_strength(&members)

@@ -6,13 +6,13 @@ use crate::interval::Interval;
 /// A figure of one or more panels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// The stem of its file names.
+    /// The stem of the file names.
     pub name: &'static str,
     /// The title.
     pub title: String,
-    /// The caption: how to read it.
+    /// The caption, which explains how to read the figure.
     pub caption: String,
-    /// Its panels, each with its own axes.
+    /// The panels, each with separate axes.
     pub panels: Vec<Panel>,
 }
 
@@ -36,7 +36,7 @@ pub struct FigureAxis {
     pub label: String,
     /// Linear or logarithmic.
     pub scale: AxisScale,
-    /// Values inside the axis besides those of the data.
+    /// Values that the axis must include in addition to the data.
     pub encloses: Vec<f64>,
 }
 
@@ -46,7 +46,7 @@ impl FigureAxis {
         Self { label: label.into(), scale, encloses: Vec::new() }
     }
 
-    /// The axis, wide enough for these values besides those of the data.
+    /// Extends the axis to include these values in addition to the data.
     pub fn enclosing(self, values: impl IntoIterator<Item = f64>) -> Self {
         Self { encloses: values.into_iter().collect(), ..self }
     }
@@ -57,9 +57,9 @@ impl FigureAxis {
 pub enum AxisScale {
     /// Linear.
     Linear,
-    /// Linear with ticks at whole numbers.
+    /// Linear with ticks at integers.
     Count,
-    /// Linear; shares from 0 to 1, labelled in percent.
+    /// Linear; values from 0 to 1, labeled in percent.
     Percent,
     /// Base-2 logarithm, for numbers of trajectories.
     Log2,
@@ -83,7 +83,7 @@ pub struct Series {
 /// The style of a series.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SeriesStyle {
-    /// The colour.
+    /// The color.
     pub colour: Colour,
     /// The shape of the points.
     pub symbol: Symbol,
@@ -93,7 +93,7 @@ pub struct SeriesStyle {
     pub intervals: IntervalStyle,
     /// Half the width of a point, in points.
     pub radius: f32,
-    /// Of the points: from 0, transparent, to 1, opaque.
+    /// Opacity of the points, from 0 (transparent) to 1 (opaque).
     pub opacity: f32,
 }
 
@@ -111,7 +111,7 @@ pub enum LineStyle {
 /// How confidence intervals are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IntervalStyle {
-    /// Not at all.
+    /// Not drawn.
     None,
     /// As a band along the line.
     Band,
@@ -151,25 +151,25 @@ pub struct DataPoint {
     pub x: f64,
     /// The value on the vertical axis.
     pub y: f64,
-    /// The 95% interval of y, (low, high).
+    /// The 95% confidence interval of y, (low, high).
     pub interval: Option<(f64, f64)>,
-    /// Shown on hover; may have several lines.
+    /// Text shown on hover; may have several lines.
     pub tooltip: String,
 }
 
 impl DataPoint {
-    /// A point at `x` with a mean and its interval on the vertical axis.
+    /// A point at `x` with a mean and its confidence interval on the vertical axis.
     pub fn with_interval(x: f64, Interval { value, low, high }: Interval, tooltip: String) -> Self {
         Self { x, y: value, interval: Some((low, high)), tooltip }
     }
 }
 
-/// A share in percent.
+/// Formats a fraction in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
-/// A share and its interval in percent.
+/// Formats a fraction and its confidence interval in percent.
 pub fn percent_interval(interval: &Interval) -> String {
     format!(
         "{} (95%: {} – {})",
@@ -179,9 +179,9 @@ pub fn percent_interval(interval: &Interval) -> String {
     )
 }
 
-/// Colours of categorical series: each has a contrast of 3 to white and to near-black, and the
-/// first six and the last are told apart with any common colour vision deficiency
-/// (`.ci/browser.py`).
+/// Colors of categorical series. Each has a contrast of at least 3 to white and to near-black, and
+/// the first six and the last are distinguishable with any common color vision deficiency
+/// (checked by `.ci/browser.py`).
 pub const COLOURS: [Colour; 8] = [
     Colour(0x33, 0x92, 0xff),
     Colour(0xb7, 0x8d, 0x05),
@@ -193,21 +193,21 @@ pub const COLOURS: [Colour; 8] = [
     GREY,
 ];
 
-/// Symbols of categorical series, so that colours are not the only difference.
+/// Symbols of categorical series, so that color is not the only difference.
 pub const SYMBOLS: [Symbol; 4] =
     [Symbol::Circle, Symbol::Square, Symbol::Diamond, Symbol::Triangle];
 
-/// The ramp of dropout, from weak to strong. The ends of both ramps can be seen on white (a
-/// contrast above 2) and on near-black (above 3).
+/// Color ramp of dropout, from weak to strong. The ends of both ramps are visible on white
+/// (contrast above 2) and on near-black (contrast above 3).
 pub const REDS: (Colour, Colour) = (Colour(0xe9, 0x9b, 0x7a), Colour(0xc4, 0x2f, 0x44));
-/// The ramp of noise, from weak to strong.
+/// Color ramp of noise, from weak to strong.
 pub const BLUES: (Colour, Colour) = (Colour(0x6a, 0xa6, 0xde), Colour(0x34, 0x66, 0xc4));
-/// Neutral.
+/// Neutral color.
 pub const GREY: Colour = Colour(0x7a, 0x86, 0x94);
-/// The trajectory without perturbation.
+/// Color of the trajectory without perturbation.
 pub const GREEN: Colour = Colour(0x12, 0xa1, 0x50);
 
-/// Colour `i` of `count` on a ramp of two colours.
+/// Color `i` of `count` on a ramp between two colors.
 pub fn ramp((weak, strong): (Colour, Colour), i: usize, count: usize) -> Colour {
     weak.towards(strong, if count < 2 { 1.0 } else { i as f64 / (count - 1) as f64 })
 }

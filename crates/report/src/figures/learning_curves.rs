@@ -1,7 +1,7 @@
-//! Learning curves: losses and held-out accuracy over the steps, and what the optimizer did.
+//! Learning curves: losses, held-out accuracy, gradient norm and learning rate against steps.
 //!
-//! A single training has all of its losses in one panel; several are compared in a panel per loss.
-//! A single training by rewards has panels of numbers that share a scale ([`REWARD_PANELS`]).
+//! A single training has all its losses in one panel; several trainings have one panel per loss. A
+//! single training by reinforcement learning has one panel per scale ([`REWARD_PANELS`]).
 
 use super::figure::{
     AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, Panel, Series, SeriesStyle,
@@ -10,32 +10,36 @@ use super::figure::{
 use crate::draw::drawing::{Colour, Symbol};
 use crate::training_data::{TrainingData, score_interval, smooth};
 
-/// The largest number of points of a curve; longer ones are thinned out.
+/// Maximum number of points of a curve; longer curves are thinned out.
 const MAX_POINTS: usize = 240;
-/// The ratio of largest to smallest value from which on an axis is logarithmic.
+/// An axis is logarithmic if the ratio of its largest to its smallest value is at least this.
 const LOG_RATIO: f64 = 20.0;
 
-/// How to read the figure of losses and accuracy.
+/// Caption of the figure of losses and accuracy.
 const LEARNING_CAPTION: &str = "\
-    Losses of single steps (points, at most 240 of a curve) and their exponential moving average \
-    over 2% of the training (line). Held-out accuracy is measured by decoding problems that are \
-    not trained on; bars are its 95% interval (Wilson), and the star is the model that is kept.";
+    Losses of single steps (points, at most 240 per curve) and their exponential moving average \
+    over 2% of training (line). Held-out accuracy is measured by decoding problems that are not \
+    in the training data; bars: 95% confidence interval (Wilson); star: the kept model.";
 
-/// How to read the figure of the optimizer.
+/// Caption of the figure of the optimizer.
 const OPTIMIZER_CAPTION: &str = "\
-    The norm of the gradient before clipping, of single steps (points) and as moving average \
-    (line), and the learning rate. A norm that grows without bound announces a divergence.";
+    Gradient norm before clipping, for single steps (points) and as a moving average (line), and \
+    the learning rate. A continually growing norm indicates divergence.";
 
-/// The panels of a training by rewards: title, axis and the curves in it. What is in none of them
-/// is beside the loss.
+/// The panels of a training by reinforcement learning: title, axis and curves. Other curves are in
+/// the panel of the loss.
 const REWARD_PANELS: [(&str, &str, &[&str]); 4] = [
-    ("rewards of sampled trajectories", "share", &["reward", "accuracy", "coverage"]),
-    ("diversity", "share; entropy in nats", &["entropy", "distinct", "groups_used", "truncated"]),
+    ("rewards of sampled trajectories", "fraction", &["reward", "accuracy", "coverage"]),
+    (
+        "diversity",
+        "fraction; entropy in nats",
+        &["entropy", "distinct", "groups_used", "truncated"],
+    ),
     ("lengths", "tokens or thoughts", &["answer_tokens", "thoughts"]),
-    ("distance from earlier weights", "nats; share", &["kl", "clipped"]),
+    ("distance from earlier weights", "nats; fraction", &["kl", "clipped"]),
 ];
 
-/// The metrics of held-out problems beside the score of a training by rewards.
+/// Held-out metrics of reinforcement learning, shown in addition to the score.
 const HELD_OUT_METRICS: [&str; 3] = ["greedy", "majority", "coverage"];
 
 /// All figures of these trainings.
@@ -58,7 +62,7 @@ pub fn learning_curves(trainings: &[TrainingData]) -> Vec<Figure> {
     [learning, optimizer].into_iter().filter(|figure| !figure.panels.is_empty()).collect()
 }
 
-/// One panel of all losses for a single training, else one per loss.
+/// One panel with all losses for a single training, else one panel per loss.
 fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
     if let [one] = trainings {
         let names = one.loss_names();
@@ -90,7 +94,7 @@ fn loss_panels(trainings: &[TrainingData]) -> Vec<Panel> {
     names.into_iter().filter_map(panel).collect()
 }
 
-/// A panel of some losses of a training; `None` without any.
+/// A panel with some losses of a training; `None` if there are none.
 fn named_panel(
     training: &TrainingData,
     (title, label): (&str, &str),
@@ -123,8 +127,8 @@ fn lr_panel(trainings: &[TrainingData]) -> Option<Panel> {
     })
 }
 
-/// Held-out accuracy of every training that was evaluated, the kept model marked; `None` if none
-/// was.
+/// Held-out accuracy of every training with evaluations, with the kept model marked; `None` if
+/// there are no evaluations.
 fn accuracy_panel(trainings: &[TrainingData]) -> Option<Panel> {
     let evaluated = || trainings.iter().enumerate().filter(|(_, t)| !t.evals.is_empty());
     let mut series: Vec<Series> = evaluated()
@@ -144,7 +148,7 @@ fn accuracy_panel(trainings: &[TrainingData]) -> Option<Panel> {
     };
     (!series.is_empty()).then(|| Panel {
         title: "held-out problems".into(),
-        // The axis of the losses, however few evaluations there were.
+        // The same axis as for losses, even with few evaluations.
         x: FigureAxis::new("steps", AxisScale::Count).enclosing(step_range(trainings)),
         y: FigureAxis::new(label, scale),
         series,
@@ -172,7 +176,7 @@ fn accuracy_series(training: &TrainingData, label: &str, colour: Colour) -> Seri
     }
 }
 
-/// The held-out metrics of a training by rewards that are not its score.
+/// The held-out metrics of reinforcement learning other than the score.
 fn metric_series(training: &TrainingData) -> Vec<Series> {
     let value = |eval: &record::EvalRecord, name: &str| eval.metrics.get(name)?.as_f64();
     let is_score = |name: &str| {
@@ -198,20 +202,20 @@ fn kept_series(training: &TrainingData, colour: Colour) -> Option<Series> {
     };
     let tooltip = format!("{}\nkept: after {} steps, {score}", training.label, kept.step);
     Some(Series {
-        label: "the model that is kept".into(),
+        label: "kept model".into(),
         style: SeriesStyle { radius: 5.0, ..SeriesStyle::points_only(colour, Symbol::Star) },
         points: vec![DataPoint { x: f64::from(kept.step), y: kept.score, interval: None, tooltip }],
     })
 }
 
-/// A labelled curve over steps.
+/// A labeled curve over steps.
 struct Curve {
     label: String,
     colour: Colour,
     points: Vec<(f64, f64)>,
 }
 
-/// A curve of every training; a single one needs no label.
+/// One curve per training, without a label if there is a single training.
 fn curves(
     trainings: &[TrainingData],
     points: impl Fn(&TrainingData) -> Vec<(f64, f64)>,
@@ -225,7 +229,7 @@ fn curves(
 }
 
 impl Curve {
-    /// Single steps, faint.
+    /// The values of single steps, drawn faintly.
     fn raw(&self) -> Series {
         let point = |(x, y)| DataPoint { x, y, interval: None, tooltip: String::new() };
         let style = SeriesStyle::points_only(self.colour, Symbol::Circle);
@@ -254,12 +258,13 @@ impl Curve {
     }
 }
 
-/// Raw points below smoothed lines; `None` without a curve.
+/// A panel with raw points below smoothed lines; `None` without curves.
 fn curve_panel(title: &str, label: &str, curves: Vec<Curve>) -> Option<Panel> {
     let mut series: Vec<Series> = curves.iter().map(Curve::raw).collect();
     series.extend(curves.iter().map(|curve| curve.line(&smooth(&curve.points))));
     let values = || curves.iter().flat_map(|curve| &curve.points).map(|(_, y)| *y);
-    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let low = values().fold(f64::INFINITY, f64::min);
+    let high = values().fold(0.0, f64::max);
     let log = low > 0.0 && high > LOG_RATIO * low;
     (!series.is_empty()).then(|| Panel {
         title: title.into(),
@@ -269,14 +274,14 @@ fn curve_panel(title: &str, label: &str, curves: Vec<Curve>) -> Option<Panel> {
     })
 }
 
-/// At most [`MAX_POINTS`] points at equal distances, the last among them.
+/// At most [`MAX_POINTS`] equidistant points, including the last.
 fn thinned(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
     let stride = points.len().div_ceil(MAX_POINTS).max(1);
     let first = points.len().saturating_sub(1) % stride;
     points.iter().copied().skip(first).step_by(stride)
 }
 
-/// A value with four significant digits.
+/// Formats a value with four significant digits.
 fn format_value(value: f64) -> String {
     match value.abs() {
         large if large >= 0.01 || large == 0.0 => format!("{value:.4}"),

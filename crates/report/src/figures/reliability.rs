@@ -1,4 +1,4 @@
-//! Confidence against accuracy of the answers that a calibrated vote returns.
+//! Reliability diagram: confidence against accuracy of the calibrated rule's answers.
 
 use super::figure::{
     AxisScale, COLOURS, DataPoint, Figure, FigureAxis, IntervalStyle, LineStyle, Panel, Series,
@@ -8,11 +8,11 @@ use crate::draw::drawing::Symbol;
 use crate::interval::Interval;
 use crate::run_data::RunData;
 
-/// How to read the figure.
+/// Caption of the figure.
 const CAPTION: &str = "\
-    Answers of the rule calibrated by their confidence, in tenths: the mean confidence and the share \
-    that is right. On the dashed line the two are equal. Bars: 95% interval over the answers of the \
-    tenth. The expected calibration error is the mean distance from the line, weighted by answers.";
+    Answers of the calibrated rule in ten bins of confidence: mean confidence against accuracy, \
+    which are equal on the dashed line. Bars: 95% confidence interval over the answers of the bin. \
+    The expected calibration error is the mean distance from the line, weighted by answers.";
 
 /// `None` if no run has a calibration.
 pub fn figure(runs: &[RunData]) -> Option<Figure> {

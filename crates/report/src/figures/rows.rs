@@ -1,5 +1,5 @@
-//! The numbers of a figure: as rows of the CSV file, and as JSON for the page, whose script
-//! (`assets/figures.js`) shows them as a table and offers the same CSV.
+//! The numbers of a figure, as rows of the CSV file and as JSON for the page, whose script
+//! (`assets/figures.js`) shows them as a table and exports the same CSV.
 
 use serde_json::{Value, json};
 
@@ -8,16 +8,16 @@ use super::figure::{AxisScale, DataPoint, Figure, FigureAxis, Panel, Series};
 /// One data point of a figure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FigureRow<'a> {
-    /// The panel it is in.
+    /// The panel of the point.
     pub panel: &'a Panel,
-    /// Its series' label, or what its tooltip says of it.
+    /// The label of the series, or the text of the tooltip for an unlabeled series.
     pub series: String,
     /// The point.
     pub point: &'a DataPoint,
 }
 
 impl Figure {
-    /// Every data point, panel by panel and series by series.
+    /// All data points, ordered by panel and series.
     pub fn rows(&self) -> Vec<FigureRow<'_>> {
         let mut rows = Vec::new();
         for panel in &self.panels {
@@ -30,8 +30,8 @@ impl Figure {
         rows
     }
 
-    /// The rows as CSV (RFC 4180, but with line feeds): shares are between 0 and 1, the ends of
-    /// missing intervals are empty.
+    /// The rows as CSV (RFC 4180, but with line feeds). Fractions are between 0 and 1; missing
+    /// intervals have empty bounds.
     pub fn csv(&self) -> String {
         let mut csv = "panel,series,x,y,low,high\n".to_owned();
         for FigureRow { panel, series, point } in self.rows() {
@@ -44,8 +44,8 @@ impl Figure {
 }
 
 impl Figure {
-    /// The rows as JSON: of each panel its title, its axes (label, and whether they are shares),
-    /// and its rows `[series, x, y, low, high]`.
+    /// The rows as JSON: for each panel the title, the axes (label, and whether they are in
+    /// percent), and the rows `[series, x, y, low, high]`.
     pub fn data_json(&self) -> Value {
         let axis = |axis: &FigureAxis| json!([axis.label, axis.scale == AxisScale::Percent]);
         let rows = self.rows();
@@ -74,7 +74,7 @@ fn series_name(series: &Series, point: &DataPoint) -> String {
     }
 }
 
-/// A field of CSV, quoted if it has to be.
+/// A CSV field, quoted if necessary.
 fn field(text: &str) -> String {
     match text.contains(['"', ',', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),

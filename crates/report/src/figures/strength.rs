@@ -1,4 +1,4 @@
-//! Accuracy against the strength of the sampler: what a sweep goes over.
+//! Accuracy against the strength of the sampler, the result of a sweep.
 
 use record::MetricName;
 
@@ -12,7 +12,7 @@ use super::{group_by, pair_title};
 use crate::rules;
 use crate::run_data::{RunData, SamplerInfo};
 
-/// The ratio of the largest to the smallest strength from which on the axis is logarithmic.
+/// The axis is logarithmic if the ratio of the largest to the smallest strength is at least this.
 const LOG_RATIO: f64 = 50.0;
 
 /// `None` if no sampler was run at two strengths.
@@ -32,10 +32,10 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
         }
     }
     let caption = format!(
-        "Each point is a run at one strength, with {} per question. Greedy, the dashed horizontal \
-         line, is one trajectory without perturbation. Coverage, dashed, is the limit of every \
-         rule. Bands: 95% interval over questions, of majority and coverage; those of the other \
-         rules are as wide as majority's.",
+        "Each point is a run at one strength, with {} per question. Greedy (dashed horizontal \
+         line) is one trajectory without perturbation. Coverage (dashed) is an upper bound for \
+         every rule. Bands: 95% confidence interval over questions for majority and coverage; \
+         those of other rules are about as wide as majority's.",
         trajectories(&mut ks)
     );
     (!panels.is_empty()).then(|| Figure {
@@ -46,7 +46,7 @@ pub fn figure(runs: &[RunData]) -> Option<Figure> {
     })
 }
 
-/// `N = 16 trajectories`, or all of several N.
+/// `N = 16 trajectories`, or a list of several N.
 fn trajectories(ks: &mut Vec<usize>) -> String {
     ks.sort_unstable();
     ks.dedup();
@@ -95,7 +95,7 @@ fn strength_name(sampler: &SamplerInfo) -> &'static str {
 
 fn curve(sorted: &[&RunData], k: usize, index: usize, name: MetricName) -> Option<Series> {
     let label = rules::display_name(name);
-    // Greedy is measured at one trajectory and beam search at its own number.
+    // Greedy is measured at k = 1 and beam search at its beam size.
     let own_k = matches!(name, MetricName::Greedy | MetricName::Beam);
     let point = |run: &&RunData| {
         let interval = match own_k {

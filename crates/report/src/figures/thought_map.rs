@@ -1,5 +1,5 @@
 //! A map of the last thoughts of an easy and a hard question (the paper's figure 5): t-SNE, or
-//! principal components where there are few points.
+//! principal components if there are few points.
 
 use super::figure::{
     AxisScale, BLUES, DataPoint, Figure, FigureAxis, GREEN, GREY, Panel, REDS, Series, SeriesStyle,
@@ -11,24 +11,24 @@ use crate::error::ReportError;
 use crate::run_data::RunData;
 use crate::tsne::{Embedding, embed};
 
-/// The largest number of points: exact t-SNE takes quadratic time.
+/// Maximum number of points: exact t-SNE takes quadratic time.
 const MAX_POINTS: usize = 900;
 
-/// How to read the figure, after the sentences on each embedding.
+/// End of the caption, after the sentences on each embedding.
 const CAPTION: &str = "\
-    Diamonds: the answer was right; crosses: wrong. Red: dropout, blue: noise; darker is stronger. \
-    The green star is the thought without perturbation, where it was kept. Easy and hard: the \
-    questions with the largest share of right trajectories up to 95%, and with the smallest from 5%.";
+    Diamonds: correct answers; crosses: wrong answers. Red: dropout; blue: noise; darker is \
+    stronger. Green star: the thought without perturbation, if it was recorded. Easy and hard: the \
+    questions with the largest fraction of correct trajectories up to 95%, and the smallest from 5%.";
 
-/// How the points were placed, as the start of the caption.
+/// Start of the caption: how the points were projected.
 fn placement(embedding: Embedding) -> String {
     let place = match embedding {
-        Embedding::Pca => "the principal components of these points".to_owned(),
+        Embedding::Pca => "onto the principal components of these points".to_owned(),
         Embedding::Tsne { perplexity } => {
-            format!("t-SNE (perplexity {perplexity:.0}, initialized with principal components)")
+            format!("by t-SNE (perplexity {perplexity:.0}, initialized with principal components)")
         }
     };
-    format!("Each point is the last thought of one trajectory, placed by {place}.")
+    format!("Each point is the last thought of one trajectory, projected {place}.")
 }
 
 /// The labels of the two axes.
@@ -52,7 +52,7 @@ pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
         let single = runs.iter().all(|s| s.traits.model == model && s.traits.split == split);
         let which =
             if single { String::new() } else { format!("{}: ", pair_title(model, split, runs)) };
-        // One question may be both.
+        // The same question may be both.
         let questions = match easy.0 == hard.0 {
             true => vec![("", easy)],
             false => vec![("easy ", easy), ("hard ", hard)],
@@ -62,7 +62,7 @@ pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
             if series.is_empty() {
                 continue;
             }
-            let title = format!("{which}{word}question {id}, {:.0}% right", 100.0 * share);
+            let title = format!("{which}{word}question {id}, {:.0}% correct", 100.0 * share);
             let [x, y] =
                 axis_labels(embedding).map(|label| FigureAxis::new(label, AxisScale::Unlabelled));
             panels.push(Panel { title, x, y, series });
@@ -73,16 +73,17 @@ pub fn figure(runs: &[RunData]) -> Result<Option<Figure>, ReportError> {
     }
     Ok((!panels.is_empty()).then(|| Figure {
         name: "thoughts",
-        title: "Where the thoughts go: a map of one easy and one hard question".into(),
+        title: "Map of the thoughts of an easy and a hard question".into(),
         caption: format!("{} {CAPTION}", placements.join(" ")),
         panels,
     }))
 }
 
-/// By kind of sampler, then from weak to strong: the order of the legend.
+/// Sorts by kind of sampler, then from weak to strong, the order of the legend.
 fn sorted_by_sampler(mut runs: Vec<&RunData>) -> Vec<&RunData> {
     runs.sort_by(|a, b| {
-        let (a, b) = (&a.traits.sampler, &b.traits.sampler);
+        let a = &a.traits.sampler;
+        let b = &b.traits.sampler;
         a.kind()
             .cmp(b.kind())
             .then(a.strength().unwrap_or_default().total_cmp(&b.strength().unwrap_or_default()))
@@ -90,8 +91,8 @@ fn sorted_by_sampler(mut runs: Vec<&RunData>) -> Vec<&RunData> {
     runs
 }
 
-/// The ids of an easy and a hard question with their shares of correct trajectories: the largest
-/// and the smallest share from 5% to 95%, or of all questions if none is in that range.
+/// The ids of an easy and a hard question with their fractions of correct trajectories: the largest
+/// and the smallest fraction from 5% to 95%, or of all questions if none is in that range.
 fn easy_and_hard(runs: &[&RunData]) -> Option<((u32, f64), (u32, f64))> {
     let first = runs.first()?;
     let share = |id: u32| {
@@ -113,10 +114,10 @@ fn easy_and_hard(runs: &[&RunData]) -> Option<((u32, f64), (u32, f64))> {
     Some((*known.last()?, *known.first()?))
 }
 
-/// A point before the embedding is computed.
+/// A point, before its embedding is computed.
 #[derive(Clone, PartialEq)]
 struct PointInfo {
-    /// Its label in the legend: the strength of the sampler.
+    /// The label in the legend: the strength of the sampler.
     label: String,
     colour: Colour,
     symbol: Symbol,
@@ -124,7 +125,9 @@ struct PointInfo {
 }
 
 fn series(runs: &[&RunData], id: u32) -> Result<(Vec<Series>, Embedding), ReportError> {
-    let (mut values, mut points, mut width) = (Vec::new(), Vec::new(), None);
+    let mut values = Vec::new();
+    let mut points = Vec::new();
+    let mut width = None;
     let most = (MAX_POINTS / runs.len()).max(1);
     for run in runs {
         let seed = run.dir.manifest().seeds.first().copied().unwrap_or_default();
@@ -134,7 +137,7 @@ fn series(runs: &[&RunData], id: u32) -> Result<(Vec<Series>, Embedding), Report
             continue;
         };
         let Some(thoughts) = latents.read_sampled(seed, id)? else { continue };
-        // A run of another width belongs to another model of the same name.
+        // A run with another width belongs to another model of the same name.
         if *width.get_or_insert(thoughts.width) != thoughts.width {
             continue;
         }
@@ -187,8 +190,8 @@ fn point_info(runs: &[&RunData], run: &RunData, correct: bool, k: usize) -> Poin
     }
 }
 
-/// One unlabelled series per style, the unperturbed point on top, and labelled series without
-/// points for the legend, which explains colours and symbols separately.
+/// One unlabeled series per style, with the unperturbed point on top, and labeled series without
+/// points for the legend, which explains colors and symbols separately.
 fn into_series(positions: Vec<[f64; 2]>, points: Vec<PointInfo>) -> Vec<Series> {
     if points.is_empty() {
         return Vec::new();

@@ -1,9 +1,10 @@
-//! The data of the question browser, compactly encoded as JSON: distinct answers once, rewards and
-//! map positions as base64 bytes.
+//! The data of the question browser as compact JSON: distinct answers once, rewards and map
+//! positions as base64 bytes.
 //!
 //! A page of 1,319 questions by 64 trajectories must stay below 10 MB. Runs are added in the order
-//! of their coverage; one that does not fit loses its map, then the texts of all trajectories, then
-//! those of its answers, and finally is left out, which the page says.
+//! of their coverage. A run that does not fit is included without its map, then without the texts
+//! of all trajectories, then without the texts of answers. If it still does not fit, it is left out
+//! and the page says so.
 
 use std::io;
 
@@ -14,14 +15,14 @@ use crate::question_summary::{DistinctAnswer, QuestionSummary};
 use crate::run_data::RunData;
 use crate::tsne::pca;
 
-/// The size limit of the data of all runs together.
+/// Size limit of the data of all runs.
 const DATA_BUDGET_BYTES: usize = 8_000_000;
 
-/// What is included of a run.
+/// The data to include for a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DetailLevel {
     map: bool,
-    /// One text of every answer.
+    /// One text per distinct answer.
     texts: bool,
     /// The text of every trajectory.
     all_texts: bool,
@@ -50,8 +51,8 @@ fn encode_within(runs: &[RunData], budget: usize) -> Result<String, ReportError>
         .replace('<', "\\u003c"))
 }
 
-/// A run at the highest detail that fits. Maps are expensive to compute, so their size is estimated
-/// first: two bytes per thought, times 4/3 for base64.
+/// A run at the highest level of detail that fits. Maps are expensive to compute, so their size is
+/// estimated first: two bytes per thought, times 4/3 for base64.
 fn encode_fitting(run: &RunData, room: usize) -> Result<Option<String>, ReportError> {
     let plain = encode_run(run, ANSWER_TEXTS)?.to_string();
     if plain.len() > room {
@@ -139,9 +140,9 @@ fn encode_lens(lens: &[Vec<(String, f32)>]) -> Value {
     lens.iter().map(|tokens| tokens.iter().map(token).collect::<Value>()).collect()
 }
 
-/// Rewards of a question as one byte each in base64, and the rewards of bytes 0 and 255 (null
-/// without rewards). The range is per question: rewards are comparable within a question only, and
-/// one outlier would take the resolution of all others.
+/// The rewards of a question, quantized to one byte each, in base64; and the rewards of bytes 0 and
+/// 255 (null without rewards). The range is per question, because rewards are only comparable
+/// within a question and an outlier would reduce the resolution of all other questions.
 fn quantize<'a>(rewards: impl Iterator<Item = &'a f32> + Clone) -> (String, Value) {
     let (low, high) = rewards
         .clone()

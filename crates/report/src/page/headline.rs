@@ -1,4 +1,4 @@
-//! The top of a report: the main numbers as tiles, and a verdict in a few sentences.
+//! The top of a report: tiles with the main numbers, and a summary in a few sentences.
 
 use record::MetricName;
 
@@ -11,7 +11,7 @@ use crate::run_data::RunData;
 use crate::table::{count, gflop};
 use crate::write::BestRun;
 
-/// The rules that have a tile, if they were measured.
+/// The metrics with a tile, if they were measured.
 const TILES: [MetricName; 6] = [
     MetricName::Greedy,
     MetricName::MAJORITY,
@@ -21,7 +21,7 @@ const TILES: [MetricName; 6] = [
     MetricName::Coverage,
 ];
 
-/// Tiles, verdict, and which run they are about.
+/// Tiles, summary, and the run that they describe.
 pub fn html(runs: &[RunData], best_run: Option<&BestRun>) -> String {
     let best = runs.iter().reduce(|best, run| if run.is_better(best) { run } else { best });
     let Some(run) = best else { return String::new() };
@@ -37,20 +37,20 @@ pub fn html(runs: &[RunData], best_run: Option<&BestRun>) -> String {
     format!(
         "<div class=\"tiles\">\n{}</div>\n<p class=\"lead\">{}</p>\n{note}",
         tiles(run),
-        escape(&verdict(run))
+        escape(&summary(run))
     )
 }
 
-/// Which run has the largest coverage, where nothing decided before which is the best.
+/// Names the run with the largest coverage, if no best run was selected before.
 fn largest_coverage_sentence(runs: &[RunData], run: &RunData) -> String {
     let ties = runs
         .iter()
         .filter(|other| !std::ptr::eq(*other, run) && other.coverage() == run.coverage());
     let ties: Vec<&str> = ties.map(|other| other.label.as_str()).collect();
-    format!("The run with the largest coverage is {}{}.", run.label, as_large(&ties))
+    format!("The run with the largest coverage is {}{}.", run.label, tied_with(&ties))
 }
 
-/// Which run is the best, and which ones tie with it.
+/// Names the best run and the runs tied with it.
 fn best_run_sentence(runs: &[RunData], best_run: &BestRun) -> String {
     let label = |index: usize| runs.get(index).map_or("", |run| run.label.as_str());
     let metric = rules::display_name(best_run.metric);
@@ -59,33 +59,35 @@ fn best_run_sentence(runs: &[RunData], best_run: &BestRun) -> String {
         "The run with the largest {metric} of {} trajectories is {}{}.",
         best_run.k,
         label(best_run.index),
-        as_large(&ties)
+        tied_with(&ties)
     )
 }
 
-/// The runs that tie with the best one, in parentheses.
-fn as_large(ties: &[&str]) -> String {
+/// The runs tied with the best one, in parentheses.
+fn tied_with(ties: &[&str]) -> String {
     match ties {
         [] => String::new(),
-        ties => format!(" (as large: {}; majority decides)", ties.join("; ")),
+        ties => format!(" (tied with {}; ties are broken by majority)", ties.join("; ")),
     }
 }
 
-/// Whether voting helps, and how far it is from what any rule could reach.
-fn verdict(run: &RunData) -> String {
+/// Whether voting helps, and the upper bound for all rules.
+fn summary(run: &RunData) -> String {
     let n = run.traits.n;
     let questions = count(run.results.questions, "question");
     let share = |name| last(run, name).map(|interval| percent(interval.value));
     let mut text = match (share(MetricName::MAJORITY), share(MetricName::Greedy)) {
         (Some(majority), Some(_)) if n > 1 => format!(
-            "Majority voting over {} answers {majority} of {questions}{}",
+            "Majority voting over {} answers {majority} of {questions} correctly{}",
             count(n, "trajectory"),
             difference_to_greedy(run, MetricName::MAJORITY)
         ),
-        (_, Some(greedy)) => format!("One unperturbed trajectory answers {greedy} of {questions}."),
+        (_, Some(greedy)) => {
+            format!("Greedy decoding answers {greedy} of {questions} correctly.")
+        }
         (Some(majority), None) => {
             format!(
-                "Majority voting over {} answers {majority} of {questions}.",
+                "Majority voting over {} answers {majority} of {questions} correctly.",
                 count(n, "trajectory")
             )
         }
@@ -101,13 +103,13 @@ fn verdict(run: &RunData) -> String {
     }
     if let Some(coverage) = share(MetricName::Coverage).filter(|_| n > 1) {
         text.push_str(&format!(
-            " At least one trajectory is right for {coverage}, the limit of every rule."
+            " For {coverage}, at least one trajectory is correct: an upper bound for every rule."
         ));
     }
     text
 }
 
-/// The paired difference of a rule to the greedy run as the end of a sentence.
+/// The paired difference of a rule from greedy decoding, as the end of a sentence.
 fn difference_to_greedy(run: &RunData, name: MetricName) -> String {
     let Some(Interval { value, low, high }) = paired_to_greedy(run, name) else {
         return ".".into();
@@ -119,7 +121,7 @@ fn difference_to_greedy(run: &RunData, name: MetricName) -> String {
         (true, _) => format!(", {distance} more than greedy decoding ({interval})."),
         (_, true) => format!(", {distance} fewer than greedy decoding ({interval})."),
         _ => format!(
-            "; the difference to greedy decoding, {}, is within noise ({interval}).",
+            "; the difference from greedy decoding, {} points, is within noise ({interval}).",
             points(value)
         ),
     }
@@ -150,14 +152,14 @@ fn accuracy_tile(run: &RunData, name: MetricName) -> Option<String> {
     let Interval { value, low, high } = last(run, name)?;
     let mut below = format!("CI {:.1}–{:.1}", 100.0 * low, 100.0 * high);
     if let Some(difference) = paired_to_greedy(run, name).filter(|_| name != MetricName::Greedy) {
-        below.push_str(&format!("\n{:+.1} to greedy", 100.0 * difference.value));
+        below.push_str(&format!("\n{:+.1} vs. greedy", 100.0 * difference.value));
     }
     let tile = tile(&rules::display_name(name), &percent(value), &below);
-    let tip = " data-tip=\"with the 95% interval over questions\"";
+    let tip = " data-tip=\"with the 95% confidence interval over questions\"";
     Some(tile.replacen("class=\"tile\"", &format!("class=\"tile\"{tip}"), 1))
 }
 
-/// A big number with its label; `question.js` makes the same of the server's answers.
+/// A large number with its label; the same HTML as `tile` in `question.js`.
 pub fn tile(label: &str, value: &str, below: &str) -> String {
     format!(
         "<div class=\"tile\"><span class=\"label\">{}</span><span class=\"value\">{}</span>\

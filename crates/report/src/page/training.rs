@@ -1,4 +1,4 @@
-//! The page of trainings: lead, summary, figures, settings.
+//! The page of trainings: summary sentences, table, figures, settings.
 
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ pub fn html(trainings: &[TrainingData], figures: &[Figure]) -> String {
     document(&title, &body, "")
 }
 
-/// The main numbers of a single training; several are in the table.
+/// Tiles with the main numbers of a single training; several trainings are in the table.
 fn tiles(trainings: &[TrainingData]) -> String {
     let [training] = trainings else { return String::new() };
     let mut tiles = headline::tile("steps", &training.steps.len().to_string(), "");
@@ -44,7 +44,7 @@ fn tiles(trainings: &[TrainingData]) -> String {
     format!("<div class=\"tiles\">\n{tiles}</div>\n")
 }
 
-/// A training in two sentences.
+/// A summary of a training in a few sentences.
 fn lead(training: &TrainingData, count: usize) -> String {
     let which = if count > 1 { format!("{}: ", training.label) } else { String::new() };
     let mut text = format!("{which}{} steps. ", training.steps.len());
@@ -59,17 +59,17 @@ fn lead(training: &TrainingData, count: usize) -> String {
         text.push_str(&format!("The mean reward went from {first:.3} to {last:.3}. "));
     }
     if let (Some(kept), Some(last)) = (training.kept(), training.evals.last()) {
-        text.push_str(&format!("The model after {} steps is kept", kept.step));
+        text.push_str(&format!("The kept model is from step {}", kept.step));
         text.push_str(&match score_interval(kept) {
             Some(_) if kept.step == last.step => {
-                format!(": it answers {} of held-out problems.", percent(kept.score))
+                format!(": it answers {} of held-out problems correctly.", percent(kept.score))
             }
             Some(_) => format!(
-                ": it answers {} of held-out problems, the last one {}.",
+                ": it answers {} of held-out problems correctly, the last model {}.",
                 percent(kept.score),
                 percent(last.score)
             ),
-            None => format!(", with a held-out score of {:.4}.", kept.score),
+            None => format!("; its held-out score is {:.4}.", kept.score),
         });
     }
     format!("<p class=\"lead\">{}</p>\n", escape(text.trim()))
@@ -79,11 +79,11 @@ fn summary(trainings: &[TrainingData]) -> String {
     let rows: String = trainings.iter().map(summary_row).collect();
     format!(
         "<section id=\"summary\">\n<h2>Trainings</h2>\n<div class=\"wide\"><table class=\"sortable\">\n\
-         <thead><tr><th>training</th><th>steps</th><th>last loss</th><th>held-out, kept</th>\
-         <th>kept after</th><th>held-out, last</th><th>steps/s</th><th>examples/s</th>\
+         <thead><tr><th>training</th><th>steps</th><th>last loss</th><th>held-out, kept model</th>\
+         <th>kept at step</th><th>held-out, last model</th><th>steps/s</th><th>examples/s</th>\
          <th>tokens/s</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n\
          <p class=\"caption\">The last loss is a moving average over 2% of the steps. Held-out \
-         accuracy in %, below it the 95% interval (Wilson). Rates exclude evaluations.</p>\n\
+         accuracy in % with its 95% confidence interval (Wilson). Rates exclude evaluations.</p>\n\
          </section>\n"
     )
 }
@@ -126,7 +126,7 @@ fn summary_row(training: &TrainingData) -> String {
     )
 }
 
-/// The settings in which trainings differ; nothing for a single one.
+/// A table of the settings in which trainings differ; empty for a single training.
 fn differences(trainings: &[TrainingData]) -> String {
     let mut names: Vec<&String> = Vec::new();
     for name in trainings.iter().filter_map(|t| t.settings.as_object()).flat_map(|s| s.keys()) {

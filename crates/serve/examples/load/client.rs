@@ -1,4 +1,4 @@
-//! A client of the simplest kind: requests over one connection that is kept open.
+//! A minimal client: requests over one persistent connection.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -34,7 +34,7 @@ impl Client {
         self.stream.get_mut().write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
     }
 
-    /// `None` where the connection was closed before a response.
+    /// `None` if the connection was closed before a response.
     pub fn read(&mut self) -> Option<Answered> {
         let mut line = String::new();
         self.stream.read_line(&mut line).ok()?;
@@ -55,7 +55,7 @@ impl Client {
         Some(Answered { status, retry_after, body: String::from_utf8(body).ok()? })
     }
 
-    /// Waits for a few bytes of a stream.
+    /// Waits for the first bytes of a stream.
     pub fn read_some(&mut self) {
         self.stream.fill_buf().unwrap();
     }

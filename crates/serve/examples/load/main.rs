@@ -1,4 +1,4 @@
-//! The server under load, over loopback.
+//! Load tests of the server on the loopback interface.
 //!
 //! ```text
 //! cargo run --release -p latent-tts-serve --example load -- proof
@@ -7,10 +7,11 @@
 //! load clients --url http://127.0.0.1:8000 --clients 64 --samples 64
 //! ```
 //!
-//! `proof` starts a server on the embedded models in this process and compares every answer with
-//! the engine's own; it ends with exit code 1 where one differs or a request is lost. `latency` and
-//! `clients` measure any model: how long one question takes, and how many trajectories a second
-//! many clients get. Their questions are synthetic and have as many tokens as `bench`'s.
+//! `proof` starts a server with the embedded models in this process and compares every answer with
+//! that of the engine; it exits with status 1 if an answer differs or a request is lost. `latency`
+//! and `clients` measure any model: the time of a single question, and the number of trajectories
+//! per second for many clients. Their questions are synthetic, with as many tokens as those of
+//! `bench`.
 
 #![expect(clippy::unwrap_used, reason = "what fails to run fails the measurement")]
 
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
-/// The server under load
+/// Load tests of the server
 #[derive(Parser)]
 struct LoadCli {
     #[command(subcommand)]
@@ -32,36 +33,37 @@ struct LoadCli {
 
 #[derive(Subcommand)]
 enum LoadCommand {
-    /// Throughput beside the engine's, overload, disconnects and a drain, on the embedded models
+    /// Compare throughput with the engine, and test overload, disconnects and draining, on the
+    /// embedded models
     Proof(proof::ProofArgs),
-    /// One question at a time: the engine's own time and the server's, interleaved
+    /// Measure one question at a time on the engine and the server, interleaved
     Latency(speed::LatencyArgs),
-    /// Many clients at once: trajectories a second
+    /// Measure trajectories per second for many concurrent clients
     Clients(speed::ClientsArgs),
 }
 
-/// Which server, and what it is asked.
+/// The server to test, and the requests to send.
 #[derive(Args, Clone)]
 struct ServerArgs {
-    /// A server that runs already; without, one is started in this process
+    /// The URL of a running server; by default one is started in this process
     #[arg(long)]
     url: Option<String>,
-    /// The model of a server that is started here
+    /// The model of a server started in this process
     #[arg(long, default_value = "embedded")]
     model: String,
-    /// On the first GPU, and not on the processor
+    /// Use the first GPU instead of the CPU
     #[arg(long)]
     cuda: bool,
-    /// Words of a question; its prompt has two or three tokens more
+    /// Number of words per question; its prompt has two or three more tokens
     #[arg(long, default_value_t = 70)]
     words: usize,
-    /// Thoughts of a trajectory
+    /// Number of thoughts per trajectory
     #[arg(long, default_value_t = 6)]
     thoughts: usize,
-    /// Answer tokens of a trajectory
+    /// Number of answer tokens per trajectory
     #[arg(long, default_value_t = 6)]
     answer: usize,
-    /// The share of dropout
+    /// The dropout probability
     #[arg(long, default_value_t = 0.2)]
     p: f32,
 }

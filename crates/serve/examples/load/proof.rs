@@ -1,6 +1,6 @@
-//! What a server owes its clients under load, on the embedded models: throughput, right answers at
-//! ten times what it can do, no row left behind by clients that go, no accepted request lost by a
-//! drain.
+//! Tests of the server under load, with the embedded models: throughput, correct answers at ten
+//! times its capacity, no sequences left behind by disconnected clients, and no accepted request
+//! lost by draining.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,16 +25,16 @@ const MODEL: &str = "embedded";
 
 #[derive(Args)]
 pub struct ProofArgs {
-    /// Questions of the embedded validation set
+    /// Number of questions of the embedded validation set
     #[arg(long, default_value_t = 200)]
     questions: usize,
-    /// Trajectories of a question
+    /// Number of trajectories per question
     #[arg(long, default_value_t = 16)]
     samples: usize,
-    /// Clients at once
+    /// Number of concurrent clients
     #[arg(long, default_value_t = 64)]
     clients: usize,
-    /// How often throughput is measured, the engine and the server in turn
+    /// Number of throughput measurements, alternating between engine and server
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
@@ -51,7 +51,7 @@ pub fn run(args: &ProofArgs) -> ExitCode {
     ExitCode::from(u8::from(wrong > 0))
 }
 
-/// The same work by one run of the engine, as `eval` does it, by its scheduler, by many clients.
+/// The same work in one run of the engine (like `eval`), with its scheduler, and by many clients.
 fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Reply]) -> usize {
     let (questions, samples) = (load.questions.len(), load.samples);
     println!("throughput: {questions} questions x {samples}, {} clients", args.clients);
@@ -94,7 +94,7 @@ fn overload(load: &Load, args: &ProofArgs, expected: &[Reply]) -> usize {
     load.count_wrong(&asked, expected)
 }
 
-/// Clients that go in mid-stream.
+/// Clients that disconnect in the middle of a stream.
 fn disconnects(load: &Load, server: SocketAddr) {
     for i in 0..100 {
         let mut client = Client::connect(server);
@@ -112,7 +112,7 @@ fn disconnects(load: &Load, server: SocketAddr) {
     assert_eq!(usage, 0.0);
 }
 
-/// A drain in the middle of the work: what was accepted is answered.
+/// Draining in the middle of the work: accepted requests are answered.
 fn drain(load: &Load, server: Running, expected: &[Reply]) -> usize {
     let address = server.address;
     let mut clients: Vec<(usize, Client)> = Vec::new();
@@ -147,12 +147,12 @@ fn drain(load: &Load, server: Running, expected: &[Reply]) -> usize {
     load.count_wrong(&asked, expected)
 }
 
-/// What some work took.
+/// The cost of some work.
 #[derive(Clone, Copy)]
 struct WorkTime {
     seconds: f64,
-    /// Processor time of this process, clients included: what other processes on the machine take
-    /// is not in it. 0 where the system does not tell.
+    /// CPU time of this process including clients, which is independent of other processes on the
+    /// machine. 0 if the system does not report it.
     cpu: f64,
 }
 
@@ -164,7 +164,7 @@ impl WorkTime {
         (Self { seconds, cpu }, done)
     }
 
-    /// The throughput as a share of another's.
+    /// The throughput relative to another one.
     fn beside(self, other: Self) -> String {
         let [time, cpu] = [other.seconds / self.seconds, other.cpu / self.cpu];
         format!("{:.0}% of the engine by time, {:.0}% by processor time", 100.0 * time, 100.0 * cpu)
@@ -177,10 +177,10 @@ impl fmt::Display for WorkTime {
     }
 }
 
-/// Processor time of this process, in user and system mode.
+/// CPU time of this process in user and system mode.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name in parentheses may hold spaces; times are in hundredths of a second.
+    // The name in parentheses may contain spaces; times are in hundredths of a second.
     let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
     fields.take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
@@ -191,7 +191,7 @@ struct Load {
     samples: usize,
 }
 
-/// A question that was asked.
+/// A question that was sent.
 struct QuestionResult {
     question: usize,
     answered: Answered,
@@ -215,7 +215,7 @@ impl Load {
         self.questions.iter().map(request).collect()
     }
 
-    /// All questions submitted at once.
+    /// Submits all questions at once.
     fn run_scheduler(&self) {
         let scheduler = Scheduler::start(self.engine.clone(), self.questions.len() * self.samples);
         let (sender, receiver) = channel();
@@ -232,7 +232,7 @@ impl Load {
         assert_eq!(receiver.into_iter().count(), self.questions.len());
     }
 
-    /// All questions in one run, as `eval` does it.
+    /// Runs all questions in one batch, like `eval`.
     fn run_engine(&self) -> Vec<Reply> {
         let requests = self.requests();
         let mut replies = Vec::new();
@@ -252,7 +252,7 @@ impl Load {
         })
     }
 
-    /// All questions so many times, by so many clients at once.
+    /// Sends all questions `times` times, with `clients` concurrent clients.
     fn ask_all(&self, address: SocketAddr, clients: usize, times: usize) -> Vec<QuestionResult> {
         let count = self.questions.len();
         let queue: Mutex<VecDeque<usize>> =
@@ -285,7 +285,7 @@ impl Load {
     }
 }
 
-/// Resident memory of this process, clients included; 0 where the system does not tell.
+/// Resident memory of this process including clients; 0 if the system does not report it.
 fn resident_mib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

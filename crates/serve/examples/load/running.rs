@@ -36,7 +36,7 @@ impl Running {
         Self { address: receiver.recv().unwrap(), stop, thread }
     }
 
-    /// What SIGTERM does; returns the thread that ends with the server.
+    /// Simulates SIGTERM; returns the thread that ends with the server.
     pub fn stop(self) -> JoinHandle<()> {
         drop(self.stop);
         self.thread

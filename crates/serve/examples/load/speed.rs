@@ -1,4 +1,4 @@
-//! How long one question takes, and how many trajectories a second many clients get.
+//! Measures the time of a single question, and the trajectories per second for many clients.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::ServerArgs;
 use crate::client::Client;
 use crate::running::Running;
 
-/// One token each in GPT-2's vocabulary, with the space before it.
+/// Words with one token each in GPT-2's vocabulary, including the preceding space.
 const WORDS: [&str; 16] = [
     " the", " box", " three", " pens", " gives", " away", " five", " many", " each", " more",
     " has", " four", " books", " school", " week", " days",
@@ -25,10 +25,10 @@ const WORDS: [&str; 16] = [
 pub struct LatencyArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// Trajectories of the question
+    /// Number of trajectories of the question
     #[arg(long, default_value_t = 32)]
     samples: usize,
-    /// Times that it is asked
+    /// Number of repetitions
     #[arg(long, default_value_t = 50)]
     repeat: usize,
 }
@@ -37,22 +37,22 @@ pub struct LatencyArgs {
 pub struct ClientsArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// Trajectories of a question
+    /// Number of trajectories per question
     #[arg(long, default_value_t = 64)]
     samples: usize,
-    /// Clients at once, each with a connection of its own
+    /// Number of concurrent clients, each with its own connection
     #[arg(long, default_value_t = 64)]
     clients: usize,
-    /// Questions of a client in one measurement
+    /// Number of questions per client in one measurement
     #[arg(long, default_value_t = 20)]
     requests: usize,
-    /// Measurements
+    /// Number of measurements
     #[arg(long, default_value_t = 3)]
     repeat: usize,
 }
 
 impl ServerArgs {
-    /// Words in an order that no other number has.
+    /// Words in an order that is unique to the number.
     fn question(&self, number: usize) -> String {
         let mut state = number as u64;
         let mut word = || {
@@ -74,7 +74,7 @@ impl ServerArgs {
         })
     }
 
-    /// The engine of a server that is started here.
+    /// The engine of a server started in this process.
     fn engine(&self) -> Engine {
         let kind = if self.cuda { DeviceKind::Cuda(0) } else { DeviceKind::Cpu };
         let device = DeviceOptions { kind, ..DeviceOptions::default() }.open().unwrap();
@@ -85,7 +85,7 @@ impl ServerArgs {
     }
 
     fn start(&self, engine: &Engine) -> Running {
-        // More may wait than the clients of any measurement ask for at once.
+        // The queue fits all clients of every measurement.
         let options = ServeOptions { max_waiting_rows: 1 << 20, ..ServeOptions::default() };
         Running::start(engine, &self.model, options)
     }
@@ -96,7 +96,7 @@ impl ServerArgs {
         Some(url.trim_start_matches("http://").trim_end_matches('/').parse().unwrap())
     }
 
-    /// What the server makes of [`Self::body`].
+    /// The request parameters that the server derives from [`Self::body`].
     fn request(&self, engine: &Engine, number: usize, samples: usize) -> Request {
         let sites = engine.reasoner().method.sites;
         let p = Probability::new(self.p).unwrap();
@@ -113,7 +113,7 @@ impl ServerArgs {
     }
 }
 
-/// The engine and the server take turns, so that both see the same machine.
+/// The engine and the server alternate, so that both run under the same conditions.
 pub fn latency(args: &LatencyArgs) {
     let LatencyArgs { server, samples, repeat } = args;
     let engine = server.url.is_none().then(|| server.engine());
@@ -149,7 +149,7 @@ pub fn latency(args: &LatencyArgs) {
     }
 }
 
-/// Of several times, in milliseconds.
+/// Statistics of several times, in milliseconds.
 #[derive(Default)]
 struct Times {
     best: f64,

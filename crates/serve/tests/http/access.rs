@@ -1,4 +1,4 @@
-//! Who may use the server: keys, open metrics, and pages of other origins.
+//! Access control: keys, open metrics, and pages of other origins.
 
 use latent_tts_serve::ServeOptions;
 

@@ -1,4 +1,4 @@
-//! Scores of given answers, structured answers, budgets as targets, and the API's description.
+//! Scores of given answers, structured answers, budgets as targets, and the API description.
 
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ fn an_answer_has_the_requested_format() {
     let object = content(&ask(format));
     assert_eq!(object["answer"].as_f64(), Some(answer));
     assert_eq!(content(&ask(json!({ "type": "number" }))).as_f64(), Some(answer));
-    // A choice that only a minority gives: the vote is over the accepted answers.
+    // A choice that only a minority gives: the vote only counts accepted answers.
     let votes = solved.votes();
     let minority = votes.iter().min_by_key(|vote| vote.votes).unwrap();
     assert!(votes.len() > 1, "the question is not answered in unison");
@@ -123,7 +123,7 @@ fn a_target_chooses_the_number_of_trajectories() {
 #[test]
 fn at_the_deadline_the_complete_trajectories_vote() {
     let server = TestServer::start();
-    // Not certain before the end, and far more than a millisecond's work.
+    // Not certain before the end, and much more work than fits in a millisecond.
     let latent = json!({ "samples": 512, "deadline_ms": 1, "seed": 0, "p": 0.6,
         "return": ["votes", "trajectories"] });
     let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();

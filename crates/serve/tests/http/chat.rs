@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`, whole and streamed.
+//! `/v1/chat/completions`, with and without streaming.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn a_plain_chat_is_the_clean_run() {
 }
 
 #[test]
-fn a_vote_is_what_solve_says_for_the_seed() {
+fn a_vote_equals_that_of_solve_for_the_seed() {
     let server = TestServer::start();
     for (samples, seed) in [(1, 7), (16, 0), (16, 12345)] {
         let latent = json!({ "samples": samples, "seed": seed,
@@ -198,7 +198,7 @@ fn stop_sequences_cut_the_text() {
 }
 
 #[test]
-fn a_stream_tells_trajectories_then_the_answer() {
+fn a_stream_sends_trajectories_then_the_answer() {
     let server = TestServer::start();
     let latent = json!({ "samples": 16, "seed": 9 });
     let more = json!({ "stream": true, "stream_options": { "include_usage": true },
@@ -228,7 +228,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
         }
     }
     numbers.sort_unstable();
-    assert_eq!(numbers, (0..16).collect::<Vec<u64>>(), "each trajectory is told once");
+    assert_eq!(numbers, (0..16).collect::<Vec<u64>>(), "one event per trajectory");
     let text: String = chunks
         .iter()
         .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
@@ -248,7 +248,7 @@ fn a_stream_tells_trajectories_then_the_answer() {
     });
 }
 
-/// The texts of a stream's pieces, by choice.
+/// The concatenated texts of a stream, by choice.
 fn streamed_texts(server: &TestServer, body: &Value, choices: usize) -> Vec<Vec<String>> {
     let events = server.post(CHAT, body).events();
     let mut texts = vec![Vec::new(); choices];
@@ -286,7 +286,7 @@ fn answers_that_no_vote_chooses_stream_token_by_token() {
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused_by_name() {
+fn unsupported_values_are_rejected_by_name() {
     let server = TestServer::of(
         engine_without_rewards(),
         latent_tts_serve::ServeOptions { max_samples: 100, ..Default::default() },
@@ -346,7 +346,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     assert_eq!(server.send("POST", CHAT, &[], "{").refused_field(), "");
     let other = server.post(CHAT, &chat(QUESTION, json!({ "model": "gpt-5" })));
     assert_eq!((other.status, &other.json()["error"]["param"]), (404, &json!("model")));
-    // Unknown fields are accepted, and null is absence.
+    // Unknown fields are accepted, and null means absent.
     let more = json!({ "user": "me", "store": true, "n": null, "latent": null, "tools": [] });
     server.post(CHAT, &chat(QUESTION, more)).ok();
 }

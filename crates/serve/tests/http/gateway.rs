@@ -1,4 +1,4 @@
-//! The gateway: our own server as upstream, and one that fails as it is told.
+//! The gateway, with our own server as upstream and with a scripted one that fails.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,11 +14,11 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// What the scripted upstream does with the call of this number and body.
+/// How the scripted upstream responds to a call, by number and body.
 type ReactionScript = dyn Fn(usize, &Value) -> Reaction + Send + Sync;
 
 enum Reaction {
-    /// 200 with this text as content.
+    /// Status 200 with this text as content.
     Text(String),
     /// Another status with these headers.
     Status(u16, &'static str),
@@ -32,11 +32,11 @@ enum Reaction {
     Garbage,
 }
 
-/// An upstream that does what it is told.
+/// A scripted upstream.
 struct ScriptedUpstream {
     url: String,
     calls: Arc<AtomicUsize>,
-    /// Most calls at a time.
+    /// The maximum number of concurrent calls observed.
     peak: Arc<AtomicUsize>,
     bodies: Arc<Mutex<Vec<Value>>>,
     stop: Arc<AtomicBool>,
@@ -132,7 +132,7 @@ fn react(mut stream: TcpStream, reaction: Reaction) {
              {headers}content-length: {length}\r\n\r\n"
         )
     };
-    // A gateway that has gone is no failure of the upstream.
+    // A disconnected gateway is not a failure of the upstream.
     let _ = match reaction {
         Reaction::Text(text) => {
             let body = completion(&text);
@@ -251,7 +251,7 @@ fn our_own_server_can_be_the_upstream() {
     }
     let models = gateway.get("/v1/models").ok();
     assert_eq!(models["data"][0]["id"], "embedded");
-    // Under load: more requests than the upstream takes at a time, each with its own answer.
+    // Under load: more requests than the upstream accepts at a time, each with its own answer.
     let expected = reply["choices"][0]["latent"].clone();
     std::thread::scope(|scope| {
         for _ in 0..6 {
@@ -288,7 +288,7 @@ fn transient_errors_are_retried_as_the_upstream_asks() {
 }
 
 #[test]
-fn what_fails_does_not_vote_and_is_told() {
+fn failed_completions_do_not_vote_and_are_reported() {
     let upstream = ScriptedUpstream::start(|_, body| match seed(body) {
         0 => Reaction::Status(500, ""),
         1 => Reaction::Close,
@@ -300,7 +300,7 @@ fn what_fails_does_not_vote_and_is_told() {
     assert_eq!((&latent["samples"], &latent["failed"]), (&json!(3), &json!(2)));
     assert_eq!(latent["answer"], "7");
     let note = latent["notes"][0].as_str().unwrap();
-    assert!(note.starts_with("2 of 5 completions failed and did not vote; the last: "), "{note}");
+    assert!(note.starts_with("2 of 5 completions failed and did not vote; last error: "), "{note}");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn an_upstream_that_only_fails_is_an_error() {
             assert!(response.header("retry-after").is_some());
         }
     }
-    // Nobody listens there.
+    // No server listens on this address.
     let gateway = TestServer::of_models(Vec::new(), gateway_options("http://127.0.0.1:1/v1"));
     assert_eq!(ask(&gateway, json!({ "samples": 2 })).status, 502);
 }
@@ -346,7 +346,7 @@ fn slow_upstreams_are_cut_and_the_rest_votes() {
     let latent = &reply["choices"][0]["latent"];
     assert_eq!((&latent["samples"], &latent["answer"]), (&json!(2), &json!("7")));
     assert_eq!(latent["stopped"], json!({ "requested": 4, "reason": "deadline" }));
-    // With nothing to vote on, the deadline is an error.
+    // If there is nothing to vote on, the deadline is an error.
     let none = ScriptedUpstream::start(|_, _| Reaction::Hang(Duration::from_secs(5)));
     let gateway = TestServer::of_models(Vec::new(), none.options());
     let response = ask(&gateway, json!({ "samples": 2, "timeout": 0.5 }));
@@ -359,7 +359,7 @@ fn a_target_stops_asking_when_the_vote_is_decided() {
     let gateway = gateway(&upstream);
     let reply = ask(&gateway, json!({ "samples": 32, "target_confidence": 0.9 })).ok();
     let latent = &reply["choices"][0]["latent"];
-    assert_eq!(latent["samples"], 4, "four of one mind are 97% sure");
+    assert_eq!(latent["samples"], 4, "four equal answers give a confidence of 97%");
     assert_eq!(latent["stopped"]["reason"], "confident");
     assert!(latent["confidence"].as_f64().unwrap() > 0.9);
     assert_eq!(upstream.calls(), 4);
@@ -369,7 +369,7 @@ fn a_target_stops_asking_when_the_vote_is_decided() {
 }
 
 #[test]
-fn a_stream_tells_of_each_completion() {
+fn a_stream_reports_each_completion() {
     let upstream = ScriptedUpstream::start(|_, body| text(&format!("{}", 7 + seed(body) / 3)));
     let gateway = gateway(&upstream);
     let body = chat(
@@ -415,7 +415,7 @@ fn the_queue_of_a_gateway_has_a_bound_and_clients_that_go_leave_it() {
 }
 
 #[test]
-fn what_a_gateway_cannot_do_is_refused_by_name() {
+fn unsupported_fields_of_a_gateway_are_rejected_by_name() {
     let upstream = ScriptedUpstream::start(|_, _| text("7"));
     let gateway = gateway(&upstream);
     for (more, field) in [
@@ -431,7 +431,7 @@ fn what_a_gateway_cannot_do_is_refused_by_name() {
     }
     assert_eq!(gateway.post(CHAT, &json!({ "model": "m" })).refused_field(), "messages");
     assert_eq!(gateway.post("/v1/completions", &json!({ "prompt": "a" })).status, 404);
-    assert_eq!(upstream.calls(), 0, "nothing was asked");
+    assert_eq!(upstream.calls(), 0, "no upstream call was made");
     let rule = latent_tts::Rule::LIKELIHOOD.name();
     let latent = json!({ "samples": 2, "rule": rule, "return": ["trajectories"] });
     let latent = ask(&gateway, latent).ok()["choices"][0]["latent"].clone();

@@ -1,4 +1,4 @@
-//! What the server refuses, cuts and drains.
+//! Rejected requests, closed connections and draining.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,11 +11,11 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A head, and the beginning of the body it announces.
+/// A head, and the start of the body that it announces.
 const SLOW_HEAD: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\
                          content-type: application/json\r\ncontent-length: 10\r\n\r\n{";
 
-/// A request that runs for long: many trajectories.
+/// A long-running request with many trajectories.
 fn long(samples: usize, seed: u64) -> Value {
     chat(QUESTION, json!({ "latent": { "samples": samples, "seed": seed } }))
 }
@@ -36,8 +36,8 @@ fn a_deadline_ends_a_request() {
 }
 
 #[test]
-fn a_drain_ends_what_was_taken_and_refuses_the_rest() {
-    // Long enough for a machine that does other things.
+fn a_drain_finishes_accepted_requests_and_rejects_new_ones() {
+    // Long enough for a busy machine.
     let shutdown_timeout = Duration::from_secs(300);
     let mut server = TestServer::with(ServeOptions { shutdown_timeout, ..Default::default() });
     let streams: Vec<(u64, TcpStream)> = (0..6)
@@ -200,7 +200,7 @@ fn connections_are_bounded_and_wait() {
     assert!(texts.iter().all(|text| *text == texts[0]));
 }
 
-/// The answer to the head of a request whose body is never sent.
+/// The response to the head of a request whose body is never sent.
 fn announce(server: &TestServer, bytes: usize) -> String {
     let mut connection = TcpStream::connect(server.address).unwrap();
     let head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
@@ -211,7 +211,7 @@ fn announce(server: &TestServer, bytes: usize) -> String {
 }
 
 #[test]
-fn what_is_announced_too_large_is_refused_before_it_is_sent() {
+fn an_announced_oversized_body_is_rejected_before_it_is_sent() {
     let server = TestServer::with(ServeOptions {
         max_body_bytes: 1000,
         io_timeout: Duration::from_secs(60),
@@ -243,7 +243,8 @@ fn a_head_has_64_kib_at_most() {
 #[test]
 fn requests_beyond_the_memory_limit_are_refused() {
     let engine = engine().memory();
-    // Nothing is counted in a test's process: the key-value cache and what requests reserve.
+    // Allocations are not counted in a test process, only the key-value cache and the reservations
+    // of requests.
     let options = ServeOptions {
         max_memory: Some(engine + (64 << 20)),
         max_body_bytes: 16 << 20,

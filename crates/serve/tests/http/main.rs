@@ -1,6 +1,6 @@
-//! The server over loopback on the embedded model: what clients send, and what they are owed.
+//! The server on the loopback interface with the embedded model, from a client's point of view.
 //!
-//! Every answer is compared with what the engine says by itself for the same seed.
+//! Every answer is compared with that of the engine for the same seed.
 
 #![expect(clippy::unwrap_used, reason = "what fails to run fails the test")]
 

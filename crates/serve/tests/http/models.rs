@@ -1,5 +1,5 @@
 //! Several models in one process: loaded on demand, unloaded for others, reloaded; and rule and
-//! budget in a model's name.
+//! budget in a model name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::support::*;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Sources that count their loads; all are the embedded model.
+/// Model sources that count their loads; all are the embedded model.
 fn sources(names: &[&str], loads: &Arc<AtomicUsize>) -> Vec<ModelSource> {
     let source = |name: &&str| {
         let (loads, broken) = (Arc::clone(loads), name.starts_with("broken"));
@@ -62,7 +62,7 @@ fn models_are_loaded_on_demand_and_the_least_recently_used_is_unloaded() {
     let broken = ask(&server, "broken");
     assert_eq!(broken.status, 503, "{broken:?}");
     assert_eq!(broken.json()["error"]["code"], "model_not_loaded");
-    assert_eq!(ask(&server, "a").status, 200, "the server goes on");
+    assert_eq!(ask(&server, "a").status, 200, "the server keeps running");
     assert!(server.metric("models_loaded") >= 1.0);
 }
 
@@ -77,7 +77,7 @@ fn a_model_in_use_is_not_unloaded_for_another() {
     let server = TestServer::of_models(sources(&["a", "b"], &loads), options);
     let expected: Vec<Value> =
         ["a", "b"].map(|name| ask(&server, name).ok()["choices"].clone()).into();
-    // Both models at once, again and again, with memory for one: each answer is its own.
+    // Concurrent requests to both models, with memory for one: each gets the right model's answer.
     std::thread::scope(|scope| {
         for client in 0..4 {
             let (server, expected) = (&server, &expected);
@@ -130,7 +130,7 @@ fn a_reload_replaces_models_and_keys() {
     assert_eq!(send("beta", "GET", "/v1/models").status, 200);
     std::fs::write(&path, "").unwrap();
     assert_eq!(send("beta", "POST", "/admin/reload").status, 500);
-    assert_eq!(send("beta", "GET", "/v1/models").status, 200, "a broken file changes nothing");
+    assert_eq!(send("beta", "GET", "/v1/models").status, 200, "an invalid file changes nothing");
     assert_eq!(TestServer::start().send("POST", "/admin/reload", &[], "").status, 403);
 }
 
@@ -161,7 +161,7 @@ fn a_models_name_can_hold_rule_and_budget() {
 }
 
 #[test]
-fn the_version_is_told() {
+fn the_version_is_returned() {
     let version = TestServer::start().get("/version").ok();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
 }

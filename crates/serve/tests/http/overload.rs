@@ -1,5 +1,5 @@
-//! More than the server can do: every request is answered by 200 or 429, none is wrong, and nothing
-//! is left behind by clients that go.
+//! Overload: every request gets status 200 or 429, no answer is wrong, and disconnected clients
+//! leave nothing behind.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,9 +19,9 @@ fn body(question: &str, samples: usize, seed: u64) -> Value {
     chat(question, json!({ "latent": { "samples": samples, "seed": seed } }))
 }
 
-/// Ten times as many clients as have room, each with several requests.
+/// Ten times as many clients as fit, each with several requests.
 #[test]
-fn at_ten_times_what_it_can_do_every_request_is_answered_and_none_is_wrong() {
+fn at_ten_times_its_capacity_every_request_is_answered_correctly() {
     let (room, each) = (6, 4);
     let limit = room * SAMPLES;
     let options =
@@ -85,8 +85,8 @@ fn at_ten_times_what_it_can_do_every_request_is_answered_and_none_is_wrong() {
 fn a_hundred_clients_that_go_leave_no_row_behind() {
     const CLIENTS: usize = 100;
     const ROWS: usize = 64;
-    // Room for all: rows of clients that have gone leave with the next pass, and where a pass is
-    // slow the queue would refuse the last clients.
+    // Room for all: sequences of disconnected clients leave the batch after the next step, and with
+    // slow steps the queue would reject the last clients.
     let options = ServeOptions { max_waiting_rows: CLIENTS * ROWS, ..ServeOptions::default() };
     let server = TestServer::with(options);
     for i in 0..CLIENTS {

@@ -1,4 +1,4 @@
-//! `/v1/responses`, whole and streamed: a chat in another shape.
+//! `/v1/responses`, with and without streaming: the same as a chat in another format.
 
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ fn input_is_a_text_or_messages_of_parts() {
 }
 
 #[test]
-fn what_a_response_cannot_be_is_refused_by_its_name() {
+fn unsupported_fields_are_rejected_by_name() {
     let server = TestServer::start();
     for (more, field) in [
         (json!({}), "input"),
@@ -103,7 +103,7 @@ fn a_stream_has_the_typed_events_in_their_order() {
     ];
     assert_eq!(kinds, expected);
     let told = events.iter().filter(|event| event["latent"]["trajectory"].is_object());
-    assert_eq!(told.count(), 8, "each trajectory is told as it finishes");
+    assert_eq!(told.count(), 8, "one event per finished trajectory");
     let whole = json!({ "input": QUESTION, "latent": latent });
     let whole = server.post(RESPONSES, &whole).ok();
     let last = &events.last().unwrap()["response"];

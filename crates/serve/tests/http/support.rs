@@ -1,4 +1,4 @@
-//! A server on a free port of the loopback interface, and a client of the simplest kind.
+//! A server on a free port of the loopback interface, and a minimal client.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use latent_tts_serve::{LoadedModel, ModelSource, ServeError, ServeOptions, Serve
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-/// A question in the embedded model's words.
+/// A question in the vocabulary of the embedded model.
 pub const QUESTION: &str = "Grace has 484 muffins. Fiona has a quarter as many muffins as Grace. \
                             How many muffins do they have together?";
 pub const SHORT: &str =
@@ -23,7 +23,7 @@ pub fn model() -> &'static Model {
     &MODEL
 }
 
-/// With the reward model, in little memory.
+/// An engine with the reward model and little memory.
 pub fn engine() -> Engine {
     model().engine().unwrap().with_memory(256 << 20)
 }
@@ -80,7 +80,7 @@ impl TestServer {
         Self { address, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// What SIGTERM does.
+    /// Simulates SIGTERM.
     pub fn shut_down(&mut self) {
         drop(self.stop.take());
     }
@@ -123,7 +123,7 @@ impl TestServer {
         stream
     }
 
-    /// The value of a metric without labels, or with these.
+    /// The value of a metric, without labels or with the given ones.
     pub fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").text;
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -139,9 +139,9 @@ impl TestServer {
         }
     }
 
-    /// Waits until no row is left in the batch, in the queue and in the cache.
+    /// Waits until no sequence is left in the batch, the queue and the cache.
     pub fn wait_until_empty(&self) {
-        self.wait_until("rows were left behind", |server| {
+        self.wait_until("sequences were left behind", |server| {
             ["num_rows_running", "num_rows_waiting", "num_requests_running", "kv_cache_usage_perc"]
                 .iter()
                 .all(|name| server.metric(name) == 0.0)
@@ -188,13 +188,13 @@ impl Response {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
-    /// The JSON of a request that succeeded.
+    /// The JSON of a successful response.
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{self:?}");
         self.json()
     }
 
-    /// The field that a refused request is told.
+    /// The field named in the error of a rejected request.
     pub fn refused_field(&self) -> String {
         assert_eq!(self.status, 400, "{self:?}");
         let error = &self.json()["error"];
@@ -246,7 +246,7 @@ pub fn chat(question: &str, more: Value) -> Value {
     body
 }
 
-/// What the engine says by itself.
+/// The engine's own answer.
 pub fn solve(question: &str, samples: usize, seed: u64) -> Reply {
     let samples = u32::try_from(samples).unwrap().try_into().unwrap();
     let options =
@@ -263,7 +263,7 @@ pub fn without_marker(text: &str) -> &str {
     text.trim_start_matches('#').trim()
 }
 
-/// The text that the vote chose.
+/// The text selected by the vote.
 pub fn chosen_text(reply: &Reply) -> &str {
     &reply.trajectories[reply.chosen.unwrap()].text
 }

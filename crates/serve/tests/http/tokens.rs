@@ -44,7 +44,7 @@ fn made_up_methods_share_one_metric() {
 }
 
 #[test]
-fn metrics_count_what_was_done() {
+fn metrics_count_requests_and_tokens() {
     let server = TestServer::start();
     let body = chat(SHORT, json!({ "latent": { "samples": 4 } }));
     let usage = server.post("/v1/chat/completions", &body).ok()["usage"].clone();

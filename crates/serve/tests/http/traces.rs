@@ -13,7 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// Takes spans.
+/// A collector of spans.
 struct SpanCollector {
     url: String,
     spans: Arc<Mutex<Vec<Value>>>,

@@ -1,4 +1,4 @@
-//! The page at `/`, what it asks for, and recorded runs. Chromium opens it in `.ci/browser`.
+//! The page at `/`, its requests, and recorded runs. `.ci/browser` tests the page in Chromium.
 
 use latent_tts::Lens;
 use latent_tts::record::{Manifest, RunDir, Sample, TrajectoryRecord};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::support::*;
 
 #[test]
-fn the_page_is_in_the_program_and_asks_nobody_else() {
+fn the_page_is_embedded_and_only_calls_this_server() {
     let options = ServeOptions { api_key: Some("secret".into()), ..Default::default() };
     let server = TestServer::with(options);
     let page = server.get("/");
@@ -23,7 +23,7 @@ fn the_page_is_in_the_program_and_asks_nobody_else() {
 }
 
 #[test]
-fn a_model_says_what_latent_may_be() {
+fn a_model_describes_the_latent_options() {
     let server = TestServer::start();
     let latent = server.get("/v1/models").ok()["data"][0]["latent"].clone();
     assert_eq!((&latent["sampler"], &latent["dropout_p"]), (&json!("dropout"), &json!(0.1)));
@@ -79,7 +79,7 @@ fn thoughts_are_read_graded_and_mapped() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_refused_by_its_name() {
+fn invalid_views_are_rejected_by_name() {
     let server = TestServer::start();
     let refused = |latent: Value| ask(&server, latent).refused_field();
     assert_eq!(refused(json!({ "samples": 8, "lens": 21 })), "latent.lens");

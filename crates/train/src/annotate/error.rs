@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum AnnotationError {
     /// A file cannot be read.
-    #[error("cannot read {}; check that it is there and may be read", path.display())]
+    #[error("cannot read {}; check that it exists and is readable", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -22,7 +22,7 @@ pub enum AnnotationError {
 
     /// The directory already holds annotations.
     #[error(
-        "{} already holds annotations; resume them, overwrite them, or use another directory",
+        "{} already holds annotations; resume or overwrite them, or use another directory",
         dir.display()
     )]
     Exists {
@@ -32,7 +32,7 @@ pub enum AnnotationError {
 
     /// The directory has no index.
     #[error(
-        "{} holds no annotations: it has no index.json; name a directory that `annotate` wrote",
+        "{} holds no annotations: index.json is missing; pass a directory that `annotate` wrote",
         dir.display()
     )]
     NoIndex {
@@ -42,7 +42,7 @@ pub enum AnnotationError {
 
     /// The index cannot be parsed.
     #[error(
-        "{}: not an index of annotations: {why}; overwrite it with a new `annotate`",
+        "{}: not an annotation index: {why}; run `annotate` again and overwrite it",
         path.display()
     )]
     BadIndex {
@@ -54,23 +54,22 @@ pub enum AnnotationError {
 
     /// The index has another format version.
     #[error(
-        "{}: format version {found}, this program reads version {reads}; read it with the version \
-         that wrote it or run `annotate` again",
+        "{}: format version {found} is not supported (this program reads version {reads}); use \
+         the version that wrote it or run `annotate` again",
         path.display()
     )]
     Version {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// The version of the file.
         found: u64,
-        /// The version that is read.
+        /// The supported version.
         reads: u32,
     },
 
-    /// The stored annotations were begun with other settings.
+    /// The stored annotations were started with different settings.
     #[error(
-        "{}: it was begun with {} = {}, now it is {}; continue with what it was begun with, or use \
-         another directory",
+        "{}: started with {} = {}, now it is {}; use the original settings or another directory",
         path.display(),
         .by.field,
         .by.stored,
@@ -86,22 +85,22 @@ pub enum AnnotationError {
     /// Shards are missing.
     #[error(
         "{}: {missing} of {shards} shards are missing, the first is {first}; resume `annotate`, or \
-         copy the files that other machines made",
+         copy the shards written on other machines",
         dir.display()
     )]
     MissingShards {
         /// The directory.
         dir: PathBuf,
-        /// Expected shards.
+        /// Number of expected shards.
         shards: usize,
-        /// Missing shards.
+        /// Number of missing shards.
         missing: usize,
-        /// File name of the first missing one.
+        /// File name of the first missing shard.
         first: String,
     },
 
     /// A shard does not have the expected content.
-    #[error("{}: {why}; remove the file and resume `annotate`", path.display())]
+    #[error("{}: {why}; delete the file and resume `annotate`", path.display())]
     BadShard {
         /// The file.
         path: PathBuf,
@@ -109,19 +108,19 @@ pub enum AnnotationError {
         why: String,
     },
 
-    /// An annotated question does not have the shape that the index states.
+    /// An annotated question does not have the shape given in the index.
     #[error(
-        "question {id}: {found} {what} where the index says {wanted}; annotate with the settings \
-         of the index"
+        "question {id}: found {found} {what}, but the index says {wanted}; annotate with the \
+         settings of the index"
     )]
     ShapeMismatch {
         /// The question's id.
         id: u32,
-        /// What differs.
+        /// The quantity that differs, in the plural.
         what: &'static str,
-        /// Its value.
+        /// Its value in the question.
         found: usize,
-        /// The value of the index.
+        /// Its value in the index.
         wanted: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! `index.json`, and the directory that shards are written to.
+//! The annotation index, `index.json`, and the directory that shards are written to.
 
 use std::fs;
 use std::io;
@@ -16,16 +16,16 @@ use super::shard::AnnotationShard;
 /// The format version. Incremented when readers of the old format would misread the new one.
 const FORMAT: u32 = 1;
 const INDEX_FILE: &str = "index.json";
-/// Far above any model's: the bytes of a thought do not overflow.
+/// Limit on the hidden size, so that the size of a thought in bytes cannot overflow.
 const MAX_WIDTH: usize = 1 << 31;
 
 /// Storage format of thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ThoughtsDtype {
-    /// As the reasoner computed them.
+    /// Single precision, as computed by the reasoner.
     F32,
-    /// Rounded to 16 bits.
+    /// Rounded to bfloat16.
     Bf16,
 }
 
@@ -43,7 +43,7 @@ impl ThoughtsDtype {
 pub struct AnnotationIndex {
     /// Format version.
     pub version: u32,
-    /// Program and version. Another version may add shards.
+    /// Program and version that created the index. Other versions may add shards.
     pub program: String,
     /// Commit of the build, if known.
     pub commit: Option<String>,
@@ -51,7 +51,7 @@ pub struct AnnotationIndex {
     pub settings: Value,
     /// Digest of the reasoner and of the data.
     pub fingerprint: String,
-    /// Questions in total.
+    /// Total number of questions.
     pub questions: usize,
     /// Questions per shard.
     pub per_shard: usize,
@@ -67,7 +67,7 @@ impl AnnotationIndex {
     /// The format version that this program writes and reads.
     pub const VERSION: u32 = FORMAT;
 
-    /// Shards in total.
+    /// Total number of shards.
     pub fn shards(&self) -> usize {
         self.questions.div_ceil(self.per_shard.max(1))
     }
@@ -94,11 +94,11 @@ impl AnnotationIndex {
         };
         let bad = |why: String| AnnotationError::BadIndex { path: path.clone(), why };
         let value: Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
-        // Checked first: another version would otherwise be reported as a missing field.
+        // Checked first; otherwise another version would be reported as a missing field.
         let found = value
             .get("version")
             .and_then(Value::as_u64)
-            .ok_or_else(|| bad("it has no `version`".into()))?;
+            .ok_or_else(|| bad("`version` is missing".into()))?;
         if found != u64::from(FORMAT) {
             return Err(AnnotationError::Version { path, found, reads: FORMAT });
         }
@@ -113,15 +113,14 @@ impl AnnotationIndex {
         }
         match index.width <= MAX_WIDTH {
             true => Ok(index),
-            false => Err(bad(format!("`width` is {}, above {MAX_WIDTH}", index.width))),
+            false => Err(bad(format!("`width` is {}, the maximum is {MAX_WIDTH}", index.width))),
         }
     }
 
-    /// Checks that nothing differs that affects the content of shards.
+    /// Checks that all settings that affect the content of shards are equal.
     fn check_resumable(&self, requested: &Self, path: PathBuf) -> Result<(), AnnotationError> {
         let comparable = |index: &Self| {
-            let bad = |why| AnnotationError::BadIndex { path: path.clone(), why };
-            index.comparable().map_err(bad)
+            index.comparable().map_err(|why| AnnotationError::BadIndex { path: path.clone(), why })
         };
         match record::first_difference("index", &comparable(self)?, &comparable(requested)?) {
             Some(by) => Err(AnnotationError::SettingsDiffer { path, by }),
@@ -129,13 +128,13 @@ impl AnnotationIndex {
         }
     }
 
-    /// Everything that affects the content of shards.
+    /// The settings that affect the content of shards, as JSON.
     fn comparable(&self) -> Result<Value, String> {
         let index = Self { program: String::new(), commit: None, ..self.clone() };
         serde_json::to_value(index).map_err(|e| e.to_string())
     }
 
-    /// The digest of a shard: of what was annotated and how, of its number and of its content.
+    /// The digest of a shard: covers the index, the shard's number and its content.
     pub(super) fn shard_digest(
         &self,
         shard: usize,
@@ -144,7 +143,7 @@ impl AnnotationIndex {
     ) -> Result<String, String> {
         let mut checksum = Checksum::new();
         checksum.update(data);
-        // The order of the settings' keys is that of the program that wrote the index.
+        // Sorted, because the order of keys may differ between the programs that wrote the index.
         let mut parts: Vec<String> = Vec::new();
         flatten("", &self.comparable()?, &mut parts);
         parts.sort();
@@ -157,7 +156,7 @@ impl AnnotationIndex {
     }
 }
 
-/// The values below a JSON value, each with its path.
+/// Appends the leaves of a JSON value, each with its path.
 fn flatten(path: &str, value: &Value, parts: &mut Vec<String>) {
     match value {
         Value::Object(entries) => {
@@ -200,7 +199,7 @@ impl AnnotationStore {
     /// Replaces the annotations of a directory. Other files stay.
     pub fn overwrite(dir: &Path, index: &AnnotationIndex) -> Result<Self, AnnotationError> {
         let failed = |source| AnnotationError::Read { path: dir.into(), source };
-        // Nobody may be writing what is removed.
+        // Fails if another process is writing to the directory.
         drop(record::lock_dir(dir)?);
         if dir.exists() {
             for entry in fs::read_dir(dir).map_err(failed)? {
@@ -219,7 +218,7 @@ impl AnnotationStore {
         Ok(Self { dir: dir.into(), index: index.clone() })
     }
 
-    /// Locks the shards of part `part` of `of` for this process; the whole directory if there is
+    /// Locks the shards of part `part` of `of` for this process, or the whole directory if there is
     /// one part.
     pub fn claim(&self, part: usize, of: usize) -> Result<DirLock, AnnotationError> {
         Ok(match of {
@@ -228,7 +227,7 @@ impl AnnotationStore {
         })
     }
 
-    /// Checks that the shards that are there are whole, and of this annotation.
+    /// Checks that the existing shards are complete and belong to this index.
     fn check_shards(&self) -> Result<(), AnnotationError> {
         let on_file = (0..self.index.shards()).filter(|shard| self.path(*shard).exists());
         for shard in on_file {
@@ -237,8 +236,8 @@ impl AnnotationStore {
         Ok(())
     }
 
-    /// Missing shards of part `part` of `of`, counted from 0. Parts interleave, so that they are
-    /// equally large.
+    /// Missing shards of part `part` of `of`, counted from 0. Parts interleave, which makes them
+    /// equal in size.
     pub fn missing(&self, part: usize, of: usize) -> Vec<usize> {
         (0..self.index.shards()).filter(|s| s % of == part && !self.path(*s).exists()).collect()
     }
@@ -246,14 +245,16 @@ impl AnnotationStore {
     /// Writes a shard atomically.
     pub fn write(&self, number: usize, shard: &AnnotationShard) -> Result<(), AnnotationError> {
         let bytes = shard.to_bytes();
-        let bad = |why| AnnotationError::BadShard { path: self.path(number), why };
-        self.write_bytes(number, &bytes.map_err(bad)?)
+        self.write_bytes(
+            number,
+            &bytes.map_err(|why| AnnotationError::BadShard { path: self.path(number), why })?,
+        )
     }
 
-    /// Writes a shard that another process made, see [`AnnotationShard::to_bytes`].
+    /// Writes a shard serialized by [`AnnotationShard::to_bytes`], possibly in another process.
     pub fn write_bytes(&self, number: usize, bytes: &[u8]) -> Result<(), AnnotationError> {
-        let bad = |why| AnnotationError::BadShard { path: self.path(number), why };
-        let signed = sign_shard(&self.index, number, bytes).map_err(bad)?;
+        let signed = sign_shard(&self.index, number, bytes)
+            .map_err(|why| AnnotationError::BadShard { path: self.path(number), why })?;
         Ok(record::write_atomic(&self.path(number), &signed)?)
     }
 
@@ -268,7 +269,7 @@ pub(super) fn shard_files(
     index: &AnnotationIndex,
 ) -> Result<Vec<PathBuf>, AnnotationError> {
     let shards = index.shards();
-    // Looked up in the directory's listing, so that an index of billions of shards fails at once.
+    // Compared with the directory listing, so that an index of billions of shards fails at once.
     let entries =
         fs::read_dir(dir).map_err(|source| AnnotationError::Read { path: dir.into(), source })?;
     let names: std::collections::HashSet<String> =
@@ -288,7 +289,7 @@ pub(super) fn shard_files(
     Ok((0..shards).map(|s| dir.join(index.shard_file(s))).collect())
 }
 
-/// Whether a file name is that of a shard.
+/// Whether a file name has the form of a shard's.
 fn is_shard(name: &str) -> bool {
     let digits = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
     let numbers = name.strip_suffix(".safetensors").and_then(|stem| stem.split_once("-of-"));

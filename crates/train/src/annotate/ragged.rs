@@ -1,8 +1,8 @@
-//! Lists of different lengths as two flat arrays: values and end offsets.
+//! Ragged arrays: lists of different lengths as two flat arrays, values and end offsets.
 
 use std::ops::Range;
 
-/// The values of all lists, concatenated, and where each list ends.
+/// The concatenated values of all lists, and the end offset of each list.
 #[derive(Debug)]
 pub(super) struct RaggedArray<T> {
     pub(super) values: Vec<T>,
@@ -16,12 +16,12 @@ impl<T> Default for RaggedArray<T> {
 }
 
 impl<T: Copy> RaggedArray<T> {
-    /// From a file's arrays, if the ends ascend to the number of values.
+    /// Builds it from arrays of a file, checking that the ends ascend to the number of values.
     pub(super) fn read(name: &str, values: Vec<T>, ends: Vec<u64>) -> Result<Self, String> {
         if ends.is_sorted() && ends.last().copied().unwrap_or(0) == values.len() as u64 {
             return Ok(Self { values, ends });
         }
-        Err(format!("the parts of `{name}` do not add up to its {} elements", values.len()))
+        Err(format!("the end offsets of `{name}` do not match its {} elements", values.len()))
     }
 
     /// The shape of `values` as a tensor.

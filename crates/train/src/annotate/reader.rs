@@ -1,5 +1,5 @@
-//! Reading of annotations. Thoughts stay in memory-mapped files until they are used; everything
-//! else is small and read at once.
+//! Reads annotations. Thoughts stay in memory-mapped files until they are used; everything else is
+//! small and read at once.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::shard::AnnotationCounts;
 pub struct Annotations {
     index: AnnotationIndex,
     shards: Vec<MappedShard>,
-    ends: Vec<usize>, // per shard: problems in it and in those before
+    ends: Vec<usize>, // per shard: cumulative number of problems
 }
 
 impl Annotations {
@@ -64,7 +64,7 @@ impl Annotations {
         })
     }
 
-    /// Problem `index`, if there are so many.
+    /// Problem `index`; `None` if out of range.
     pub fn get(&self, index: usize) -> Option<AnnotatedProblem<'_>> {
         let shard = self.ends.partition_point(|&end| end <= index);
         let before = if shard == 0 { 0 } else { self.ends[shard - 1] };
@@ -108,7 +108,8 @@ impl<'a> AnnotatedProblem<'a> {
 
     /// Its trajectories, in order.
     pub fn trajectories(&self) -> impl ExactSizeIterator<Item = AnnotatedTrajectory<'a>> + use<'a> {
-        let (shard, first) = (self.shard, self.at * self.trajectories);
+        let shard = self.shard;
+        let first = self.at * self.trajectories;
         (first..first + self.trajectories).map(move |at| AnnotatedTrajectory { shard, at })
     }
 }
@@ -142,7 +143,7 @@ impl<'a> AnnotatedTrajectory<'a> {
     }
 }
 
-/// A shard: a memory-mapped file, of which only the thoughts are read later.
+/// A memory-mapped shard, from which only the thoughts are read later.
 #[derive(Debug)]
 struct MappedShard {
     bytes: Mmap,
@@ -163,8 +164,8 @@ impl MappedShard {
         let unreadable = |source| AnnotationError::Read { path: path.into(), source };
         let file = record::files::open_regular(path).map_err(unreadable)?;
         // SAFETY: the map is read-only and private to this struct. As with every memory-mapped
-        // file, no other process may truncate it meanwhile. A byte that changes gives a wrong
-        // number but no undefined value, since numbers are decoded from copied bytes.
+        // file, no other process may truncate it meanwhile. A concurrent write can change a number
+        // but cannot produce an invalid value, because numbers are decoded from copied bytes.
         let bytes = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
         Self::parse(bytes, index, shard)
             .map_err(|why| AnnotationError::BadShard { path: path.into(), why })
@@ -174,7 +175,8 @@ impl MappedShard {
         let header = ShardHeader::parse(&bytes)?;
         header.check_digest(index, shard)?;
         let ids = header.list("ids", Dtype::U32, u32::from_le_bytes)?;
-        let (problems, trajectories) = (vec![ids.len()], vec![ids.len(), index.trajectories]);
+        let problems = vec![ids.len()];
+        let trajectories = vec![ids.len(), index.trajectories];
         let ends =
             |name, shape: &[usize]| header.shaped(name, Dtype::U64, shape, u64::from_le_bytes);
         let labels = RaggedArray::read(
@@ -183,7 +185,7 @@ impl MappedShard {
             ends("thought_ends", &trajectories)?,
         )?;
         if let Some(label) = labels.values.iter().find(|label| !(0.0..=1.0).contains(*label)) {
-            return Err(format!("`labels` holds {label}, which is no share"));
+            return Err(format!("`labels` contains {label}, expected 0 to 1"));
         }
         let thoughts = header.byte_range(
             "thoughts",
@@ -192,12 +194,12 @@ impl MappedShard {
         )?;
         let correct = header.shaped("correct", Dtype::U8, &trajectories, |[x]: [u8; 1]| x)?;
         if let Some(other) = correct.iter().find(|c| **c > 1) {
-            return Err(format!("`correct` holds {other}, which is neither 0 nor 1"));
+            return Err(format!("`correct` contains {other}, expected 0 or 1"));
         }
         let counts = header.shaped("counts", Dtype::U64, &[4], u64::from_le_bytes)?;
         let questions = index.questions_of(shard).len() as u64;
         if counts[0] != questions {
-            return Err(format!("it is of {} questions where {questions} belong", counts[0]));
+            return Err(format!("it has {} questions, expected {questions}", counts[0]));
         }
         let prompts = header.list("prompts", Dtype::U32, u32::from_le_bytes)?;
         let steps = header.list("steps", Dtype::I64, i64::from_le_bytes)?;
@@ -246,7 +248,7 @@ struct ShardHeader<'a> {
 
 impl<'a> ShardHeader<'a> {
     fn parse(bytes: &'a [u8]) -> Result<Self, String> {
-        let short = || "the file is cut short".to_owned();
+        let short = || "the file is truncated".to_owned();
         let (size, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
         let size = usize::try_from(u64::from_le_bytes(*size)).map_err(|_| short())?;
         let header = rest.get(..size).ok_or_else(short)?;
@@ -257,14 +259,14 @@ impl<'a> ShardHeader<'a> {
         match start.checked_add(metadata.data_len()) {
             Some(end) if end == bytes.len() => Ok(Self { bytes, start, metadata }),
             _ => Err(format!(
-                "{} bytes where its header says {}",
+                "the size is {} bytes, the header says {}",
                 bytes.len() - start,
                 metadata.data_len()
             )),
         }
     }
 
-    /// Checks that the file is this shard of this annotation, as it was written. Files of earlier
+    /// Checks that the file is an unmodified shard of this index and number. Files of earlier
     /// versions have no digest.
     fn check_digest(&self, index: &AnnotationIndex, shard: usize) -> Result<(), String> {
         let found = self.metadata.metadata().as_ref().and_then(|entries| entries.get(DIGEST));
@@ -274,23 +276,24 @@ impl<'a> ShardHeader<'a> {
         let data = &self.bytes[self.start..];
         match index.shard_digest(shard, unsigned.trim_end().as_bytes(), data)? == *found {
             true => Ok(()),
-            false => Err("it is damaged, or the shard of another annotation or number".into()),
+            false => Err("it is corrupt, or a shard of another annotation or number".into()),
         }
     }
 
-    /// The bytes of a tensor, checked for dtype and shape; `None` is one dimension of any length.
+    /// The bytes of a tensor, checked for dtype and shape. A shape of `None` is one dimension of
+    /// any length.
     fn byte_range(
         &self,
         name: &str,
         dtype: Dtype,
         shape: Option<&[usize]>,
     ) -> Result<Range<usize>, String> {
-        let info = self.metadata.info(name).ok_or_else(|| format!("it has no tensor `{name}`"))?;
+        let info = self.metadata.info(name).ok_or_else(|| format!("tensor `{name}` is missing"))?;
         let fits = shape.map_or(info.shape.len() == 1, |shape| info.shape == shape);
         if info.dtype != dtype || !fits {
             let wanted = shape.map_or_else(|| "a list".to_owned(), |shape| format!("{shape:?}"));
             return Err(format!(
-                "`{name}` is {} {:?} where {dtype} {wanted} belongs",
+                "`{name}` is {} {:?}, expected {dtype} {wanted}",
                 info.dtype, info.shape
             ));
         }
@@ -329,12 +332,12 @@ pub(super) fn check_shard(
 /// The key of a shard's digest in its header's metadata.
 const DIGEST: &str = "digest";
 
-/// The entry of a digest at the beginning of a header.
+/// The digest's metadata entry, at the beginning of a header.
 fn signature(digest: &str) -> String {
     format!("\"__metadata__\":{{\"{DIGEST}\":\"{digest}\"}},")
 }
 
-/// A shard's bytes with its digest in the header.
+/// Adds the digest of a shard to the header of its bytes.
 pub(super) fn sign_shard(
     index: &AnnotationIndex,
     shard: usize,
@@ -342,7 +345,8 @@ pub(super) fn sign_shard(
 ) -> Result<Vec<u8>, String> {
     let ShardHeader { start, .. } = ShardHeader::parse(bytes)?;
     let header = String::from_utf8_lossy(&bytes[8..start]);
-    let (header, data) = (header.trim_end(), &bytes[start..]);
+    let header = header.trim_end();
+    let data = &bytes[start..];
     let digest = index.shard_digest(shard, header.as_bytes(), data)?;
     let mut signed = header.replacen('{', &format!("{{{}", signature(&digest)), 1).into_bytes();
     signed.resize(signed.len().next_multiple_of(8), b' ');

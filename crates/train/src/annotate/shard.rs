@@ -14,13 +14,13 @@ use data::worked_step::step_result;
 /// Questions and rollouts of a shard, or of all shards.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AnnotationCounts {
-    /// Questions that were sampled.
+    /// Number of sampled questions.
     pub questions: u64,
     /// Questions left out because all trajectories are correct.
     pub all_right: u64,
     /// Questions left out because all trajectories are wrong.
     pub all_wrong: u64,
-    /// Rollouts that were computed.
+    /// Number of computed rollouts.
     pub rollouts: u64,
 }
 
@@ -63,18 +63,18 @@ impl AnnotationShard {
         self.counts
     }
 
-    /// Questions with both correct and wrong trajectories.
+    /// Number of questions with both correct and wrong trajectories.
     pub fn problems(&self) -> usize {
         self.ids.len()
     }
 
-    /// Thoughts with a label.
+    /// Number of labeled thoughts.
     pub fn thoughts(&self) -> usize {
         self.labels.values.len()
     }
 
-    /// Adds the next question of the data. One whose trajectories are all correct or all wrong is
-    /// only counted.
+    /// Adds the next question of the data. Questions whose trajectories are all correct or all
+    /// wrong are only counted.
     pub fn add(
         &mut self,
         question: &Question,
@@ -107,7 +107,7 @@ impl AnnotationShard {
                 return mismatch("labels", labels.len(), thoughts.rows());
             }
             if thoughts.rows() > 0 && thoughts.cols() != self.width {
-                return mismatch("numbers a thought", thoughts.cols(), self.width);
+                return mismatch("numbers per thought", thoughts.cols(), self.width);
             }
         }
         Ok(())
@@ -131,7 +131,8 @@ impl AnnotationShard {
     /// The shard as a safetensors file.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let Self { prompts, steps, answers, labels, ids, .. } = self;
-        let (problems, rows) = (self.problems(), self.thoughts());
+        let problems = self.problems();
+        let rows = self.thoughts();
         let trajectories = || vec![problems, self.trajectories];
         let AnnotationCounts { questions, all_right, all_wrong, rollouts } = self.counts;
         let counts = [questions, all_right, all_wrong, rollouts];
@@ -157,13 +158,13 @@ impl AnnotationShard {
     }
 }
 
-/// The results of worked steps: all of them, or none if one has no whole result, so that result t
-/// always belongs to step t.
+/// The integer results of the worked steps. Empty if any step has no integer result, so that result
+/// t always belongs to step t.
 pub(super) fn step_results(steps: &[String]) -> Vec<i64> {
     steps.iter().map(|step| step_result(step)).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Little-endian bytes.
+/// The little-endian bytes of `numbers`.
 fn le<T: Copy, const B: usize>(numbers: &[T], to_bytes: impl Fn(T) -> [u8; B]) -> Vec<u8> {
     numbers.iter().flat_map(|&x| to_bytes(x)).collect()
 }

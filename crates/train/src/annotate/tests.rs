@@ -1,4 +1,4 @@
-//! Round trips of annotations, and errors that name what is damaged, missing or different.
+//! Round trips of annotations, and errors about corrupt, missing and mismatched files.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn question(id: u32) -> Question {
     Question { id, text: "?".into(), gold: "7".into(), kind: AnswerKind::Number, steps }
 }
 
-/// A question with two trajectories of these many thoughts.
+/// A question with two trajectories of the given numbers of thoughts.
 fn annotated(id: u32, lengths: [usize; 2], kept: bool) -> AnnotatedQuestion {
     let trajectory = |k: usize| {
         let rows = if kept { lengths[k] } else { 0 };
@@ -77,11 +77,11 @@ fn assert_read_back(dir: &Path, all: &[AnnotatedQuestion], round: impl Fn(f32) -
     let kept: Vec<&AnnotatedQuestion> = all.iter().filter(|a| a.kept).collect();
     assert_eq!((read.len(), read.problems().len()), (kept.len(), kept.len()));
     assert!(read.get(kept.len()).is_none());
-    for (problem, wanted) in read.problems().zip(kept) {
-        assert_eq!((problem.id(), problem.prompt()), (wanted.id, &wanted.prompt[..]));
-        assert_eq!(problem.steps(), step_results(&question(wanted.id).steps));
-        assert_eq!(problem.trajectories().len(), wanted.trajectories.len());
-        for (trajectory, expected) in problem.trajectories().zip(&wanted.trajectories) {
+    for (problem, source) in read.problems().zip(kept) {
+        assert_eq!((problem.id(), problem.prompt()), (source.id, &source.prompt[..]));
+        assert_eq!(problem.steps(), step_results(&question(source.id).steps));
+        assert_eq!(problem.trajectories().len(), source.trajectories.len());
+        for (trajectory, expected) in problem.trajectories().zip(&source.trajectories) {
             assert_eq!(
                 (trajectory.labels(), trajectory.correct()),
                 (&expected.labels[..], expected.correct)
@@ -124,7 +124,8 @@ fn three() -> Vec<AnnotatedQuestion> {
 
 #[test]
 fn shards_of_several_runs_have_the_bytes_of_one_run() {
-    let (index, all) = (index(ThoughtsDtype::F32, 3), three());
+    let index = index(ThoughtsDtype::F32, 3);
+    let all = three();
     let [whole, parts] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     write_all(whole.path(), &index, &all);
     for part in [1, 0] {
@@ -149,7 +150,8 @@ fn shards_of_several_runs_have_the_bytes_of_one_run() {
 
 #[test]
 fn existing_annotations_are_not_replaced_by_accident() {
-    let (index, dir) = (index(ThoughtsDtype::F32, 3), tempfile::tempdir().unwrap());
+    let index = index(ThoughtsDtype::F32, 3);
+    let dir = tempfile::tempdir().unwrap();
     write_all(dir.path(), &index, &three());
     assert!(matches!(
         AnnotationStore::create(dir.path(), &index),
@@ -171,7 +173,7 @@ fn existing_annotations_are_not_replaced_by_accident() {
 fn an_incomplete_directory_names_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let message = |dir: &Path| Annotations::open(dir).unwrap_err().to_string();
-    assert!(message(dir.path()).contains("no index.json"));
+    assert!(message(dir.path()).contains("index.json is missing"));
     let index = index(ThoughtsDtype::F32, 3);
     let store = AnnotationStore::create(dir.path(), &index).unwrap();
     store.write(0, &shard_of(&index, &three()[..2])).unwrap();
@@ -183,7 +185,7 @@ fn an_incomplete_directory_names_what_is_missing() {
         "{missing}"
     );
     for (text, words) in [
-        ("{", "not an index"),
+        ("{", "not an annotation index"),
         ("{}", "version"),
         (r#"{"version": 9}"#, "format version 9"),
         (r#"{"version": 1}"#, "missing field"),
@@ -198,7 +200,8 @@ fn an_incomplete_directory_names_what_is_missing() {
 
 #[test]
 fn a_damaged_shard_is_named() {
-    let (index, dir) = (index(ThoughtsDtype::F32, 2), tempfile::tempdir().unwrap());
+    let index = index(ThoughtsDtype::F32, 2);
+    let dir = tempfile::tempdir().unwrap();
     write_all(dir.path(), &index, &three()[..2]);
     let path = dir.path().join("00000-of-00001.safetensors");
     let whole = fs::read(&path).unwrap();
@@ -213,7 +216,7 @@ fn a_damaged_shard_is_named() {
         all.map(|t| (t.thoughts(), t.labels().to_vec(), t.answer().to_vec())).collect()
     };
     let expected = content(&Annotations::open(dir.path()).unwrap());
-    // A flipped byte is found, unless it only hides the digest.
+    // A flipped byte is detected, unless it only hides the digest.
     for at in (0..whole.len()).step_by(3) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x55;
@@ -242,7 +245,7 @@ fn questions_of_another_shape_are_rejected() {
     let mut wide = annotated(4, [2, 2], true);
     wide.trajectories[0].thoughts = Tensor::zeros(2, WIDTH + 1);
     assert!(
-        shard.add(&question(4), &wide).unwrap_err().to_string().contains("4 numbers a thought")
+        shard.add(&question(4), &wide).unwrap_err().to_string().contains("4 numbers per thought")
     );
     assert_eq!((shard.problems(), shard.thoughts()), (0, 0));
 }

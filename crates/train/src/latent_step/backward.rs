@@ -1,4 +1,4 @@
-//! The backward pass of a batch: its segments in reverse order.
+//! The backward pass of a batch, segment by segment in reverse order.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,8 @@ impl LatentForward {
         cache: &Cache,
         examples: &[TokenizedExample],
     ) -> Result<LatentLosses, DeviceError> {
-        let (device, width) = (step.device(), self.prompts.hidden.cols());
+        let device = step.device();
+        let width = self.prompts.hidden.cols();
         let mut counts = LossCounts::new(examples);
         for (t, of) in self.thoughts.iter().enumerate() {
             let targets = of.targets(examples, t);
@@ -41,12 +42,12 @@ impl LatentForward {
             }
             _ => None,
         };
-        // Gradients of the last thoughts, thought step after thought step.
+        // Gradients of the last thoughts, concatenated over thought steps.
         let inner = HiddenGradients { thoughts: dunfed, compared: dcompared };
         let dlast = completions.map(|segment| segment.backward(&mut context, inner)).transpose()?;
         let dlast = dlast.unwrap_or_default();
         let mut dlast_rows: usize = thoughts.iter().map(|of| of.last.len()).sum();
-        // Gradients of the hidden states that became the thoughts of the step after.
+        // Gradients of the hidden states that became the thoughts of the next step.
         let mut dhidden: Option<Tensor> = None;
         for (t, of) in thoughts.into_iter().enumerate().rev() {
             let mut dvectors = match dsteps.pop() {
@@ -72,8 +73,8 @@ impl LatentForward {
         context.losses.means(context.counts)
     }
 
-    /// Adds the gradients of self-distillation to the completions' segment, where students are
-    /// compared; returns those of its last hidden states with their output rows.
+    /// Adds the gradients of self-distillation to the segment of the students' completions; returns
+    /// those of its last hidden states with their output rows.
     fn add_distillation(
         &mut self,
         context: &mut BackwardContext<'_>,
@@ -90,8 +91,8 @@ impl LatentForward {
         Ok(Some((distilled.dhidden, distilled.outputs)))
     }
 
-    /// Adds the gradients of the step decoder; returns those of the thoughts, step by step. Empty
-    /// without one.
+    /// Accumulates the gradients of the step decoder; returns those of the thoughts per thought
+    /// step. Empty without a step decoder.
     fn add_step_losses(
         &self,
         context: &mut BackwardContext<'_>,
@@ -107,7 +108,7 @@ impl LatentForward {
     }
 }
 
-/// What the backward passes of a batch's segments share.
+/// Shared state of the backward passes of a batch's segments.
 struct BackwardContext<'a> {
     step: &'a mut LatentTrainStep,
     cache: &'a Cache,
@@ -116,18 +117,18 @@ struct BackwardContext<'a> {
     losses: LossSums,
 }
 
-/// The terms of each mean loss.
+/// The number of terms of each mean loss.
 struct LossCounts {
-    /// Tokens with a loss, by role.
+    /// Number of tokens with a loss, by role.
     tokens: BTreeMap<DistillRole, usize>,
-    /// Digits of results.
+    /// Number of digits of results.
     digits: usize,
-    /// Digits of operands and operators.
+    /// Number of digits of operands and operators.
     operand_digits: usize,
 }
 
 impl LossCounts {
-    /// Of the tokens; digits are counted later.
+    /// Counts the tokens; digits are counted later.
     fn new(examples: &[TokenizedExample]) -> Self {
         let mut tokens = BTreeMap::new();
         for example in examples {
@@ -142,12 +143,12 @@ impl LossCounts {
     }
 }
 
-/// Gradients of a segment's hidden states from losses that are not its tokens'.
+/// Gradients of a segment's hidden states from other losses than those of its tokens.
 #[derive(Default)]
 struct HiddenGradients {
-    /// Of those that became thoughts.
+    /// Of the hidden states that became thoughts.
     thoughts: Option<Tensor>,
-    /// Of those that self-distillation compares, with their output rows.
+    /// Of the hidden states compared in self-distillation, with their output rows.
     compared: Option<(Tensor, Vec<usize>)>,
 }
 
@@ -157,13 +158,13 @@ impl From<Option<Tensor>> for HiddenGradients {
     }
 }
 
-/// The numbers that digit heads predict from one thought step; rows are indices into its examples.
+/// The numbers that digit heads predict from one thought step; rows index into its examples.
 #[derive(Default)]
 struct StepTargets {
     result_rows: Vec<usize>,
     results: Vec<i64>,
     operand_rows: Vec<usize>,
-    operands: Vec<i64>, // three a row
+    operands: Vec<i64>, // three per row
 }
 
 impl ThoughtStep {
@@ -220,7 +221,7 @@ impl ThoughtStep {
 }
 
 impl ForwardSegment {
-    /// Adds the gradients of this segment; returns those of the thoughts that were fed.
+    /// Accumulates the gradients of this segment; returns those of its input thoughts.
     fn backward(
         self,
         context: &mut BackwardContext<'_>,
@@ -248,8 +249,8 @@ impl ForwardSegment {
     }
 }
 
-/// Losses of single tokens and digits. They stay on the device until the batch is done, so that
-/// segments are queued without host synchronization.
+/// Losses per token and digit. They stay on the device until the end of the batch, so that segments
+/// are launched without host synchronization.
 #[derive(Default)]
 struct LossSums {
     tokens: Vec<(Tensor, Vec<DistillRole>)>,
@@ -259,7 +260,7 @@ struct LossSums {
     steps: Option<StepLoss>,
 }
 
-/// The losses of a step decoder's tokens with the weight of each in their mean.
+/// The losses of a step decoder's tokens, and the weight of each in the mean.
 pub(crate) struct StepLoss {
     pub(crate) losses: Tensor, // (tokens, 1)
     pub(crate) weights: Vec<f32>,

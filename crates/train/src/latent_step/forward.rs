@@ -13,13 +13,13 @@ use crate::tokenized_example::{DistillRole, TokenizedExample};
 #[derive(Default)]
 pub(super) struct SegmentRows {
     pub(super) input: PassRows,
-    /// Indices among the output rows: those with a token loss; the target and role of each.
+    /// Indices among the output rows of those with a token loss, and the target and role of each.
     pub(super) logit_outputs: Vec<usize>,
     pub(super) targets: Vec<u32>,
     pub(super) roles: Vec<DistillRole>,
-    /// Indices among the output rows: those whose hidden state becomes a thought.
+    /// Indices among the output rows of those whose hidden state becomes a thought.
     pub(super) thought_outputs: Vec<usize>,
-    /// Rows that self-distillation compares.
+    /// Rows compared in self-distillation.
     pub(super) compared: Vec<ComparedRow>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct ComparedRow {
     pub(crate) role: DistillRole,
     /// Index among the rows of the segment.
     pub(crate) row: usize,
-    /// Index among its output rows.
+    /// Index among the output rows of the segment.
     pub(crate) output: usize,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct ForwardSegment {
 }
 
 impl ForwardSegment {
-    /// The rows of a role that self-distillation compares, by example.
+    /// The rows of a role that are compared in self-distillation, sorted by example.
     pub(crate) fn compared(&self, role: DistillRole) -> Vec<ComparedRow> {
         let mut rows: Vec<ComparedRow> =
             self.rows.compared.iter().filter(|row| row.role == role).copied().collect();
@@ -60,23 +60,25 @@ impl ForwardSegment {
     }
 }
 
-/// Thought number t of every example that has so many.
+/// Thought number t of every example with more than t thoughts.
 pub(crate) struct ThoughtStep {
     pub(crate) examples: Vec<usize>,
     pub(crate) vectors: Tensor, // (examples, width)
     pub(super) activations: HeadActivations,
-    /// Indices into `examples` with more thoughts.
+    /// Indices into `examples` of those with further thoughts.
     pub(super) intermediate: Vec<usize>,
-    /// Indices into `examples` whose last thought this is: fed together with the completion.
+    /// Indices into `examples` of those whose last thought this is, which is fed together with the
+    /// completion.
     pub(super) last: Vec<usize>,
 }
 
 /// A batch after its forward pass.
 pub(super) struct LatentForward {
     pub(super) prompts: ForwardSegment,
-    /// With an unfed thought, it is the last entry, and nothing of that entry was fed.
+    /// Thought steps in order. If the thought after the last one is computed, it is the last entry,
+    /// which is not an input of any segment.
     pub(super) thoughts: Vec<ThoughtStep>,
-    /// Entry t feeds thought t of the examples with more thoughts.
+    /// Entry t feeds thought t of the examples with further thoughts.
     pub(super) intermediate: Vec<ForwardSegment>,
     pub(super) completions: Option<ForwardSegment>,
     pub(super) has_unfed_thought: bool,
@@ -141,7 +143,7 @@ impl LatentForward {
     }
 }
 
-/// What the rows of one segment are pushed with: the cache and every example's sequence in it.
+/// Shared state of a batch's segments: the cache and every example's sequence in it.
 struct ForwardContext<'a> {
     step: &'a LatentTrainStep,
     cache: &'a mut Cache,
@@ -160,7 +162,7 @@ impl ForwardContext<'_> {
                 rows.logit_outputs.push(outputs);
                 rows.targets.push(completion[target]);
                 rows.roles.push(*role);
-                // The row that is fed token `compared_at` predicts the one after it.
+                // The row with input token `compared_at` predicts the next token.
                 if *compared_at == target.checked_sub(1) && target > 0 {
                     let row = rows.input.len();
                     rows.compared.push(ComparedRow { id: *id, role: *role, row, output: outputs });
@@ -169,27 +171,28 @@ impl ForwardContext<'_> {
             RowOutput::Thought => rows.thought_outputs.push(outputs),
         }
         let sequence = &mut self.sequences[example];
-        // Student and teacher have the same id: the upper bit of the stream tells them apart.
+        // Student and teacher have the same id; the upper bit of the stream distinguishes them.
         let stream = |dropout: &DropoutConfig| dropout.step | (*role as u32) << 31;
         let dropout = self.dropout.map(|dropout| dropout.row(*id, stream(&dropout), sequence));
         let is_output = !matches!(output, RowOutput::Unused);
         rows.input.push(self.cache, sequence, input, dropout, is_output);
     }
 
-    /// Runs the decoder; `thoughts` are the inputs of the rows that are vectors.
+    /// Runs the decoder; `thoughts` are the inputs of the vector rows.
     fn run(
         &mut self,
         rows: SegmentRows,
         thoughts: Option<Tensor>,
     ) -> Result<ForwardSegment, DeviceError> {
-        let (model, input) = (&self.step.model, &rows.input);
+        let model = &self.step.model;
+        let input = &rows.input;
         let x = input.embed(&model.decoder, thoughts)?;
         let dropout = self.dropout.map(|_| input.dropout());
         let (hidden, segment) = model.forward(self.cache, &input.pass, x, dropout)?;
         Ok(ForwardSegment { rows, segment, hidden })
     }
 
-    /// The prompts; of examples without thoughts the completion too.
+    /// Feeds the prompts, and for examples without thoughts also the completion.
     fn prompts(&mut self) -> Result<ForwardSegment, DeviceError> {
         let mut rows = SegmentRows::default();
         for (i, example) in self.examples.iter().enumerate() {
@@ -225,7 +228,7 @@ impl ForwardContext<'_> {
         self.run(rows, Some(thoughts))
     }
 
-    /// Each example's last thought and its completion. `None` if no example has thoughts.
+    /// Feeds each example's last thought and completion. `None` if no example has thoughts.
     fn completions(
         &mut self,
         thoughts: &[ThoughtStep],
@@ -259,7 +262,7 @@ impl ForwardContext<'_> {
         self.run(rows, Some(thoughts)).map(Some)
     }
 
-    /// The thought that follows from each example's last thought.
+    /// Computes the thought after each example's last thought.
     fn unfed_thought(
         &self,
         completions: &ForwardSegment,
@@ -279,8 +282,8 @@ impl ForwardContext<'_> {
     }
 }
 
-/// The examples with thoughts in the order of the completions' segment: that of their last
-/// thoughts, so that these are concatenated without reordering.
+/// The examples with thoughts in the order of the completions' segment: sorted by the index of
+/// their last thought, so that the last thoughts are concatenated without reordering.
 fn in_order_of_last_thought(thoughts: &[ThoughtStep]) -> impl Iterator<Item = usize> {
     thoughts.iter().flat_map(|step| step.last.iter().map(|&at| step.examples[at]))
 }

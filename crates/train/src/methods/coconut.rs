@@ -1,4 +1,4 @@
-//! COCONUT's layout, and that of the baselines with explicit or no steps.
+//! COCONUT, and the baselines with explicit steps (CoT) or without steps (no-CoT).
 //!
 //! ```text
 //! question \n [begin-latent] thoughts [end-latent] step \n … ### answer [eos]   latent
@@ -33,21 +33,21 @@ use crate::trainer::TrainTask;
 /// COCONUT's entry.
 pub const METHOD: MethodEntry = MethodEntry {
     name: "coconut",
-    about: "Thoughts replace the steps one by one; the hidden state is the next thought",
+    about: "Thoughts replace the steps one by one; the last hidden state is the next thought",
     configure: |options, _| Ok(Box::new(CoconutMethod::new(options)?)),
 };
 
-/// COCONUT, or a baseline with explicit or no steps.
+/// Settings of COCONUT and of the baselines with explicit or no steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "coconut")]
 pub struct CoconutMethod {
-    /// Decides which steps become thoughts.
+    /// Schedule that replaces steps by thoughts.
     pub curriculum: Curriculum,
-    /// Thoughts that a step should take; see [`CoconutEncoder::thoughts_per_step`].
+    /// Thoughts per step; see [`CoconutEncoder::thoughts_per_step`].
     pub thoughts_per_step: usize,
-    /// Weight of the digit losses; 0 for none.
+    /// Weight of the digit losses; 0 disables them.
     pub digit_loss_weight: f32,
-    /// SIM-CoT's loss.
+    /// SIM-CoT's auxiliary loss.
     pub step_decoder: StepDecoderSpec,
 }
 
@@ -71,7 +71,7 @@ impl CoconutMethod {
         })
     }
 
-    /// A digit head, if the thoughts of this curriculum have a digit loss.
+    /// Loads a digit head; `None` if this curriculum has no digit loss.
     fn digit_head(
         &self,
         device: &Device,
@@ -88,7 +88,7 @@ impl CoconutMethod {
     }
 }
 
-/// The curriculum that the options name.
+/// The curriculum given by the options.
 pub(super) fn curriculum(options: &MethodOptions, thoughts_per_step: usize) -> Curriculum {
     let end = f64::from(options.curriculum_end);
     let uniform_prob = f64::from(options.uniform_stage_prob);
@@ -155,10 +155,10 @@ pub struct CoconutEncoder {
     pub tokenizer: Arc<Tokenizer>,
     /// Special tokens.
     pub markers: LatentMarkers,
-    /// Decides which steps become thoughts.
+    /// Schedule that replaces steps by thoughts.
     pub curriculum: Curriculum,
-    /// Thoughts that a step should take, for the digit heads: the last of them holds the step's
-    /// result; the first, if it is another one, its operands and operator.
+    /// Thoughts per step, for the digit heads: the last one predicts the step's result; the first,
+    /// if there are several, its operands and operator.
     pub thoughts_per_step: usize,
 }
 
@@ -176,7 +176,7 @@ impl CoconutEncoder {
         targets
     }
 
-    /// Tokenizes an example in a given layout. Steps and answer are tokenized one by one, as in
+    /// Tokenizes an example in a given layout. Steps and answer are tokenized separately, as in
     /// COCONUT.
     pub fn encode_sample(
         &self,
@@ -189,7 +189,7 @@ impl CoconutEncoder {
         let encode = |text: &str| self.tokenizer.encode(text);
         let mut prompt = encode(&format!("{}\n", example.question))?;
         let mut completion = Vec::new();
-        // Even around no thoughts: the prompts of a latent reasoner all end alike.
+        // Also without thoughts, so that all prompts of a latent reasoner end with the same tokens.
         let with_markers = matches!(self.curriculum, Curriculum::Latent { .. });
         if with_markers {
             prompt.push(begin_latent);

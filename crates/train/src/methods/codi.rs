@@ -1,14 +1,14 @@
-//! CODI: self-distillation. At the token before the answer's number, the hidden states of the
-//! student, who thought in latents, are drawn to those of the teacher, who wrote the steps.
+//! CODI: self-distillation. At the token before the answer's number, a loss pulls the hidden states
+//! of the student (latent thoughts) towards those of the teacher (written steps).
 //!
 //! ```text
 //! question [begin-latent] thoughts [end-latent] The answer is: 18 [eos]    student
 //! question <<16-3-4=9>>                         The answer is: 18 [eos]    teacher
 //! ```
 //!
-//! Student and teacher are one model and two examples of a batch with the same id. The loss is the
-//! mean over the embedding and all blocks (the last after the final norm) of
-//! `smooth_l1(student, teacher) / std(teacher)`; no gradient flows into the teacher's side.
+//! Student and teacher are the same model, applied to two examples of a batch with the same id. The
+//! loss is the mean over the embedding and all blocks (the last after the final norm) of
+//! `smooth_l1(student, teacher) / std(teacher)`; no gradient flows into the teacher.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -37,11 +37,11 @@ use crate::trainer::TrainTask;
 /// CODI's entry.
 pub const METHOD: MethodEntry = MethodEntry {
     name: "codi",
-    about: "Self-distillation from written steps; a projector makes the next thought",
+    about: "Self-distillation from written steps; a projector computes the next thought",
     configure: |options, tokenizer| Ok(Box::new(CodiMethod::new(options, tokenizer)?)),
 };
 
-/// The words before an answer.
+/// The text before an answer.
 const ANSWER_INTRODUCTION: &str = "The answer is:";
 /// The token that Llama 3's prompts begin with.
 const BEGIN_OF_TEXT: &str = "<|begin_of_text|>";
@@ -50,17 +50,17 @@ const BEGIN_OF_TEXT: &str = "<|begin_of_text|>";
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "codi")]
 pub struct CodiMethod {
-    /// Thoughts of the student.
+    /// Number of thoughts of the student.
     pub thoughts: usize,
     /// Weight of the distillation loss.
     pub gamma: f32,
     /// Inner width of the projector; `None` for the hidden size.
     pub projector: Option<usize>,
-    /// Whether the teacher writes the last step too.
+    /// Whether the teacher's chain of thought includes the last step.
     pub keeps_last_step: bool,
     /// Text before the question.
     pub prompt_prefix: String,
-    /// SIM-CoT's loss.
+    /// SIM-CoT's auxiliary loss.
     pub step_decoder: StepDecoderSpec,
 }
 
@@ -126,10 +126,10 @@ pub struct CodiEncoder {
     pub markers: LatentMarkers,
     /// Text before the question.
     pub prompt_prefix: String,
-    /// Thoughts of the student.
+    /// Number of thoughts of the student.
     pub thoughts: usize,
-    /// Whether the teacher writes the last step too. CODI leaves it out, because the answer could
-    /// be copied from it.
+    /// Whether the teacher's chain of thought includes the last step. CODI omits it, because the
+    /// answer could be copied from it.
     pub keeps_last_step: bool,
 }
 
@@ -192,17 +192,17 @@ impl CodiEncoder {
 /// The distillation loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distillation {
-    /// Its weight, gamma in CODI's paper.
+    /// Weight of the loss, gamma in CODI's paper.
     pub loss_weight: f32,
 }
 
 /// The result of [`Distillation::distill`].
 pub(crate) struct Distilled {
-    /// (blocks + 1, 1)
+    /// Loss per layer, (blocks + 1, 1).
     pub(crate) losses: Tensor,
     /// The gradient of the students' last hidden states: (examples, width).
     pub(crate) dhidden: Tensor,
-    /// Their indices among the output rows of the students' segment.
+    /// Indices of these states among the output rows of the students' segment.
     pub(crate) outputs: Vec<usize>,
 }
 
@@ -215,15 +215,16 @@ impl Distillation {
         teachers: &ForwardSegment,
         students: &mut ForwardSegment,
     ) -> Result<Option<Distilled>, DeviceError> {
-        let (of_students, of_teachers) =
-            (students.compared(DistillRole::Student), teachers.compared(DistillRole::Teacher));
+        let of_students = students.compared(DistillRole::Student);
+        let of_teachers = teachers.compared(DistillRole::Teacher);
         let (of_students, of_teachers) = paired(&of_students, &of_teachers);
         if of_students.is_empty() {
             return Ok(None);
         }
         let student = hidden_states(device, students, &of_students)?;
         let teacher = hidden_states(device, teachers, &of_teachers)?;
-        let (groups, examples) = (student.rows() / of_students.len(), of_students.len());
+        let groups = student.rows() / of_students.len();
+        let examples = of_students.len();
         let weight = self.loss_weight / groups as f32;
         let mut gradient = Tensor::default();
         let losses = ops::smooth_l1(device, &student, &teacher, groups, weight, &mut gradient)?;
@@ -239,7 +240,7 @@ impl Distillation {
     }
 }
 
-/// The rows of the ids that both sides have, in the same order. Both are sorted by id.
+/// The rows of ids present on both sides, in the same order. Both inputs are sorted by id.
 fn paired(
     students: &[ComparedRow],
     teachers: &[ComparedRow],
@@ -251,7 +252,7 @@ fn paired(
     students.iter().filter_map(|student| Some((*student, teacher(student.id)?))).unzip()
 }
 
-/// The hidden states of some rows, layer after layer: ((blocks + 1) * rows, width).
+/// The hidden states of `rows`, concatenated over layers: ((blocks + 1) * rows, width).
 fn hidden_states(
     device: &Device,
     of: &ForwardSegment,

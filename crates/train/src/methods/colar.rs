@@ -1,16 +1,16 @@
-//! CoLaR's supervised stage: the steps' token embeddings are compressed, several at a time, into
-//! one vector each; the model learns to predict the next vector and one of its tokens.
+//! CoLaR's supervised stage: groups of step tokens are compressed into one embedding vector each;
+//! the model learns to predict the next vector and one of its tokens.
 //!
 //! ```text
 //! Question: … (Thinking speed: 2)  [###] [a b] [c d] [e]  ###  Answer:18 [eos]
 //!                                  └─ groups: sums of embeddings / sqrt(count)
 //! ```
 //!
-//! From the prompt's last position on, every position predicts a token: of the next group one that
-//! is drawn at random, then the separator and the answer. At each group's position the latent head
-//! gives a Gaussian over the next input vector, in units of the embeddings' standard deviation; a
-//! sample of it is compared with that vector, which is a constant of this loss. The speed, the
-//! tokens of a group, is drawn for each example, so the model learns to think at any of them.
+//! From the prompt's last position on, every position predicts a token: a random token of the next
+//! group, then the separator and the answer. At each group's position the latent head predicts a
+//! Gaussian over the next input vector, in units of the embeddings' standard deviation; the loss
+//! compares a sample of it with that vector, without a gradient into the vector. The speed (tokens
+//! per group) is sampled for each example, so that the model learns to reason at every speed.
 
 use std::sync::Arc;
 
@@ -42,17 +42,18 @@ use crate::trainer::TrainTask;
 /// CoLaR's entry.
 pub const METHOD: MethodEntry = MethodEntry {
     name: "colar",
-    about: "Compressed steps; a Gaussian head predicts the next one, the model decides when to end",
+    about: "Compressed steps; a Gaussian head predicts the next one, the model decides when to stop",
     configure: |options, tokenizer| Ok(Box::new(ColarMethod::new(options, tokenizer)?)),
 };
 
-/// The settings of CoLaR's supervised stage.
+/// Settings of CoLaR's supervised stage.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "colar")]
 pub struct ColarMethod {
-    /// The fewest and the most tokens that a thought stands for.
+    /// Minimum and maximum number of tokens per thought.
     pub speeds: (usize, usize),
-    /// Whether later tokens of a thought weigh less, so that their order can be recovered.
+    /// Whether later tokens of a thought have smaller weights, so that their order can be
+    /// recovered.
     pub ordered: bool,
     /// Inner width of the latent head.
     pub latent_head: usize,
@@ -66,7 +67,7 @@ impl ColarMethod {
             .no_compression()?;
         let MethodOptions { min_speed, max_speed, .. } = options;
         if min_speed > max_speed {
-            let reason = format!("`min_speed` {min_speed} is above `max_speed` {max_speed}");
+            let reason = format!("`min_speed` {min_speed} is greater than `max_speed` {max_speed}");
             return Err(TrainError::Options { reason });
         }
         check_vocabulary(tokenizer)?;
@@ -113,7 +114,7 @@ impl TrainingMethod for ColarMethod {
     }
 }
 
-/// The text around thoughts: the prompt ends with it, and so do the thoughts.
+/// The text that ends the prompt and the thoughts.
 pub const SEPARATOR: &str = "###";
 
 /// An example with compressed steps.
@@ -121,16 +122,16 @@ pub const SEPARATOR: &str = "###";
 pub struct ColarExample {
     /// Index in the data; part of the RNG key of noise and dropout masks.
     pub id: u32,
-    /// Prompt tokens, without the separator at their end.
+    /// Prompt tokens, without the separator at the end.
     pub prompt: Vec<u32>,
     /// The tokens of each group; the first group is the separator.
     pub groups: Vec<Vec<u32>>,
-    /// The token of each group that is predicted.
+    /// The target token of each group.
     pub labels: Vec<u32>,
     /// The separator's tokens, and the answer with its end.
     pub completion: Vec<u32>,
-    /// Standard normal numbers of the latent loss, (groups, width); drawn by the train step unless
-    /// every example of a batch has them.
+    /// Standard normal noise of the latent loss, (groups, width); drawn by the train step unless
+    /// all examples of a batch provide it.
     pub noise: Option<Tensor>,
 }
 
@@ -140,18 +141,18 @@ impl ColarExample {
         CompressedSequence { id: *id, prompt, groups, completion }
     }
 
-    /// The rows that it takes.
+    /// The numbers of rows of this example.
     pub fn rows(&self) -> ExampleRows {
         self.sequence().rows(self.labels.len() + self.completion.len())
     }
 }
 
-/// The prompt of a question at a speed, as the engine's CoLaR family writes it.
+/// Prefix and suffix of a question's prompt at a speed, identical to the engine's CoLaR family.
 pub fn prompt_parts(speed: usize) -> (&'static str, String) {
     ("Question: ", format!(" Let's think step by step:(Thinking speed: {speed}){SEPARATOR}"))
 }
 
-/// Refuses a vocabulary in which the words of the layout have no tokens.
+/// Rejects a vocabulary without the words of CoLaR's layout.
 pub fn check_vocabulary(tokenizer: &Tokenizer) -> Result<(), TrainError> {
     let layout = format!("{SEPARATOR}Answer:7");
     let read = tokenizer.decode(&tokenizer.encode(&layout)?)?;
@@ -159,7 +160,7 @@ pub fn check_vocabulary(tokenizer: &Tokenizer) -> Result<(), TrainError> {
     if read.replace(' ', "") == layout && separator.len() == 1 {
         return Ok(());
     }
-    let how = "CoLaR's layout needs it; start from a pretrained model with its own vocabulary";
+    let how = "CoLaR's layout needs it; start from a pretrained model with a subword vocabulary";
     Err(TrainError::MissingToken { token: layout, how })
 }
 
@@ -168,11 +169,11 @@ pub fn check_vocabulary(tokenizer: &Tokenizer) -> Result<(), TrainError> {
 pub struct ColarEncoder {
     /// Tokenizes text.
     pub tokenizer: Arc<Tokenizer>,
-    /// Ends an answer.
+    /// End-of-text token.
     pub eos: u32,
-    /// The smallest and the largest speed; each example has one between them.
+    /// Minimum and maximum speed; each example samples its own.
     pub speeds: (usize, usize),
-    /// Seed of the labels that are drawn.
+    /// Seed of the sampled target tokens.
     pub seed: u64,
 }
 
@@ -216,19 +217,19 @@ impl ExampleEncoder for ColarEncoder {
     }
 }
 
-/// A reasoner with its gradients.
+/// A trainable CoLaR reasoner and its losses.
 #[derive(Debug)]
 pub struct ColarTrainStep {
     /// The decoder and its language-model head.
     pub model: TrainableDecoder,
-    /// Predicts the next compressed embedding.
+    /// Head that predicts the next compressed embedding.
     pub head: TrainableGaussianHead,
-    /// The embeddings' standard deviation.
+    /// Standard deviation of the embeddings, the unit of the latent loss.
     pub embedding_std: f32,
-    /// Whether a later token of a group weighs less, so that a thought tells their order; all alike
-    /// as published if not.
+    /// Whether later tokens of a group have smaller weights, so that their order can be recovered;
+    /// otherwise all weights are equal, as published.
     pub ordered: bool,
-    /// Seed of the latent loss's noise; the rest of its key is the example's index in the stream.
+    /// Seed of the latent loss's noise, which is also keyed by the example's index in the stream.
     pub seed: u64,
     cache: Option<Cache>,
 }
@@ -244,12 +245,12 @@ pub struct ColarLosses {
 }
 
 impl ColarTrainStep {
-    /// A step over these modules.
+    /// A train step on these modules.
     pub fn new(model: TrainableDecoder, head: TrainableGaussianHead, embedding_std: f32) -> Self {
         Self { model, head, embedding_std, ordered: false, seed: 0, cache: None }
     }
 
-    /// Adds the gradients of a batch's loss to all parameters; returns its parts.
+    /// Adds the gradients of a batch's loss to all parameters; returns its terms.
     pub fn batch_losses(
         &mut self,
         examples: &[ColarExample],
@@ -275,8 +276,8 @@ impl ColarTrainStep {
         Ok(ColarLosses { tokens: mean(tokens)?, latent: mean(latent)? })
     }
 
-    /// The losses of all predicted tokens, and the gradients of the hidden states, every one of
-    /// which predicts a token.
+    /// The losses of all predicted tokens, and the gradients of the hidden states; every hidden
+    /// state predicts a token.
     fn token_losses(
         &mut self,
         hidden: &Tensor,
@@ -288,7 +289,7 @@ impl ColarTrainStep {
         self.model.cross_entropy(hidden, targets, &weights)
     }
 
-    /// The latent losses of all groups, and the gradients of the hidden states at them.
+    /// The latent losses of all groups, and the gradients of the hidden states at the groups.
     fn latent_losses(
         &mut self,
         pass: &CompressedPass,
@@ -301,7 +302,8 @@ impl ColarTrainStep {
         let next_rows: Vec<usize> = pass.rows.groups.iter().map(|row| row + 1).collect();
         let mut target = ops::select(&device, [&pass.inputs], &next_rows)?;
         ops::scale(&device, &mut target, 1.0 / self.embedding_std)?;
-        let (mut dmean, mut dlog_std) = (Tensor::default(), Tensor::default());
+        let mut dmean = Tensor::default();
+        let mut dlog_std = Tensor::default();
         let weight = 1.0 / next_rows.len() as f32;
         let loss = GaussianLoss {
             mean: &of.mean,
@@ -314,7 +316,7 @@ impl ColarTrainStep {
         Ok((losses, self.head.backward(&device, &of, &dmean, &dlog_std)?))
     }
 
-    /// The noise of the latent loss, (groups, width): given with the examples, or drawn.
+    /// The noise of the latent loss, (groups, width): from the examples if provided, else sampled.
     fn noise(&self, device: &Device, examples: &[ColarExample]) -> Result<Tensor, DeviceError> {
         let width = self.model.decoder.config().width;
         if let Some(given) = examples.iter().map(|of| of.noise.as_ref()).collect::<Option<Vec<_>>>()

@@ -1,13 +1,13 @@
-//! Steps compressed into vectors, several tokens each, and fed in one teacher-forced pass: what
-//! CoLaR, Latent-SFT and Render-of-Thought share.
+//! Compressed steps, shared by CoLaR, Latent-SFT and Render-of-Thought: groups of tokens become
+//! vectors, which are the inputs of one teacher-forced forward pass.
 //!
 //! ```text
 //! prompt  [a b] [c d] [e]  completion
 //!         └─ groups: weighted sums of token embeddings
 //! ```
 //!
-//! From the prompt's last position on, every position has an output: it predicts a group, and after
-//! the last one the completion's tokens. What is made of an output is up to the method.
+//! From the prompt's last position on, every position has an output, which predicts the next group
+//! or, after the last group, the next token of the completion. The method defines the losses.
 
 use model::{Cache, Segment, Sequence, TrainableDecoder};
 use tensor::ops::{self, Indices};
@@ -17,20 +17,20 @@ use super::ExampleRows;
 use crate::dropout::DropoutConfig;
 use crate::rows::{PassRows, RowInput};
 
-/// An example with compressed steps, of Latent-SFT and Render-of-Thought.
+/// An example with compressed steps, for Latent-SFT and Render-of-Thought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompressedExample {
     /// Index in the data; part of the RNG key of dropout masks.
     pub id: u32,
-    /// Prompt tokens, those that begin the thoughts included.
+    /// Prompt tokens, including those that begin the thoughts.
     pub prompt: Vec<u32>,
     /// The tokens of each group.
     pub groups: Vec<Vec<u32>>,
     /// The tokens that end the thoughts, and the answer with its end.
     pub completion: Vec<u32>,
-    /// Index of the first completion token that is part of the loss; those before it are given.
+    /// Index of the first completion token in the loss; earlier ones are context only.
     pub loss_start: usize,
-    /// Scheduled sampling: whether the model's own thoughts are fed in place of the groups.
+    /// Scheduled sampling: whether the inputs are the model's own thoughts instead of the groups.
     pub feeds_thoughts: bool,
 }
 
@@ -40,13 +40,13 @@ impl CompressedExample {
         CompressedSequence { id: *id, prompt, groups, completion }
     }
 
-    /// Completion tokens that are part of the loss.
+    /// The completion tokens in the loss.
     pub(crate) fn targets(&self) -> &[u32] {
         self.completion.get(self.loss_start..).unwrap_or_default()
     }
 }
 
-/// What is fed of an example, of whichever method.
+/// The inputs of an example, of any method.
 #[derive(Clone, Copy)]
 pub(crate) struct CompressedSequence<'a> {
     pub(crate) id: u32,
@@ -56,51 +56,51 @@ pub(crate) struct CompressedSequence<'a> {
 }
 
 impl CompressedSequence<'_> {
-    /// Positions that are fed; the last completion token is only a target.
+    /// Number of input positions; the last completion token is only a target.
     pub(crate) fn positions(&self) -> usize {
         self.prompt.len() + self.outputs().saturating_sub(1)
     }
 
-    /// Positions whose hidden state is used.
+    /// Number of positions whose hidden state is used.
     fn outputs(&self) -> usize {
         self.groups.len() + self.completion.len()
     }
 
-    /// The rows that it takes, of which `logits` have logits.
+    /// The numbers of rows; `logits` of them have logits.
     pub(crate) fn rows(&self, logits: usize) -> ExampleRows {
         ExampleRows { fed: self.positions(), output: self.outputs(), logits }
     }
 }
 
-/// The factors of a group's embeddings in its vector.
+/// Weights of a group's token embeddings in its vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFactors {
-    /// What they are divided by.
+    /// Normalization of the factors.
     pub norm: FactorNorm,
-    /// Whether a later token of a group weighs less, so that a thought tells their order.
+    /// Whether later tokens of a group have smaller weights, so that their order can be recovered.
     pub ordered: bool,
 }
 
-/// What the factors of a group have in common.
+/// Normalization of the factors of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactorNorm {
-    /// Their squares sum to 1: a sum of unrelated embeddings is as long as one of them (CoLaR).
+    /// The squares sum to 1, so that a sum of uncorrelated embeddings keeps their norm (CoLaR).
     Squares,
-    /// They sum to 1: a mixture, whose factors are also probabilities (Latent-SFT).
+    /// The factors sum to 1: a mixture, whose factors are also probabilities (Latent-SFT).
     Sum,
 }
 
-/// What a token of an ordered group weighs beside the one before it: 0.8 and 0.6 for two.
+/// Ratio of consecutive factors in an ordered group. Two tokens have factors 0.8 and 0.6.
 const ORDER_DECAY: f32 = 0.75;
 
 impl GroupFactors {
-    /// Of a group of so many tokens.
+    /// The factors of a group of `count` tokens.
     pub fn of(self, count: usize) -> Vec<f32> {
         let decay = if self.ordered { ORDER_DECAY } else { 1.0 };
         let weights: Vec<f32> = (0..count).map(|at| decay.powi(at as i32)).collect();
         let norm = match self.norm {
             FactorNorm::Sum => weights.iter().sum::<f32>(),
-            // The published code of CoLaR adds 1e-5 to the root.
+            // CoLaR's published code adds 1e-5 to the root.
             FactorNorm::Squares if !self.ordered => (count as f32).sqrt() + 1e-5,
             FactorNorm::Squares => weights.iter().map(|weight| weight * weight).sum::<f32>().sqrt(),
         };
@@ -112,19 +112,20 @@ impl GroupFactors {
 pub(crate) struct CompressedGroups {
     pub(crate) vectors: Tensor, // (groups, width)
     tokens: Vec<u32>,
-    /// Per token: its group, and the factor of its embedding.
+    /// Per token: the index of its group, and the factor of its embedding.
     group_of_token: Vec<usize>,
     factors: Vec<f32>,
 }
 
 impl CompressedGroups {
-    /// A group's vector is the sum of its embeddings, each times its factor.
+    /// Computes each group's vector, the sum of its embeddings times their factors.
     pub(crate) fn new(
         model: &TrainableDecoder,
         sequences: &[CompressedSequence<'_>],
         factors: GroupFactors,
     ) -> Result<Self, DeviceError> {
-        let (device, width) = (model.decoder.device(), model.decoder.config().width);
+        let device = model.decoder.device();
+        let width = model.decoder.config().width;
         let groups: Vec<&Vec<u32>> = sequences.iter().flat_map(|of| of.groups).collect();
         let tokens: Vec<u32> = groups.iter().flat_map(|group| group.iter().copied()).collect();
         let each = |(at, group): (usize, &&Vec<u32>)| {
@@ -143,7 +144,7 @@ impl CompressedGroups {
         Ok(Self { vectors, tokens, group_of_token, factors })
     }
 
-    /// Adds the embeddings' gradients, given those of the vectors.
+    /// Accumulates the gradients of the embeddings, given those of the vectors.
     fn accumulate_gradients(
         self,
         model: &mut TrainableDecoder,
@@ -159,13 +160,13 @@ impl CompressedGroups {
     }
 }
 
-/// The rows of a batch's pass and the use of their hidden states.
+/// The rows of a batch's forward pass and the use of their hidden states.
 pub(crate) struct CompressedRows {
     input: PassRows,
-    /// Rows that are fed a group.
+    /// Rows whose input is a group.
     pub(crate) groups: Vec<usize>,
-    /// Indices among the output rows: those that predict a group, and those that predict a token
-    /// of the completion. The output after one of the former is at the group itself.
+    /// Indices among the output rows of those that predict a group, and of those that predict a
+    /// completion token. The output following one of the former is at the group itself.
     pub(crate) before_groups: Vec<usize>,
     pub(crate) before_tokens: Vec<Vec<usize>>, // per example
 }
@@ -208,35 +209,39 @@ impl CompressedRows {
     }
 }
 
-/// What a batch's pass is made of.
+/// The inputs of a batch's forward pass.
 pub(crate) struct CompressedBatch<'a> {
     pub(crate) sequences: Vec<CompressedSequence<'a>>,
     pub(crate) factors: GroupFactors,
     pub(crate) dropout: Option<DropoutConfig>,
 }
 
-/// Thoughts that are fed in place of groups, as constants.
+/// Thoughts used as constant inputs instead of groups (scheduled sampling).
 pub(crate) struct FedThoughts {
     vectors: Tensor, // (groups, width)
-    /// Per group: whether the thought takes its place.
+    /// Per group: whether a thought replaces it.
     replaces: Vec<bool>,
 }
 
 impl FedThoughts {
-    /// Of the examples that are fed what the model thinks.
+    /// Replaces the groups of the examples with `feeds_thoughts`.
     pub(crate) fn new(vectors: Tensor, examples: &[CompressedExample]) -> Self {
-        let of = |example: &CompressedExample| vec![example.feeds_thoughts; example.groups.len()];
-        Self { vectors, replaces: examples.iter().flat_map(of).collect() }
+        let replaces = examples
+            .iter()
+            .flat_map(|example| vec![example.feeds_thoughts; example.groups.len()])
+            .collect();
+        Self { vectors, replaces }
     }
 }
 
 impl CompressedBatch<'_> {
-    /// The cache slots that it takes.
+    /// Number of KV-cache slots of the batch.
     pub(crate) fn slots(&self) -> usize {
         self.sequences.iter().map(|of| Cache::slots_for(of.positions())).sum()
     }
 
-    /// Feeds prompts, groups or thoughts in their place, and completions.
+    /// Runs the forward pass over prompts, groups (or the thoughts that replace them) and
+    /// completions.
     pub(crate) fn forward(
         &self,
         model: &TrainableDecoder,
@@ -271,17 +276,17 @@ pub(crate) struct CompressedPass {
     pub(crate) inputs: Tensor, // (rows, width)
     pub(crate) hidden: Tensor, // (output rows, width)
     segment: Segment,
-    /// Per group: whether something else was fed.
+    /// Per group: whether a thought replaced it.
     replaced: Option<Vec<bool>>,
 }
 
 impl CompressedPass {
-    /// The hidden states from which the groups are predicted: (groups, width).
+    /// The hidden states that predict the groups: (groups, width).
     pub(crate) fn before_groups(&self, model: &TrainableDecoder) -> Result<Tensor, DeviceError> {
         ops::select(model.decoder.device(), [&self.hidden], &self.rows.before_groups)
     }
 
-    /// Adds the gradients of all parameters of the model, given those of the output rows.
+    /// Accumulates the gradients of the model, given those of the output rows.
     pub(crate) fn backward(
         self,
         model: &mut TrainableDecoder,
@@ -301,13 +306,13 @@ impl CompressedPass {
     }
 }
 
-/// The sum of losses, each times its weight.
+/// The weighted sum of losses.
 pub(crate) fn weighted_sum(losses: &[f32], weights: &[f32]) -> f64 {
     let terms = losses.iter().zip(weights);
     terms.map(|(loss, weight)| f64::from(*loss) * f64::from(*weight)).sum()
 }
 
-/// The sum of losses (rows, 1) over their number.
+/// The mean of losses (rows, 1).
 pub(crate) fn mean(losses: Tensor) -> Result<f64, DeviceError> {
     let losses = losses.to_host()?;
     let sum: f64 = losses.data().iter().map(|&loss| f64::from(loss)).sum();

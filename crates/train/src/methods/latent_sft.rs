@@ -1,17 +1,17 @@
-//! A reasoner like Latent-SFT: a thought is a mixture of token embeddings, and the language-model
-//! head says of which tokens.
+//! A reasoner like Latent-SFT: a thought is a mixture of token embeddings, weighted by the
+//! distribution of the language-model head.
 //!
 //! ```text
 //! question <think>  [a b] [c d] [e]  </think> \boxed{18} [eos]
 //!                   └─ groups: means of embeddings
 //! ```
 //!
-//! The steps' tokens are taken some at a time. At the position before a group the head's
-//! distribution is drawn to that of the group's tokens (the Kullback-Leibler divergence), at the
-//! last group to the end marker, after it to the answer. Inference feeds the mixture of the most
-//! probable tokens in place of the group's mean and stops where the end marker is the most
-//! probable. So that the model learns to go on from its own mixtures, a share of the examples is
-//! fed those of a first pass, as constants (scheduled sampling in two passes).
+//! The steps' tokens are split into groups. At the position before a group, the loss is the
+//! Kullback-Leibler divergence between the head's distribution and that of the group's tokens; at
+//! the last group the target is the end marker, then the answer. Inference feeds the mixture of the
+//! most probable tokens instead of the group's mean and stops when the end marker is the most
+//! probable token. To teach the model to continue from its own mixtures, a fraction of the examples
+//! uses mixtures from a first forward pass as constant inputs (scheduled sampling).
 //!
 //! The published method learns its mixtures with an encoder in a first stage; here they are fixed.
 
@@ -47,24 +47,25 @@ use crate::trainer::TrainTask;
 /// Latent-SFT's entry.
 pub const METHOD: MethodEntry = MethodEntry {
     name: "latent-sft",
-    about: "Compressed steps as mixtures of token embeddings; the LM head mixes the next one, the \
-            model decides when to end",
+    about: "Compressed steps as mixtures of token embeddings; the LM head predicts the next \
+            mixture, and the model decides when to stop",
     configure: |options, tokenizer| Ok(Box::new(LatentSftMethod::new(options, tokenizer)?)),
 };
 
-/// The settings of a training like Latent-SFT's.
+/// Latent-SFT's settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "latent-sft")]
 pub struct LatentSftMethod {
-    /// Tokens that a thought stands for.
+    /// Tokens per thought.
     pub compression: usize,
-    /// Whether later tokens of a thought weigh less, so that their order can be recovered.
+    /// Whether later tokens of a thought have smaller weights, so that their order can be
+    /// recovered.
     pub ordered: bool,
-    /// The share of examples that are fed the model's own mixtures.
+    /// Fraction of examples whose input thoughts are the model's own mixtures.
     pub scheduled_sampling: f32,
-    /// The most thoughts of inference.
+    /// Maximum number of thoughts in inference.
     pub thoughts: usize,
-    /// Texts around question and thoughts.
+    /// Texts around the question and the thoughts.
     pub layout: FamilyLayout,
 }
 
@@ -102,13 +103,13 @@ impl TrainingMethod for LatentSftMethod {
     }
 }
 
-/// The text before an answer, and after it.
+/// The text before and after an answer.
 const ANSWER_BOX: [&str; 2] = ["\\boxed{", "}"];
-/// How the steps of a solution begin.
+/// The beginning of a worked step.
 const STEP_START: &str = "<<";
 
-/// The texts of the family in a vocabulary. What it cannot write becomes a token of its own, and so
-/// does an end marker whose first token also begins a step: thinking would end there.
+/// The family's texts for a vocabulary. Texts that it cannot represent become added tokens, as does
+/// an end marker whose first token also begins a step, which would end the thoughts early.
 pub fn layout(tokenizer: &Tokenizer) -> Result<FamilyLayout, ModelError> {
     let mut layout = FamilyLayout::with_prompt(tokenizer, LATENT_SFT_PROMPT)?;
     let [begin, end] = LATENT_SFT_MARKERS;
@@ -130,11 +131,11 @@ pub struct LatentSftEncoder {
     pub tokenizer: Arc<Tokenizer>,
     /// Texts of the prompt.
     pub layout: FamilyLayout,
-    /// Ends an answer.
+    /// End-of-text token.
     pub eos: u32,
-    /// Tokens of a group.
+    /// Tokens per group.
     pub compression: usize,
-    /// The share of examples that are fed the model's own mixtures.
+    /// Fraction of examples whose input thoughts are the model's own mixtures.
     pub scheduled_sampling: f32,
 }
 
@@ -173,12 +174,12 @@ impl ExampleEncoder for LatentSftEncoder {
     }
 }
 
-/// A reasoner with its gradients.
+/// A trainable Latent-SFT reasoner and its losses.
 #[derive(Debug)]
 pub struct LatentSftTrainStep {
     /// The decoder and its language-model head.
     pub model: TrainableDecoder,
-    /// Whether a later token of a group weighs less, so that a thought tells their order.
+    /// Whether later tokens of a group have smaller weights, so that their order can be recovered.
     pub ordered: bool,
     cache: Option<Cache>,
 }
@@ -188,21 +189,21 @@ pub struct LatentSftTrainStep {
 pub struct LatentSftLosses {
     /// Cross entropy per token of end markers and answers, in nats.
     pub tokens: f64,
-    /// Divergence of the head's distribution from the next group's, per thought, in nats.
+    /// KL divergence between the next group's distribution and the head's, per thought, in nats.
     pub thoughts: f64,
 }
 
-/// The tokens that a batch's outputs predict. One that predicts a group has a row for each of its
-/// tokens: the cross entropy with a distribution is the weighted sum of those with its tokens.
+/// Targets of a batch's outputs. An output that predicts a group has one row per token of the
+/// group: the cross entropy with a distribution is the weighted sum over its tokens.
 #[derive(Default)]
 struct SoftTargets {
-    /// Per row: the output that predicts it, the token, and its weight in the loss.
+    /// Per row: the output row, the target token, and its weight in the loss.
     outputs: Vec<usize>,
     tokens: Vec<u32>,
     weights: Vec<f32>,
-    /// Rows of groups; those of completions follow.
+    /// Number of rows of groups, which precede those of completions.
     group_rows: usize,
-    /// The mean entropy of the groups' distributions, the least that their cross entropy can be.
+    /// Mean entropy of the groups' distributions, the minimum of their cross entropy.
     entropy: f64,
 }
 
@@ -235,7 +236,7 @@ impl SoftTargets {
     }
 }
 
-/// The entropy of a group's distribution, in nats; a token may occur twice in it.
+/// The entropy of a group's distribution, in nats; a token may occur more than once in a group.
 fn entropy(group: &[u32], shares: &[f32]) -> f64 {
     let mut probabilities: BTreeMap<u32, f64> = BTreeMap::new();
     for (&token, &share) in group.iter().zip(shares) {
@@ -245,12 +246,12 @@ fn entropy(group: &[u32], shares: &[f32]) -> f64 {
 }
 
 impl LatentSftTrainStep {
-    /// A step over this model.
+    /// A train step on this model.
     pub fn new(model: TrainableDecoder, ordered: bool) -> Self {
         Self { model, ordered, cache: None }
     }
 
-    /// Adds the gradients of a batch's loss to all parameters; returns its parts.
+    /// Adds the gradients of a batch's loss to all parameters; returns its terms.
     pub fn batch_losses(
         &mut self,
         examples: &[CompressedExample],

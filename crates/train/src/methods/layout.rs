@@ -1,7 +1,8 @@
-//! The texts around question, thoughts and answer of a published family, in a model's vocabulary.
+//! The texts that a published family puts around question, thoughts and answer, adapted to a
+//! model's vocabulary.
 //!
-//! A vocabulary of whole words, such as the corpus's, cannot write the published prompts: there a
-//! prompt is the bare question, and the markers become tokens of their own.
+//! A word-level vocabulary, such as the corpus's, cannot represent the published prompts: there the
+//! prompt is the bare question, and the markers become added tokens.
 
 use model::{ModelError, Tokenizer};
 use serde::Serialize;
@@ -14,15 +15,15 @@ use crate::model_dir::ModelUsage;
 pub struct FamilyLayout {
     /// Text before the question.
     pub prompt_prefix: String,
-    /// Text after it.
+    /// Text after the question.
     pub prompt_suffix: String,
-    /// Texts that the vocabulary gets as tokens of their own.
+    /// Texts to add to the vocabulary as single tokens.
     pub added_tokens: Vec<String>,
 }
 
 impl FamilyLayout {
-    /// The published prompt, prefix and suffix, where the vocabulary has its words; else the
-    /// question in a line of its own.
+    /// With the published prefix and suffix if the vocabulary has their words, else with the
+    /// question on a separate line.
     pub(crate) fn with_prompt(
         tokenizer: &Tokenizer,
         [prefix, suffix]: [&str; 2],
@@ -37,7 +38,7 @@ impl FamilyLayout {
         })
     }
 
-    /// How a model of a family with these texts will be used.
+    /// The configuration of a model of a family with these texts.
     pub(crate) fn usage(&self, family: &str, thoughts: usize) -> ModelUsage {
         ModelUsage {
             config: json!({
@@ -48,7 +49,7 @@ impl FamilyLayout {
         }
     }
 
-    /// The tokens of a question's prompt, without those that begin the thoughts.
+    /// The tokens of a question's prompt, without the tokens that begin the thoughts.
     pub(crate) fn prompt(
         &self,
         tokenizer: &Tokenizer,
@@ -58,7 +59,7 @@ impl FamilyLayout {
     }
 }
 
-/// Whether every word of a text has tokens.
+/// Whether every word of a text is in the vocabulary.
 pub(crate) fn is_in_vocabulary(tokenizer: &Tokenizer, text: &str) -> Result<bool, ModelError> {
     Ok(tokenizer.unknown_words(text)?.is_empty())
 }

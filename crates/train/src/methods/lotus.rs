@@ -1,17 +1,17 @@
-//! LOTUS: blocks of latent positions, computed in parallel and in several loops; block k learns to
+//! LOTUS: blocks of latent positions, computed in parallel over several loops; block k learns to
 //! predict the tokens of step k.
 //!
 //! ```text
 //! question \n [begin-latent]  block 1 … block K  [end-latent] step \n … ### answer [eos]
 //!
-//! pass 0:      every latent position reads the embedding E of the latent token
-//! pass 1 … R:  E + the hidden state of the pass before at the same position
+//! pass 0:      the input of every latent position is the embedding E of the latent token
+//! pass 1 … R:  E + the hidden state of the previous pass at the same position
 //! ```
 //!
-//! In pass R the LM head predicts each token of step k one position before it stands in block k,
-//! the first of all at the end of the prompt. Keys and values of the passes before are discarded,
-//! so gradients reach them through the hidden states alone: the passes are segments of their own,
-//! taken in reverse order.
+//! In pass R the LM head predicts each token of step k one position before the token's position in
+//! block k; the first token is predicted at the end of the prompt. Keys and values of earlier
+//! passes are discarded, so gradients reach those passes only through the hidden states: each pass
+//! is a separate segment, and the backward pass visits the segments in reverse order.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -44,28 +44,28 @@ use crate::vocabulary::LATENT;
 /// LOTUS's entry.
 pub const METHOD: MethodEntry = MethodEntry {
     name: "lotus",
-    about: "Blocks of latent positions in loops; each block predicts the tokens of a step",
+    about: "Looped blocks of latent positions; each block predicts the tokens of a step",
     configure: |options, _| Ok(Box::new(LotusMethod::new(options)?)),
 };
 
-/// The published weight of the steps' loss.
+/// The published weight of the loss on step tokens.
 const STEP_LOSS_WEIGHT: f32 = 0.05;
-/// The published width of a block where numbers are tokens; 25 where digits are.
+/// The published block width for vocabularies with numbers as tokens; 25 with digits as tokens.
 const BLOCK_WIDTH: usize = 13;
 
-/// The settings of LOTUS.
+/// LOTUS's settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "lotus")]
 pub struct LotusMethod {
-    /// Decides which steps are no longer written after the blocks.
+    /// Schedule that removes written steps after the blocks.
     pub curriculum: Curriculum,
-    /// Blocks of latent positions.
+    /// Number of blocks of latent positions.
     pub blocks: usize,
-    /// Latent positions of a block.
+    /// Latent positions per block.
     pub block_width: usize,
-    /// Passes whose hidden states are fed back.
+    /// Number of passes whose hidden states are fed back.
     pub loops: usize,
-    /// Weight of the loss of the steps' tokens.
+    /// Weight of the loss on step tokens.
     pub step_loss_weight: f32,
 }
 
@@ -123,28 +123,28 @@ impl TrainingMethod for LotusMethod {
 pub struct LotusExample {
     /// Index in the data; part of the RNG key of dropout masks.
     pub id: u32,
-    /// Prompt tokens, the one that begins the thoughts included.
+    /// Prompt tokens, including the one that begins the thoughts.
     pub prompt: Vec<u32>,
-    /// The tokens of the step of each block, at most as many as a block is wide.
+    /// Step tokens per block, at most the block width.
     pub steps: Vec<Vec<u32>>,
-    /// The token that ends the thoughts, steps that are still written, the answer with its end.
+    /// The token that ends the thoughts, remaining written steps, and the answer with its end.
     pub completion: Vec<u32>,
 }
 
-/// Tokenizes examples for blocks.
+/// Tokenizes examples in LOTUS's layout.
 #[derive(Clone)]
 pub struct LotusEncoder {
     /// Tokenizes text.
     pub tokenizer: Arc<Tokenizer>,
     /// Special tokens.
     pub markers: LatentMarkers,
-    /// Decides which steps are no longer written after the blocks.
+    /// Schedule that removes written steps after the blocks.
     pub curriculum: Curriculum,
-    /// Blocks of latent positions.
+    /// Number of blocks of latent positions.
     pub blocks: usize,
-    /// Latent positions of a block.
+    /// Latent positions per block.
     pub block_width: usize,
-    /// Passes whose hidden states are fed back.
+    /// Number of passes whose hidden states are fed back.
     pub loops: usize,
 }
 
@@ -195,9 +195,9 @@ impl ExampleEncoder for LotusEncoder {
 /// The latent positions of every example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LotusShape {
-    /// Blocks of latent positions.
+    /// Number of blocks of latent positions.
     pub blocks: usize,
-    /// Their width, their token and the loops.
+    /// Width of a block, the latent token, and the number of loops.
     pub looped: LatentLoop,
 }
 
@@ -206,21 +206,21 @@ impl LotusShape {
         self.blocks * self.looped.block_width
     }
 
-    /// The step token that stands at a latent position.
+    /// The step token at a latent position, if any.
     fn token_at(self, example: &LotusExample, position: usize) -> Option<u32> {
         let width = self.looped.block_width;
         example.steps.get(position / width)?.get(position % width).copied()
     }
 }
 
-/// A reasoner with its gradients.
+/// A trainable LOTUS reasoner and its losses.
 #[derive(Debug)]
 pub struct LotusTrainStep {
     /// The decoder and its language-model head.
     pub model: TrainableDecoder,
     /// The latent positions.
     pub shape: LotusShape,
-    /// Weight of the loss of the steps' tokens.
+    /// Weight of the loss on step tokens.
     pub step_loss_weight: f32,
     cache: Option<Cache>,
 }
@@ -230,18 +230,18 @@ pub struct LotusTrainStep {
 pub struct LotusLosses {
     /// Cross entropy per token after the thoughts, in nats.
     pub tokens: f64,
-    /// The same of the steps' tokens at the latent positions.
+    /// Cross entropy per step token at the latent positions, in nats.
     pub steps: f64,
 }
 
-/// A pass over some rows, with what its backward needs.
+/// A forward pass over some rows, with the saved values for its backward pass.
 struct LoopPass {
     rows: PassRows,
     segment: Segment,
     hidden: Tensor, // (output rows, width)
 }
 
-/// The last pass, and what its hidden states predict.
+/// The last forward pass and its targets.
 struct LastPass {
     pass: LoopPass,
     targets: Vec<u32>,  // per output row
@@ -249,7 +249,7 @@ struct LastPass {
 }
 
 impl LotusTrainStep {
-    /// A step over a model.
+    /// A train step on a model.
     pub fn new(model: TrainableDecoder, shape: LotusShape, step_loss_weight: f32) -> Self {
         Self { model, shape, step_loss_weight, cache: None }
     }
@@ -258,7 +258,7 @@ impl LotusTrainStep {
         self.model.decoder.device().clone()
     }
 
-    /// Adds the gradients of a batch's loss to all parameters; returns its parts.
+    /// Adds the gradients of a batch's loss to all parameters; returns its terms.
     pub fn batch_losses(
         &mut self,
         examples: &[LotusExample],
@@ -289,8 +289,8 @@ impl LotusTrainStep {
         losses
     }
 
-    /// What the latent positions read: the latent token's embedding, and the hidden states of the
-    /// pass before added to it.
+    /// Inputs of the latent positions: the latent token's embedding plus the hidden states of the
+    /// previous pass.
     fn loop_inputs(
         &self,
         previous: Option<&Tensor>,
@@ -306,8 +306,8 @@ impl LotusTrainStep {
         Ok(x)
     }
 
-    /// The questions; an example with steps has an output at the end, which predicts the first
-    /// token of its first step.
+    /// The forward pass over the prompts. An example with steps has an output at the end of its
+    /// prompt, which predicts the first token of the first step.
     fn pass_prompts(
         &self,
         cache: &mut Cache,
@@ -327,7 +327,7 @@ impl LotusTrainStep {
         self.run(cache, rows, None, dropout)
     }
 
-    /// One loop over the latent positions, all of which have outputs.
+    /// One loop over the latent positions. All of them have outputs.
     fn pass_loop(
         &self,
         cache: &mut Cache,
@@ -348,7 +348,7 @@ impl LotusTrainStep {
         self.run(cache, rows, Some(x), dropout)
     }
 
-    /// The last pass over the latent positions, and what is written after them.
+    /// The last pass over the latent positions, and the completions after them.
     fn pass_last(
         &self,
         cache: &mut Cache,
@@ -391,7 +391,7 @@ impl LotusTrainStep {
         Ok(LoopPass { rows, segment, hidden })
     }
 
-    /// The losses, and the gradients of all passes in reverse order.
+    /// Computes the losses, and the gradients of all passes in reverse order.
     fn backward(
         &mut self,
         cache: &Cache,
@@ -424,7 +424,7 @@ impl LotusTrainStep {
         let mut dvectors = last.rows.accumulate_embedding_gradients(&mut self.model, &dx)?;
         for pass in passes.into_iter().rev() {
             self.accumulate_latent_embedding(&dvectors)?;
-            // The vectors of a pass are in the order of the outputs of the one before.
+            // The input vectors of a pass are in the order of the previous pass's outputs.
             let dx = self.model.backward(cache, &mut dkv, pass.segment, &dvectors)?;
             dvectors = pass.rows.accumulate_embedding_gradients(&mut self.model, &dx)?;
         }
@@ -441,16 +441,17 @@ impl LotusTrainStep {
         Ok(LotusLosses { tokens: mean(false, tokens), steps: mean(true, steps) })
     }
 
-    /// Every latent position of every pass reads the latent token's embedding.
+    /// Adds the gradient of the latent token's embedding, an input of every latent position of
+    /// every pass.
     fn accumulate_latent_embedding(&mut self, dvectors: &Tensor) -> Result<(), DeviceError> {
         let tokens = vec![self.shape.looped.token; dvectors.rows()];
         self.model.accumulate_embedding_gradients(tokens, dvectors)
     }
 }
 
-/// A sequence that goes on from a prompt. It shares the whole chunks of the prompt's slots and
-/// repeats the tokens after them, with the masks that they had: so prompt and latent positions are
-/// one prefix, which attention reads in tiles.
+/// A sequence that continues a prompt. It shares the complete chunks of the prompt's slots and
+/// recomputes the remaining tokens with the same masks, so that prompt and latent positions are one
+/// prefix, which attention reads in tiles.
 fn begin_pass(
     cache: &mut Cache,
     rows: &mut PassRows,
@@ -466,8 +467,8 @@ fn begin_pass(
     sequence
 }
 
-/// The dropout stream of a loop, 0 for prompt and last pass: the upper bits tell loops apart, whose
-/// positions are the same.
+/// The dropout stream of a loop, 0 for the prompt and the last pass. The upper bits distinguish
+/// loops, which have the same positions.
 fn loop_stream(step: u32, number: usize) -> u32 {
     step ^ (number as u32) << 24
 }

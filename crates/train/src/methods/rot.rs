@@ -1,18 +1,19 @@
-//! A reasoner like Render-of-Thought: a fixed number of thoughts, each by a projection head.
+//! A reasoner like Render-of-Thought: a fixed number of thoughts, each predicted by a projection
+//! head.
 //!
 //! ```text
 //! question <img_begin>  [a b] [c d] [e] [end] …  <img_end> ### 18 [eos]
 //!                       └─ slots: sums of embeddings / sqrt(count)
 //! ```
 //!
-//! The steps' tokens fill the slots from the left, some at a time; slots that are left over hold
-//! the end marker. At the position before a slot the head predicts the slot's vector, a constant of
-//! this loss; after the last one the answer is predicted. Slots are fed as they are, or for a share
-//! of the examples as the head predicts them in a first pass (scheduled sampling in two passes), so
-//! that the model learns to go on from its own thoughts.
+//! The steps' tokens fill the slots from the left, several tokens per slot; remaining slots hold
+//! the end marker. At the position before a slot the head predicts the slot's vector (no gradient
+//! flows into the target); after the last slot the model predicts the answer. The inputs are the
+//! slots' vectors or, for a fraction of the examples, the head's predictions from a first forward
+//! pass (scheduled sampling), so that the model learns to continue from its own thoughts.
 //!
-//! The published method's targets are a vision encoder's features of the rendered chain, a picture
-//! of a line of text; ours are sums of the model's own embeddings.
+//! In the published method the targets are a vision encoder's features of the chain of thought
+//! rendered as an image; here they are sums of the model's own embeddings.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -45,27 +46,28 @@ use crate::trainer::TrainTask;
 /// Render-of-Thought's entry.
 pub const METHOD: MethodEntry = MethodEntry {
     name: "rot",
-    about: "Compressed steps in a fixed number of slots; a SwiGLU head projects the next one",
+    about: "Compressed steps in a fixed number of slots; a SwiGLU head predicts the next one",
     configure: |options, tokenizer| Ok(Box::new(RotMethod::new(options, tokenizer)?)),
 };
 
-/// The settings of a training like Render-of-Thought's.
+/// Render-of-Thought's settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "method", rename = "rot")]
 pub struct RotMethod {
-    /// Thoughts of every example.
+    /// Number of thoughts of every example.
     pub thoughts: usize,
-    /// Tokens that a thought stands for, more where the chain would not fit.
+    /// Tokens per thought; more if the chain would not fit.
     pub compression: usize,
-    /// Whether later tokens of a thought weigh less, so that their order can be recovered.
+    /// Whether later tokens of a thought have smaller weights, so that their order can be
+    /// recovered.
     pub ordered: bool,
-    /// Weight of the regression.
+    /// Weight of the regression loss.
     pub gamma: f32,
-    /// The share of examples that are fed the head's own thoughts.
+    /// Fraction of examples whose input thoughts are predicted by the head.
     pub scheduled_sampling: f32,
     /// Inner width of the projection head.
     pub latent_head: usize,
-    /// Texts around question and thoughts.
+    /// Texts around the question and the thoughts.
     pub layout: FamilyLayout,
 }
 
@@ -116,7 +118,7 @@ impl TrainingMethod for RotMethod {
     }
 }
 
-/// The texts of the family in a vocabulary; its markers are added tokens.
+/// The family's texts for a vocabulary; its markers become added tokens.
 pub fn layout(tokenizer: &Tokenizer) -> Result<FamilyLayout, ModelError> {
     let mut layout = FamilyLayout::with_prompt(tokenizer, ROT_PROMPT)?;
     let missing = ROT_MARKERS.into_iter().filter(|text| tokenizer.token_to_id(text).is_none());
@@ -133,13 +135,13 @@ pub struct RotEncoder {
     pub layout: FamilyLayout,
     /// The tokens before and after the thoughts.
     pub markers: [u32; 2],
-    /// Ends an answer.
+    /// End-of-text token.
     pub eos: u32,
-    /// Slots of every example.
+    /// Number of slots of every example.
     pub thoughts: usize,
-    /// Tokens of a slot; more where the chain would not fit.
+    /// Tokens per slot; more if the chain would not fit.
     pub compression: usize,
-    /// The share of examples that are fed the head's own thoughts.
+    /// Fraction of examples whose input thoughts are predicted by the head.
     pub scheduled_sampling: f32,
 }
 
@@ -164,7 +166,7 @@ impl ExampleEncoder for RotEncoder {
             prompt,
             groups: slots(&steps, self.thoughts, self.compression, end),
             completion,
-            loss_start: 1, // inference gives the end marker
+            loss_start: 1, // inference supplies the end marker
             feeds_thoughts: place.uniforms[0] < f64::from(self.scheduled_sampling),
         }])
     }
@@ -182,18 +184,18 @@ fn slots(tokens: &[u32], count: usize, compression: usize, blank: u32) -> Vec<Ve
     slots
 }
 
-/// A reasoner with its gradients.
+/// A trainable Render-of-Thought reasoner and its losses.
 #[derive(Debug)]
 pub struct RotTrainStep {
     /// The decoder and its language-model head.
     pub model: TrainableDecoder,
-    /// Predicts the next slot.
+    /// Head that predicts the next slot.
     pub head: TrainableSwiGlu,
-    /// The embeddings' standard deviation, the unit of the regression.
+    /// Standard deviation of the embeddings, the unit of the regression loss.
     pub embedding_std: f32,
-    /// Weight of the regression.
+    /// Weight of the regression loss.
     pub loss_weight: f32,
-    /// Whether a later token of a slot weighs less, so that a thought tells their order.
+    /// Whether later tokens of a slot have smaller weights, so that their order can be recovered.
     pub ordered: bool,
     cache: Option<Cache>,
 }
@@ -208,12 +210,12 @@ pub struct RotLosses {
 }
 
 impl RotTrainStep {
-    /// A step over these modules.
+    /// A train step on these modules.
     pub fn new(model: TrainableDecoder, head: TrainableSwiGlu, embedding_std: f32) -> Self {
         Self { model, head, embedding_std, loss_weight: 1.0, ordered: false, cache: None }
     }
 
-    /// Adds the gradients of a batch's loss to all parameters; returns its parts.
+    /// Adds the gradients of a batch's loss to all parameters; returns its terms.
     pub fn batch_losses(
         &mut self,
         examples: &[CompressedExample],
@@ -243,7 +245,7 @@ impl RotTrainStep {
     }
 
     /// The losses of all answer tokens, the gradients of the hidden states that predict them, and
-    /// these states' output rows.
+    /// the output rows of these states.
     fn token_losses(
         &mut self,
         pass: &CompressedPass,
@@ -269,13 +271,20 @@ impl RotTrainStep {
         let unit = 1.0 / self.embedding_std;
         ops::scale(&device, &mut predicted, unit)?;
         ops::scale(&device, &mut target, unit)?;
-        // A Gaussian without noise: the squared error of its mean.
-        let (slots, width) = (target.rows(), target.cols());
+        // A Gaussian loss without noise is the squared error of the mean.
+        let slots = target.rows();
+        let width = target.cols();
         let zeros = Tensor::zeros_on(&device, slots, width)?;
         let weight = self.loss_weight / slots as f32;
-        let (mean, log_std, noise, target) = (&predicted, &zeros, &zeros, &target);
-        let loss = GaussianLoss { mean, log_std, noise, target, weight };
-        let (mut dpredicted, mut unused) = (Tensor::default(), Tensor::default());
+        let loss = GaussianLoss {
+            mean: &predicted,
+            log_std: &zeros,
+            noise: &zeros,
+            target: &target,
+            weight,
+        };
+        let mut dpredicted = Tensor::default();
+        let mut unused = Tensor::default();
         let losses = ops::gaussian_loss(&device, loss, &mut dpredicted, &mut unused)?;
         ops::scale(&device, &mut dpredicted, unit)?;
         Ok((losses, self.head.backward(&device, &activations, &dpredicted)?))

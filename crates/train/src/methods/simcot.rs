@@ -1,14 +1,14 @@
-//! SIM-CoT's step decoder: an auxiliary language model that reads one step of the solution from the
-//! thoughts that stand for it. It shapes the thoughts during training and is not part of the saved
+//! SIM-CoT's step decoder: an auxiliary language model that decodes each step of the solution from
+//! the thoughts that replace it. It is used only during training and is not part of the saved
 //! model.
 //!
 //! ```text
 //! [thoughts of slot k] step k's tokens  ──decoder──>  cross entropy of step k's tokens and eos
 //! ```
 //!
-//! The decoder has weights of its own; step tokens are embedded by the reasoner's table, as in the
-//! published code. Steps beyond the last slot are joined in it. The loss is the mean over a slot's
-//! tokens, then over the slots that have any.
+//! The decoder has separate weights; step tokens are embedded by the reasoner's table, as in the
+//! published code. Further steps are appended to the last slot. The loss is averaged over a slot's
+//! tokens, then over the slots that have tokens.
 
 use model::{Cache, Sequence, TrainableDecoder};
 use serde::Serialize;
@@ -24,17 +24,17 @@ use crate::tokenized_example::TokenizedExample;
 /// The settings of SIM-CoT's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepDecoderSpec {
-    /// Its weight; 0 for none.
+    /// Weight of the loss; 0 disables it.
     pub loss_weight: f32,
-    /// Thoughts that a step is read from.
+    /// Number of thoughts from which a step is decoded.
     pub thoughts_per_step: usize,
 }
 
 impl StepDecoderSpec {
-    /// No loss.
+    /// Disables the loss.
     pub const NONE: Self = Self { loss_weight: 0.0, thoughts_per_step: 1 };
 
-    /// The step decoder, which begins as a copy of the model; `None` without its loss.
+    /// The step decoder, initialized as a copy of the model; `None` if its loss is disabled.
     pub(crate) fn load(self, setup: &TaskSetup) -> Result<Option<StepDecoder>, TrainError> {
         if self.loss_weight == 0.0 {
             return Ok(None);
@@ -53,9 +53,9 @@ impl StepDecoderSpec {
 pub struct StepDecoder {
     /// The auxiliary decoder with its language-model head.
     pub decoder: TrainableDecoder,
-    /// Thoughts that a step is read from: 1 in CODI, 2 in COCONUT.
+    /// Number of thoughts from which a step is decoded: 1 in CODI, 2 in COCONUT.
     pub thoughts_per_step: usize,
-    /// Whether the thought after the last one, which is not fed, is read too (CODI).
+    /// Whether to also decode from the thought after the last one, which is not an input (CODI).
     pub reads_unfed_thought: bool,
     /// The token that ends a step.
     pub eos: u32,
@@ -71,17 +71,17 @@ pub(crate) struct StepGradients {
     pub(crate) dthoughts: Vec<Tensor>,
 }
 
-/// A step that is read from its thoughts.
+/// A step to decode from its thoughts.
 struct StepSequence {
     slot: usize,
     example: usize,
-    /// Indices of its thoughts in the concatenation of all thought steps.
+    /// Indices of the step's thoughts in the concatenation of all thought steps.
     thoughts: Vec<usize>,
     tokens: Vec<u32>,
 }
 
 impl StepDecoder {
-    /// A step decoder with these weights; see the fields for the rest.
+    /// A step decoder with these weights; see the fields for the other parameters.
     pub fn new(decoder: TrainableDecoder, thoughts_per_step: usize, eos: u32) -> Self {
         Self {
             decoder,
@@ -93,8 +93,8 @@ impl StepDecoder {
         }
     }
 
-    /// Adds the gradients of the decoder and of the reasoner's embeddings; returns those of the
-    /// thoughts. `None` if no example has a step to read.
+    /// Accumulates the gradients of the decoder and of the reasoner's embeddings; returns those of
+    /// the thoughts. `None` if no example has a step to decode.
     pub(crate) fn accumulate_gradients(
         &mut self,
         reasoner: &mut TrainableDecoder,
@@ -137,7 +137,7 @@ impl StepDecoder {
         Ok(Some(StepGradients { loss: StepLoss { losses, weights: means }, dthoughts }))
     }
 
-    /// The steps that the thoughts of a batch stand for.
+    /// The steps to decode from the thoughts of a batch.
     fn sequences(
         &self,
         thoughts: &[ThoughtStep],
@@ -162,9 +162,10 @@ impl StepDecoder {
         sequences
     }
 
-    /// The rows of the decoder's pass, and the target of each output row.
+    /// The rows of the decoder's forward pass, and the target of each output row.
     fn rows(&self, cache: &mut Cache, sequences: &[StepSequence]) -> (PassRows, Vec<u32>) {
-        let (mut rows, mut targets) = (PassRows::default(), Vec::new());
+        let mut rows = PassRows::default();
+        let mut targets = Vec::new();
         for of in sequences {
             let mut sequence = Sequence::default();
             for t in 1..=of.thoughts.len() {
@@ -180,7 +181,7 @@ impl StepDecoder {
     }
 }
 
-/// For every example, the indices of its thoughts in the concatenation of all thought steps.
+/// Per example: the indices of its thoughts in the concatenation of all thought steps.
 fn thought_indices(thoughts: &[ThoughtStep], examples: usize) -> Vec<Vec<usize>> {
     let mut indices = vec![Vec::new(); examples];
     let mut start = 0;
@@ -193,7 +194,7 @@ fn thought_indices(thoughts: &[ThoughtStep], examples: usize) -> Vec<Vec<usize>>
     indices
 }
 
-/// The weight of each target in the loss: one over the tokens of its slot and over the slots.
+/// The weight of each target in the loss: 1 / (tokens of its slot * number of slots).
 fn token_weights(sequences: &[StepSequence]) -> Vec<f32> {
     let targets = |of: &StepSequence| of.tokens.len() + 1;
     let last = sequences.iter().map(|of| of.slot).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Adapters: where their training starts, and what is written beside their factors.
+//! Adapters: the weights their training starts from, and their configuration files.
 
 use std::path::{Path, PathBuf};
 
@@ -17,22 +17,22 @@ use crate::error::TrainError;
 pub struct AdapterSpec {
     /// Rank, scale and targets.
     pub config: LoraConfig,
-    /// What is trained of an initial model that is an adapter.
+    /// How to treat an initial model that is itself an adapter.
     pub start: AdapterStart,
-    /// The base's id on the Hub, for `base.json`.
+    /// Hub id of the base, for `base.json`.
     pub base_id: Option<String>,
-    /// How to get the base, for `base.json`.
+    /// Where to get the base, for `base.json`.
     pub base_source: Option<String>,
 }
 
-/// What is trained of an initial model that is an adapter itself.
+/// How to treat an initial model that is itself an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum AdapterStart {
-    /// Its factors go on: an adapter of the same base and rank
+    /// Continue training its factors: an adapter of the same base and rank
     Continue,
-    /// New factors over it: an adapter whose base is the initial one
+    /// Train new factors on top: an adapter whose base is the initial adapter
     Over,
 }
 
@@ -55,9 +55,9 @@ impl AdapterSpec {
 /// The weights that the training of an adapter starts from.
 #[derive(Clone, Copy)]
 pub enum AdapterSource<'a> {
-    /// Those of the base, and the factors of the topmost adapter.
+    /// The weights of the base, and the factors of the topmost adapter.
     Continue(UnmergedCheckpoint<'a>),
-    /// Merged ones without factors.
+    /// Merged weights without factors.
     Over(&'a Checkpoint),
 }
 
@@ -77,14 +77,14 @@ impl TensorSource for AdapterSource<'_> {
     }
 }
 
-/// What is written of an adapter beside its factors.
+/// The configuration that is saved with an adapter's factors.
 #[derive(Clone, Debug)]
 pub struct SavedAdapter {
     /// Rank, scale and targets.
     pub config: LoraConfig,
-    /// The absolute path of the model that it belongs to.
+    /// Absolute path of the base.
     pub base: PathBuf,
-    /// What is recorded of that model; its path follows from where the adapter is written.
+    /// The record of the base; its path is set when the adapter is written.
     pub record: BaseRecord,
 }
 
@@ -101,8 +101,8 @@ impl SavedAdapter {
             source: spec.base_source.clone().or(known.source),
             ..record
         };
-        let failed = |source| TrainError::Io { path: base.path().to_owned(), source };
-        let path = adapter::absolute_path(base.path()).map_err(failed)?;
+        let path = adapter::absolute_path(base.path())
+            .map_err(|source| TrainError::Io { path: base.path().to_owned(), source })?;
         Ok(Self { config: spec.config.clone(), base: path, record })
     }
 
@@ -117,7 +117,7 @@ impl SavedAdapter {
             LoraTargets::All => json!(all),
             LoraTargets::Named(names) => json!(names),
         };
-        // An adapter that is published names its base by id, and no path of this machine.
+        // A published adapter names its base by id instead of by a local path.
         let base = self.record.id.as_ref().map_or_else(|| json!(self.base), |id| json!(id));
         json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
@@ -128,7 +128,7 @@ impl SavedAdapter {
     }
 }
 
-/// The `base.json` of an adapter in `dir`, with the way to its base.
+/// The `base.json` of an adapter in `dir`, with the path to its base.
 pub(super) fn base_record(
     dir: &Path,
     base: &Path,

@@ -1,4 +1,4 @@
-//! Options whose values are words, and the texts that they are written as.
+//! Enumerations and text formats of option values.
 
 use std::fmt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// What a reasoner generates before its answer.
+/// What a reasoner generates before the answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
@@ -22,29 +22,29 @@ pub enum ReasonerMode {
     NoCot,
 }
 
-/// The schedule by which thoughts replace steps.
+/// Schedule by which thoughts replace steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum CurriculumKind {
-    /// All thoughts from the start, steps removed at a constant rate
+    /// All thoughts from the start; steps are removed at a constant rate
     #[default]
     Smooth,
     /// COCONUT's stages: thoughts are added as steps are removed
     Stages,
 }
 
-/// The steps of a learning-rate warmup.
+/// Length of the learning-rate warmup.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Warmup {
-    /// A number of steps.
+    /// Optimizer steps.
     Steps(u32),
-    /// A share of all steps.
+    /// Fraction of all steps, 0 to 1.
     Share(f64),
 }
 
 impl Warmup {
-    /// The steps, of `total` in all.
+    /// The number of warmup steps in a training of `total` steps.
     pub fn steps(self, total: u32) -> u32 {
         match self {
             Self::Steps(steps) => steps,
@@ -66,7 +66,8 @@ impl FromStr for Warmup {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "write a number of steps such as 300, or a percentage such as 3%".to_owned();
+        let wrong =
+            || "expected a number of steps such as 300, or a percentage such as 3%".to_owned();
         let Some(percent) = text.strip_suffix('%') else {
             return text.parse().map(Self::Steps).map_err(|_| wrong());
         };
@@ -75,14 +76,14 @@ impl FromStr for Warmup {
     }
 }
 
-/// The built-in corpus among training data.
+/// The name of the built-in corpus.
 const CORPUS: &str = "corpus";
 
-/// Training data: a file or the built-in corpus, perhaps with its share.
+/// A source of training data: a file or the built-in corpus, with an optional weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WeightedData {
     name: String,
-    /// The relative share of examples.
+    /// Relative share of examples; `None` for the default.
     pub weight: Option<f64>,
 }
 
@@ -105,7 +106,7 @@ impl fmt::Display for WeightedData {
 impl FromStr for WeightedData {
     type Err = String;
 
-    /// Parses `FILE` or `FILE:WEIGHT`; what follows the last colon is a weight if it is a number.
+    /// Parses `FILE` or `FILE:WEIGHT`: a number after the last colon is the weight.
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = text.rsplit_once(':').and_then(|(name, n)| Some((name, n.parse().ok()?)));
         let (name, weight) = match parsed {
@@ -116,20 +117,20 @@ impl FromStr for WeightedData {
             return Err("a weight must be a number above 0".to_owned());
         }
         match name {
-            "" => Err("name a file, or `corpus`".to_owned()),
-            // As other commands call it.
+            "" => Err("expected a file or `corpus`".to_owned()),
+            // The name that other commands use.
             "embedded:train" => Ok(Self { name: CORPUS.to_owned(), weight }),
-            part if part.starts_with("embedded:") => {
-                Err("the built-in corpus is taken whole, as `corpus`; `latent-tts corpus --split \
-                 train --count 1000 --out FILE` writes a part of it"
-                    .to_owned())
-            }
+            part if part.starts_with("embedded:") => Err(
+                "the built-in corpus can only be used as a whole, as `corpus`; to write a part \
+                     of it, run `latent-tts corpus --split train --count 1000 --out FILE`"
+                    .to_owned(),
+            ),
             name => Ok(Self { name: name.to_owned(), weight }),
         }
     }
 }
 
-/// Serializes values as their text. A number stands for its text.
+/// Serializes values as text. Deserialization also accepts a number in place of its text.
 macro_rules! serialize_as_text {
     ($($value:ident),*) => {$(
         impl Serialize for $value {
@@ -152,7 +153,7 @@ macro_rules! serialize_as_text {
 
 serialize_as_text!(Warmup, WeightedData);
 
-/// A list; a text stands for its parts between commas.
+/// Deserializes a list, a single item, or a comma-separated string.
 pub(super) fn one_or_several<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -164,7 +165,7 @@ pub(super) fn one_or_several<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     items.into_iter().map(|item| serde_json::from_value(item).map_err(D::Error::custom)).collect()
 }
 
-/// Refuses fields that options do not have, with the closest name that they have.
+/// Rejects unknown fields, suggesting the closest known name.
 pub(super) fn check_fields(
     fields: &Map<String, Value>,
     defaults: &impl Serialize,
@@ -183,7 +184,7 @@ pub(super) fn check_fields(
     })
 }
 
-/// Parses the name of a training method.
+/// Parser for the name of a training method.
 #[cfg(feature = "clap")]
 pub(super) fn method_parser() -> clap::builder::PossibleValuesParser {
     use crate::methods::{METHODS, MethodEntry};
@@ -192,7 +193,7 @@ pub(super) fn method_parser() -> clap::builder::PossibleValuesParser {
     clap::builder::PossibleValuesParser::new(METHODS.map(value))
 }
 
-/// Parses the data type of saved weights.
+/// Parser for the data type of saved weights.
 #[cfg(feature = "clap")]
 pub(super) fn dtype_parser() -> impl clap::builder::TypedValueParser<Value = model::save::SaveDtype>
 {

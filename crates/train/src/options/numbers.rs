@@ -1,4 +1,4 @@
-//! The ranges of the options that are numbers: one table for every way in which they are given.
+//! Ranges of the numeric options, in one table for the command line, TOML files and Python.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use tensor::rng::{MAX_ELEMENTS, MAX_LAYERS};
 
 use crate::error::TrainError;
 
-/// The values that an option may have.
+/// The valid values of an option.
 #[derive(Clone, Copy)]
 enum Range {
     /// [0, 1)
@@ -17,25 +17,25 @@ enum Range {
     NonNegative,
     /// Finite and above 0.
     Positive,
-    /// Whole numbers up to a limit: beyond it one digit too many is likelier than intent.
+    /// Integers up to a limit, which catches typing errors such as an extra digit.
     UpTo(usize),
 }
 
-/// The most examples of a batch.
+/// Maximum number of examples in a batch.
 const MAX_BATCH: usize = 1 << 20;
-/// The most thoughts of an example, and of what they are counted in.
+/// Maximum number of thoughts of an example, and of related counts such as tokens per thought.
 const MAX_THOUGHTS: usize = 1 << 16;
-/// The most positions of a new model.
+/// Maximum context of a new model, in positions.
 const MAX_POSITIONS: usize = 1 << 24;
-/// The largest rank of an adapter.
+/// Maximum LoRA rank.
 const MAX_RANK: usize = 1 << 16;
 
-/// The most trajectories of a question.
+/// Maximum number of trajectories per question.
 const MAX_TRAJECTORIES: usize = 1 << 16;
-/// The largest bound of a ratio of probabilities.
+/// Maximum clipping bound of an importance ratio.
 const MAX_RATIO: usize = 1 << 10;
 
-/// The range of every option that has one, by name.
+/// The ranges by option name.
 const RANGES: [(&str, Range); 42] = [
     ("held_out_count", Range::UpTo(MAX_BATCH)),
     ("thoughts", Range::UpTo(MAX_THOUGHTS)),
@@ -104,14 +104,14 @@ impl Range {
     }
 }
 
-/// Checks the numbers of some options.
+/// Checks the numeric fields of `options` against [`RANGES`].
 pub(super) fn check(options: &impl Serialize) -> Result<(), TrainError> {
     let fields = serde_json::to_value(options).map_err(invalid)?;
     for (name, range) in RANGES {
         let number = match (fields.get(name), range) {
-            // An option of another command, or one that is left out.
+            // An option of another command, or one that was omitted.
             (None, _) | (Some(Value::Null), Range::UpTo(_)) => continue,
-            // JSON has no numbers that are not finite.
+            // Infinite and NaN values are null in JSON.
             (Some(value), _) => value.as_f64().unwrap_or(f64::NAN),
         };
         if !range.contains(number) {
@@ -123,7 +123,7 @@ pub(super) fn check(options: &impl Serialize) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// What serde says of options.
+/// Converts a deserialization error of options.
 pub(crate) fn invalid(error: serde_json::Error) -> TrainError {
     TrainError::Options { reason: error.to_string() }
 }

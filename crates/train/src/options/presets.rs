@@ -1,4 +1,4 @@
-//! Presets: published settings, and one small set, as values of options by name.
+//! Presets: named sets of option values; published settings and one small configuration.
 
 use serde_json::{Map, Number, Value};
 
@@ -7,13 +7,13 @@ use crate::error::TrainError;
 /// A set of values for the options of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
-    /// Its name.
+    /// The name, unique among the presets of a command.
     pub name: &'static str,
-    /// Where the settings come from, in one line.
+    /// The source of the settings, in one line.
     pub about: &'static str,
-    /// The command that it is for, as it is typed.
+    /// The command it applies to, as typed on the command line.
     pub command: &'static str,
-    /// Options by name, and their values as they are typed.
+    /// Option names and their values, as typed on the command line.
     pub values: &'static [(&'static str, &'static str)],
 }
 
@@ -37,8 +37,8 @@ impl Preset {
         Self::of(command).find(|preset| preset.name == name).ok_or_else(|| {
             let known: Vec<&str> = Self::of(command).map(|preset| preset.name).collect();
             let reason = match known.is_empty() {
-                true => format!("`{command}` has no presets; leave `preset` out"),
-                false => format!("no preset is called {name}; there are {}", known.join(", ")),
+                true => format!("`{command}` has no presets; omit `preset`"),
+                false => format!("unknown preset {name}; available: {}", known.join(", ")),
             };
             TrainError::Options { reason }
         })
@@ -53,7 +53,7 @@ impl Preset {
     }
 }
 
-/// What CODI's runs share: LoRA on every linear map, a cosine down to zero.
+/// Settings shared by CODI's runs: LoRA on every linear layer, cosine decay to zero.
 macro_rules! codi {
     ($($more:expr),*) => {
         &[
@@ -82,7 +82,7 @@ static PRESETS: [Preset; 12] = [
         about: "COCONUT's run on GSM8K",
         command: Preset::REASONER,
         // 25 epochs, of which the stages with a fixed number of removed steps take 12; two thoughts
-        // for each removed step, no mixing of stages, no auxiliary loss; AdamW at a constant rate
+        // per removed step, no mixing of stages, no auxiliary loss; AdamW at a constant rate
         // without clipping.
         values: &[
             ("curriculum", "stages"),
@@ -104,33 +104,33 @@ static PRESETS: [Preset; 12] = [
     },
     Preset {
         name: "codi-gpt2",
-        about: "CODI's on GPT-2 (40 epochs)",
+        about: "CODI's run on GPT-2 (40 epochs)",
         command: Preset::REASONER,
         values: codi![("lr", "3e-3"), ("gamma", "1")],
     },
     Preset {
         name: "codi-llama",
-        about: "CODI's on Llama-3.2-1B (10 epochs)",
+        about: "CODI's run on Llama-3.2-1B (10 epochs)",
         command: Preset::REASONER,
         values: codi![("lr", "8e-4"), ("gamma", "20")],
     },
     Preset {
         name: "simcot-codi-gpt2",
-        about: "SIM-CoT's on CODI with GPT-2 (40 epochs)",
+        about: "SIM-CoT's run on CODI with GPT-2 (40 epochs)",
         command: Preset::REASONER,
         values: codi![("lr", "3e-3"), ("gamma", "1"), ("step_decoder", "1")],
     },
     Preset {
         name: "simcot-codi-llama",
-        about: "SIM-CoT's on CODI with Llama-3.2-1B (10 epochs)",
+        about: "SIM-CoT's run on CODI with Llama-3.2-1B (10 epochs)",
         command: Preset::REASONER,
         values: codi![("lr", "8e-4"), ("gamma", "20"), ("step_decoder", "1")],
     },
     Preset {
         name: "simcot-coconut",
-        about: "SIM-CoT's on a trained COCONUT, GPT-2 (35 epochs)",
+        about: "SIM-CoT's run on a trained COCONUT with GPT-2 (35 epochs)",
         command: Preset::REASONER,
-        // All ten thoughts and no steps from the start, all weights.
+        // All ten thoughts and no steps from the start; trains all weights.
         values: &[
             ("method", "coconut"),
             ("mode", "latent"),
@@ -152,10 +152,10 @@ static PRESETS: [Preset; 12] = [
     },
     Preset {
         name: "colar",
-        about: "CoLaR's supervised stage on Llama-3.2-1B, from a model that writes its steps (50 \
+        about: "CoLaR's supervised stage on Llama-3.2-1B, from a chain-of-thought model (50 \
                 epochs)",
         command: Preset::REASONER,
-        // LoRA, a constant rate.
+        // LoRA, constant learning rate.
         values: &[
             ("method", "colar"),
             ("mode", "latent"),
@@ -177,10 +177,10 @@ static PRESETS: [Preset; 12] = [
     },
     Preset {
         name: "latent-sft",
-        about: "Latent-SFT's second stage on Llama-3.2-1B (70 epochs); its first is not part of \
-                ours",
+        about: "Latent-SFT's second stage on Llama-3.2-1B (70 epochs); the first stage is not \
+                implemented",
         command: Preset::REASONER,
-        // LoRA, two tokens a thought.
+        // LoRA, two tokens per thought.
         values: &[
             ("method", "latent-sft"),
             ("mode", "latent"),
@@ -196,8 +196,8 @@ static PRESETS: [Preset; 12] = [
     },
     Preset {
         name: "rot",
-        about: "Render-of-Thought's on Qwen3-VL (2 epochs a stage, ours is one); its targets are \
-                others",
+        about: "Render-of-Thought's run on Qwen3-VL (2 epochs per stage), as one stage and with \
+                other regression targets",
         command: Preset::REASONER,
         // Both losses of its first stage, LoRA as in its second.
         values: &[
@@ -216,10 +216,10 @@ static PRESETS: [Preset; 12] = [
     },
     Preset {
         name: "tiny",
-        about: "A small model on the built-in corpus, for a CPU of two cores; not published",
+        about: "A small model on the built-in corpus, sized for two CPU cores (not published)",
         command: Preset::REASONER,
-        // Under a million parameters, minutes on two cores. It shows the whole way from nothing to
-        // a table; it is not a good reasoner.
+        // Under a million parameters, minutes on two cores: for tutorials that go from random
+        // weights to a results table. The accuracy is low.
         values: &[
             ("width", "128"),
             ("layers", "4"),
@@ -236,8 +236,8 @@ static PRESETS: [Preset; 12] = [
         name: "paper",
         about: "The published LatentRM's head, loss, batch and learning rate",
         command: Preset::REWARD,
-        // One linear map of the hidden state, the step-wise contrastive loss, 256 problems of 8
-        // trajectories in a batch.
+        // A linear head on the hidden state, the step-wise contrastive loss, batches of 256
+        // problems with 8 trajectories each.
         values: &[
             ("head", "linear"),
             ("objective", "contrastive"),
@@ -249,7 +249,7 @@ static PRESETS: [Preset; 12] = [
     },
     Preset {
         name: "paper",
-        about: "The paper's labels: 8 trajectories, 128 rollouts from every thought",
+        about: "The paper's labels: 8 trajectories per problem, 128 rollouts from every thought",
         command: Preset::ANNOTATE,
         values: &[("labels", "rollouts"), ("samples", "8"), ("rollouts", "128")],
     },

@@ -1,4 +1,4 @@
-//! The options of reinforcement learning.
+//! Options for reinforcement learning.
 
 use data::FieldNames;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -22,12 +22,12 @@ use crate::rl::policy::ThoughtGradient;
 use crate::rl::reward::{RewardConfig, RewardKind};
 use crate::rl::rollout::RolloutConfig;
 
-/// The options of a training by reinforcement learning.
+/// Options for training a reasoner by reinforcement learning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(
     mut_arg("steps", |arg| arg.default_value("200")),
-    mut_arg("batch", |arg| arg.default_value("32").help("Questions in a batch")),
+    mut_arg("batch", |arg| arg.default_value("32").help("Questions per batch")),
     mut_arg("lr", |arg| arg.default_value("1e-5")),
     mut_arg("warmup", |arg| arg.default_value("10")),
     mut_arg("min_lr_ratio", |arg| arg.default_value("1")),
@@ -37,21 +37,21 @@ use crate::rl::rollout::RolloutConfig;
     mut_arg("eval_every", |arg| arg.default_value("20")),
     mut_arg("max_loss_ratio", |arg| arg.default_value("2").help(
         "Stop when the reward has collapsed: when its mean over 20 steps has been below its best \
-         divided by this for 20 steps; 0 for never",
+         value divided by this for 20 steps; 0 disables the check",
     )),
 ))]
 #[serde(remote = "Self", default)]
 #[non_exhaustive]
 pub struct RlTrainerOptions {
-    /// The reasoner to train: a directory, a GGUF file or an id of COCONUT, CODI or a chain of
-    /// thought, or `embedded`
+    /// Reasoner to train (COCONUT, CODI or chain of thought): a directory, a GGUF file, a Hub id or
+    /// `embedded`
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "DIR", default_value_t = Self::default().model
     ))]
     pub model: String,
 
-    /// Questions with answers, one file or several, or `corpus`, the built-in ones; steps are not
-    /// needed. A weight is the relative share of questions [default: corpus]
+    /// Questions with answers: one or more files, or `corpus` for the built-in corpus; steps are
+    /// not needed. WEIGHT is the relative share of questions [default: corpus]
     #[cfg_attr(
         feature = "clap",
         arg(long, value_name = "FILE[:WEIGHT]", value_delimiter = ',', help_heading = "Data")
@@ -59,33 +59,33 @@ pub struct RlTrainerOptions {
     #[serde(deserialize_with = "names::one_or_several")]
     pub data: Vec<WeightedData>,
 
-    /// Held-out data: a file [default: the corpus's valid split when training on the corpus]
+    /// Held-out data file [default: the corpus's valid split when training on the corpus]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE", help_heading = "Data"))]
     pub held_out: Option<PathBuf>,
 
-    /// Held-out problems to evaluate on
+    /// Number of held-out problems to evaluate on
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", help_heading = "Data",
         default_value_t = Self::default().held_out_count
     ))]
     pub held_out_count: usize,
 
-    /// The fields of the data files that are read.
+    /// Names of the fields in the data files.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub fields: FieldNames,
 
-    /// How trajectories are sampled.
+    /// Sampling of trajectories.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub rollout: RolloutOptions,
 
-    /// What is learned from them.
+    /// Rewards, estimator and policy updates.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub policy: PolicyOptions,
 
-    /// What is trained.
+    /// LoRA adapters.
     #[cfg_attr(feature = "clap", command(flatten))]
     #[serde(flatten)]
     pub lora: LoraOptions,
@@ -96,33 +96,33 @@ pub struct RlTrainerOptions {
     pub training: TrainingOptions,
 }
 
-/// How the trajectories of a question are sampled.
+/// Sampling options of the rollouts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(next_help_heading = "Sampling"))]
 #[serde(default)]
 #[non_exhaustive]
 pub struct RolloutOptions {
-    /// Trajectories of each question: the group that rewards are compared in
+    /// Trajectories per question: the group within which rewards are compared
     #[cfg_attr(feature = "clap", arg(
         long, short = 'n', value_name = "N", default_value_t = Self::default().samples
     ))]
     pub samples: NonZeroU32,
 
-    /// The policy: dropout or noise on thoughts, or tokens alone [default: dropout, or tokens where
-    /// there are no thoughts]
+    /// Source of randomness of the policy: dropout or noise on thoughts, or tokens only
+    /// [default: dropout; tokens for models without thoughts]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub sampler: Option<SamplerKind>,
 
-    /// Dropout: the probability that an element is dropped [default: the model's]
+    /// Dropout: probability that an element is dropped [default: the model's]
     #[cfg_attr(feature = "clap", arg(long, value_name = "P"))]
     pub dropout_p: Option<Probability>,
 
-    /// Dropout: the block outputs it is applied to [default: the model's]
+    /// Dropout: block outputs it is applied to [default: the model's]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub sites: Option<DropoutSites>,
 
-    /// Dropout: the forward passes it is applied in [default: thoughts]
+    /// Dropout: forward passes it is applied in [default: thoughts]
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub scope: Option<DropoutScope>,
 
@@ -130,24 +130,23 @@ pub struct RolloutOptions {
     #[cfg_attr(feature = "clap", arg(long, value_enum))]
     pub mask: Option<MaskLifetime>,
 
-    /// Noise: the standard deviation of the Gaussian noise on every thought [default: the model's]
+    /// Noise: standard deviation of the Gaussian noise on every thought [default: the model's]
     #[cfg_attr(feature = "clap", arg(long, value_name = "STD"))]
     pub noise_std: Option<NoiseStd>,
 
-    /// The softmax temperature of the answer's tokens, which every policy samples
+    /// Softmax temperature of the answer tokens, which are sampled with every sampler
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "T", default_value_t = Self::default().temperature
     ))]
     pub temperature: Temperature,
 
-    /// Trajectories in a row that have the same thoughts and differ in their answers alone; a
-    /// divisor of the number of samples
+    /// Answers sampled from each sequence of thoughts; must divide the number of samples
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "M", default_value_t = Self::default().answers_per_thoughts
     ))]
     pub answers_per_thoughts: NonZeroU32,
 
-    /// Thoughts of each trajectory [default: the model's]
+    /// Thoughts per trajectory [default: the model's]
     #[cfg_attr(feature = "clap", arg(long, visible_alias = "thoughts", value_name = "T"))]
     pub latent_length: Option<LatentLength>,
 
@@ -156,28 +155,28 @@ pub struct RolloutOptions {
     pub max_new_tokens: Option<NonZeroU32>,
 }
 
-/// What is learned from sampled trajectories.
+/// Options of rewards, estimator and policy updates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[cfg_attr(feature = "clap", command(next_help_heading = "Reinforcement learning"))]
 #[serde(default)]
 #[non_exhaustive]
 pub struct PolicyOptions {
-    /// What a trajectory is rewarded for
+    /// Reward of a trajectory
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "correct"))]
     pub reward: RewardKind,
 
-    /// The reward model of --reward model: a directory, an id of the Hub, or `embedded`
+    /// Reward model for --reward model: a directory, a Hub id, or `embedded`
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub reward_model: Option<String>,
 
-    /// Subtracted from the reward for each thought and each answer token
+    /// Penalty subtracted from the reward for each thought and each answer token
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "REWARD", default_value_t = Self::default().length_penalty
     ))]
     pub length_penalty: f32,
 
-    /// How the rewards of a group become weights of its trajectories
+    /// Advantage estimator: how the rewards of a group become weights of its trajectories
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "rloo"))]
     pub estimator: Estimator,
 
@@ -185,56 +184,57 @@ pub struct PolicyOptions {
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "pathwise"))]
     pub thought_gradient: ThoughtGradient,
 
-    /// What an optimizer step averages over
+    /// Normalization of the loss: the unit that an optimizer step averages over
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "token"))]
     pub loss_norm: LossNorm,
 
-    /// Optimizer steps per round of sampling; later ones learn from trajectories of earlier
-    /// weights, with clipped ratios
+    /// Optimizer steps per round of sampling; steps after the first are off-policy and use clipped
+    /// importance ratios
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().updates
     ))]
     pub updates: NonZeroU32,
 
-    /// How far a ratio of probabilities may be below 1 before its gradient is clipped
+    /// How far below 1 an importance ratio may be before its gradient is clipped
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "SHARE", default_value_t = Self::default().clip_ratio
     ))]
     pub clip_ratio: f32,
 
-    /// How far it may be above 1 [default: as far as below]
+    /// How far above 1 an importance ratio may be before its gradient is clipped
+    /// [default: --clip-ratio]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE"))]
     pub clip_ratio_high: Option<f32>,
 
-    /// The weight of the KL divergence from the initial model; 0 for none, which saves a copy of
-    /// the model
+    /// Weight of the KL divergence from the initial model; 0 disables it and saves the memory of a
+    /// second copy of the model
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "WEIGHT", default_value_t = Self::default().kl_coef
     ))]
     pub kl_coef: f32,
 
-    /// Count groups whose rewards are all equal in means, although they teach nothing
+    /// Include groups whose rewards are all equal in averages, although their advantages are zero
     #[cfg_attr(feature = "clap", arg(long))]
     pub keep_equal_groups: bool,
 
-    /// Give trajectories that reach the most answer tokens no weight, instead of the reward of a
-    /// wrong answer
+    /// Exclude trajectories that reach --max-new-tokens from the loss, instead of rewarding them as
+    /// wrong answers
     #[cfg_attr(feature = "clap", arg(long))]
     pub mask_truncated: bool,
 
-    /// Trajectories of one pass with gradients, at most: fewer take less memory
+    /// Maximum number of trajectories per forward and backward pass; fewer use less memory
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().pass_trajectories
     ))]
     pub pass_trajectories: NonZeroUsize,
 
-    /// Samples of each held-out problem, for majority and coverage
+    /// Samples per held-out problem, for majority and coverage
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "COUNT", default_value_t = Self::default().eval_samples
     ))]
     pub eval_samples: NonZeroUsize,
 
-    /// The held-out metric that decides which model is the best
+    /// Held-out metric that selects the best model
     #[cfg_attr(feature = "clap", arg(long, value_enum, default_value = "greedy"))]
     pub select: SelectionMetric,
 }
@@ -313,7 +313,8 @@ impl Serialize for RlTrainerOptions {
     }
 }
 
-/// Given fields over the defaults, some of which differ from those of other trainings.
+/// The defaults with the given fields. The flattened options have other defaults than in
+/// [`super::TrainerOptions`], so serde's own defaults cannot be used.
 impl<'de> Deserialize<'de> for RlTrainerOptions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let given = Map::<String, Value>::deserialize(deserializer)?;
@@ -321,28 +322,29 @@ impl<'de> Deserialize<'de> for RlTrainerOptions {
         names::check_fields(&given, &defaults).map_err(D::Error::custom)?;
         let defaults = serde_json::to_value(&defaults).map_err(D::Error::custom)?;
         let defaults = defaults.as_object().cloned().unwrap_or_default();
-        let over = |given: Map<String, Value>| {
+        let merge = |given: Map<String, Value>| {
             let mut fields = defaults.clone();
             fields.extend(given);
             Self::deserialize(Value::Object(fields))
         };
-        over(given.clone()).map_err(|error| {
-            let misfit = |(name, value): (&String, &Value)| {
-                let error = over(Map::from_iter([(name.clone(), value.clone())])).err()?;
+        merge(given.clone()).map_err(|error| {
+            let field_error = |(name, value): (&String, &Value)| {
+                let error = merge(Map::from_iter([(name.clone(), value.clone())])).err()?;
                 Some(format!("`{name}`: {error}"))
             };
-            D::Error::custom(given.iter().find_map(misfit).unwrap_or_else(|| error.to_string()))
+            let named = given.iter().find_map(field_error);
+            D::Error::custom(named.unwrap_or_else(|| error.to_string()))
         })
     }
 }
 
 impl RlTrainerOptions {
-    /// Options by name over the defaults. An unknown name or a value that does not fit is an error.
+    /// The defaults with the given fields. Unknown names and invalid values are errors.
     pub fn from_fields(fields: Map<String, Value>) -> Result<Self, TrainError> {
         serde_json::from_value(Value::Object(fields)).map_err(numbers::invalid)
     }
 
-    /// Checks the range of every number, and what does not go together.
+    /// Checks the range of every number and the combinations of options.
     pub fn check(&self) -> Result<(), TrainError> {
         numbers::check(self)?;
         self.lora.check()?;
@@ -350,7 +352,7 @@ impl RlTrainerOptions {
         let answers = self.rollout.answers_per_thoughts.get();
         refuse(
             samples < 2,
-            "`samples` 1 has no group to compare a reward in; give at least 2".to_owned(),
+            "`samples` 1 leaves no group to compare rewards in; use at least 2".to_owned(),
         )?;
         refuse(
             !samples.is_multiple_of(answers),
@@ -359,7 +361,7 @@ impl RlTrainerOptions {
         let policy = &self.policy;
         refuse(
             (policy.reward == RewardKind::Model) != policy.reward_model.is_some(),
-            "`reward` model and `reward_model` belong together; give both or neither".to_owned(),
+            "`reward` model and `reward_model` require each other; pass both or neither".to_owned(),
         )?;
         refuse(
             policy.clip_ratio_high.is_some_and(|high| high.is_nan() || high < 0.0),
@@ -367,8 +369,8 @@ impl RlTrainerOptions {
         )?;
         refuse(
             self.training.dropout > 0.0 || self.lora.dropout > 0.0,
-            "`dropout` and `lora_dropout` would change the sampled trajectories in their gradient; \
-             leave them out, the policy's dropout is `dropout_p`"
+            "`dropout` and `lora_dropout` would change the sampled trajectories when their \
+             gradient is computed; omit them (the policy's dropout is `dropout_p`)"
                 .to_owned(),
         )
     }
@@ -388,16 +390,16 @@ impl RlTrainerOptions {
             Perturbation::Tokens { .. } => Perturbation::Tokens { temperature, top_p: TopP::ONE },
             other @ (Perturbation::Dropout { .. } | Perturbation::Gaussian { .. }) => other,
             _ => {
-                let reason = "`sampler` has to be dropout, noise or tokens: the policies whose \
-                              trajectories can be repeated for the gradient";
+                let reason = "`sampler` must be dropout, noise or tokens: only their trajectories \
+                              can be replayed for the gradient";
                 return Err(TrainError::Options { reason: reason.to_owned() });
             }
         };
         refuse(
             self.policy.thought_gradient == ThoughtGradient::Density
                 && !matches!(perturbation, Perturbation::Gaussian { .. }),
-            "`thought_gradient` density is for thoughts with noise; pass `sampler` noise, or leave \
-             it out"
+            "`thought_gradient` density requires noise on the thoughts; pass `sampler` noise, or \
+             omit it"
                 .to_owned(),
         )?;
         let tokens =
@@ -413,7 +415,7 @@ impl RlTrainerOptions {
         })
     }
 
-    /// The settings of the task for a model.
+    /// The task's settings for a model.
     pub fn settings(&self, method: &Method) -> Result<RlSettings, TrainError> {
         let Self { rollout, policy, training, .. } = self;
         let params = self.sampling_params(method)?;
@@ -468,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn options_make_the_round_trip_over_their_own_defaults() {
+    fn options_round_trip_over_their_own_defaults() {
         let defaults = RlTrainerOptions::default();
         assert_eq!(options(json!({})).unwrap(), defaults);
         assert_eq!(options(serde_json::to_value(&defaults).unwrap()).unwrap(), defaults);
@@ -478,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
+    fn conflicting_options_are_rejected() {
         for (given, expected) in [
             (json!({ "samples": 1 }), "`samples` 1"),
             (json!({ "samples": 8, "answers_per_thoughts": 3 }), "`answers_per_thoughts` 3"),

@@ -14,8 +14,8 @@ pub(super) struct RewardMetrics {
     problems: usize,
     /// Accuracy of a uniformly sampled trajectory.
     random_accuracy: f64,
-    /// Accuracy of the trajectory with the highest outcome reward, or mean process reward without
-    /// outcome rewards.
+    /// Accuracy of the trajectory with the highest outcome reward or, without outcome rewards, the
+    /// highest mean process reward.
     best_of_n: f64,
     /// Per thought step: pairs ranked by its process rewards.
     step_pairs: Vec<RankedPairs>,
@@ -28,13 +28,13 @@ pub(super) struct RewardMetrics {
 /// Pairs of a correct and a wrong trajectory of one problem, over all problems.
 #[derive(Clone, Copy, Debug, Default)]
 struct RankedPairs {
-    /// Pairs with the higher reward on the correct trajectory; ties count half.
+    /// Number of pairs with the higher reward on the correct trajectory; ties count half.
     ordered: f64,
     total: f64,
 }
 
 impl RankedPairs {
-    /// Adds a problem's pairs; trajectories without a reward are left out.
+    /// Adds a problem's pairs; trajectories without a reward are skipped.
     fn add(&mut self, rewards: &[Option<f32>], correct: &[bool]) {
         let (ordered, pairs) = ordered_pairs(rewards.iter().copied().zip(correct.iter().copied()));
         self.ordered += ordered;
@@ -57,7 +57,7 @@ impl RewardMetrics {
         let means: Vec<Option<f32>> = process.iter().map(|row| Some(mean(row))).collect();
         let outcomes: Vec<Option<f32>> = rewards.outcome.iter().copied().map(Some).collect();
         let overall = if outcomes.is_empty() { &means } else { &outcomes };
-        // Of equal rewards the first.
+        // Ties go to the first trajectory.
         let order = |&a: &usize, &b: &usize| {
             overall[a].partial_cmp(&overall[b]).unwrap_or(Ordering::Equal).then(b.cmp(&a))
         };
@@ -93,7 +93,7 @@ impl RewardMetrics {
     }
 }
 
-/// Consecutive parts of these lengths.
+/// Splits `rewards` into consecutive parts of the given lengths.
 fn split<'a>(mut rewards: &'a [f32], lengths: &[usize]) -> Vec<&'a [f32]> {
     let mut parts = Vec::with_capacity(lengths.len());
     for &length in lengths {

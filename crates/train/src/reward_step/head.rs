@@ -5,29 +5,29 @@ use serde::{Deserialize, Serialize};
 use tensor::ops::{self, OutputDtype};
 use tensor::{Device, DeviceError, Tensor};
 
-/// The form of a reward head.
+/// Architecture of a reward head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum RewardHeadKind {
-    /// A linear map of the hidden state (the published layout)
+    /// A linear layer on the hidden state (as published)
     Linear,
-    /// Two layers over the hidden state before a thought and the thought itself
-    // A SwiGLU over the hidden state at the thought, the one a position before it, and the thought,
-    // so that the predicted and the actual thought can be compared.
+    /// A two-layer head on the hidden state before a thought and the thought itself
+    // A SwiGLU on the hidden state at the thought, the hidden state one position before it, and the
+    // thought, so that the head can compare the predicted thought with the actual one.
     Compare,
 }
 
-/// A reward head with its gradients.
+/// A trainable reward head.
 #[derive(Debug)]
 pub enum TrainableRewardHead {
     /// width -> 1
     Linear(Box<TrainableLinear>),
-    /// Three maps to one inner layer, and one from it to the reward.
+    /// Three linear layers to a shared inner layer, and one from it to the reward.
     Compare(Box<TrainableCompareHead>),
 }
 
-/// The maps of [`TrainableRewardHead::Compare`].
+/// The linear layers of [`TrainableRewardHead::Compare`].
 #[derive(Debug)]
 pub struct TrainableCompareHead {
     at: TrainableLinear,      // width -> 2 * width
@@ -40,14 +40,14 @@ pub struct TrainableCompareHead {
 pub(super) struct RewardHeadRows {
     /// Hidden states at the thought or at the answer's last token.
     pub(super) at: Tensor,
-    /// Hidden states one position before the thought or before the answer.
+    /// Hidden states one position before the thought or the answer.
     pub(super) before: Tensor,
-    /// The thoughts, or the hidden states at the last thought.
+    /// The thoughts; for answers the hidden states at the last thought.
     pub(super) thought: Tensor,
 }
 
 impl TrainableRewardHead {
-    /// A head for thoughts.
+    /// Loads a head for process rewards.
     pub fn load(
         device: &Device,
         source: &impl TensorSource,
@@ -63,7 +63,7 @@ impl TrainableRewardHead {
         }
     }
 
-    /// A head for answers.
+    /// Loads a head for outcome rewards.
     pub fn outcome(
         device: &Device,
         source: &impl TensorSource,
@@ -110,7 +110,7 @@ impl TrainableRewardHead {
         self.linears().into_iter().flat_map(TrainableLinear::parameters)
     }
 
-    /// All parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    /// All parameters, mutably. Call [`Self::sync_weights`] after changing them.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter> {
         self.linears_mut().into_iter().flat_map(TrainableLinear::parameters_mut)
     }
@@ -120,8 +120,8 @@ impl TrainableRewardHead {
         self.linears_mut().into_iter().try_for_each(|linear| linear.sync_weights(device))
     }
 
-    /// The rewards (rows, 1), and what backward needs: the inner layer before and after its
-    /// activation.
+    /// Returns the rewards (rows, 1), and for the backward pass the inner layer before and after
+    /// its activation.
     pub(super) fn forward(
         &self,
         device: &Device,
@@ -140,8 +140,8 @@ impl TrainableRewardHead {
         }
     }
 
-    /// Adds the head's gradients; returns those of its inputs. A linear head reads only `at`, and
-    /// leaves the other two empty.
+    /// Accumulates the head's gradients; returns those of its inputs. A linear head reads only
+    /// `at`, so the gradients of the other two inputs are empty.
     pub(super) fn backward(
         &mut self,
         device: &Device,

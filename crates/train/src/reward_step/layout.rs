@@ -1,5 +1,5 @@
-//! A batch of the reward model as one decoder pass: what is fed at each position, and which output
-//! rows the heads read.
+//! Layout of a reward-model batch as one forward pass: the input at each position, and the output
+//! rows that the heads read.
 //!
 //! ```text
 //! prompt, reference trace ─┬─ thoughts of trajectory 1, end-latent tokens, answer
@@ -15,14 +15,15 @@ use super::{RewardExample, RewardTrainStep};
 use crate::dropout::DropoutConfig;
 use crate::rows::{PassRows, RowInput, scatter_add};
 
-/// Output rows that a head reads, one entry per thought or per answer.
+/// Indices of the output rows that a head reads, one entry per thought or per answer.
 #[derive(Default)]
 pub(super) struct HeadPositions {
-    /// The thought, or the answer's last token.
+    /// At the thought, or at the answer's last token.
     pub(super) at: Vec<usize>,
-    /// One position before the thought, or the last one before the answer.
+    /// One position before the thought, or the last position before the answer.
     pub(super) before: Vec<usize>,
-    /// The last thought before an answer. `None` for thoughts: their head reads the input vectors.
+    /// At the last thought before the answer. `None` for thoughts, whose head reads the input
+    /// vectors.
     pub(super) thought: Option<Vec<usize>>,
 }
 
@@ -43,10 +44,10 @@ pub(super) struct RewardForward {
     pub(super) answers: Option<HeadForward>,
 }
 
-/// The rows of a batch. Vectors are fed in the order: all reference traces, then all thoughts.
+/// The rows of a batch. Input vectors are ordered: all reference traces, then all thoughts.
 struct RewardBatchLayout<'a> {
     cache: &'a mut Cache,
-    /// Tokens between thoughts and answer; `None` if answers are not read.
+    /// Tokens between thoughts and answer; `None` without an outcome head.
     end_latent: Option<&'a [u32]>,
     dropout: Option<DropoutConfig>,
     input: PassRows,
@@ -56,7 +57,7 @@ struct RewardBatchLayout<'a> {
 }
 
 impl RewardBatchLayout<'_> {
-    /// Adds the next position of a sequence; returns the index of its output row, if it has one.
+    /// Adds the next position of a sequence; returns the index of its output row, if any.
     fn push(
         &mut self,
         example: &RewardExample,
@@ -65,7 +66,8 @@ impl RewardBatchLayout<'_> {
         input: RowInput,
         is_output: bool,
     ) -> usize {
-        // The RNG key packs step and branch into one number: up to 4095 trajectories per problem.
+        // The RNG key packs step and branch into one number, which allows 4095 trajectories per
+        // problem.
         let dropout = self
             .dropout
             .map(|dropout| dropout.row(example.id, dropout.step << 12 | branch as u32, sequence));
@@ -74,9 +76,10 @@ impl RewardBatchLayout<'_> {
         self.outputs - usize::from(is_output)
     }
 
-    /// Adds prompt and reference trace; returns their sequence and the output row at its end.
+    /// Adds prompt and reference trace; returns their sequence and its last output row.
     fn push_prefix(&mut self, example: &RewardExample) -> (Sequence, usize) {
-        let (mut sequence, mut last) = (Sequence::default(), 0);
+        let mut sequence = Sequence::default();
+        let mut last = 0;
         let prompt = example.prompt.iter().map(|&token| RowInput::Token(token));
         let trace = std::iter::repeat_n(RowInput::Vector, example.reference_trace.rows());
         let count = example.prompt.len() + example.reference_trace.rows();
@@ -88,7 +91,8 @@ impl RewardBatchLayout<'_> {
 
     /// Adds trajectory `n` after a prefix whose last output row is `last`.
     fn push_trajectory(&mut self, example: &RewardExample, n: usize, prefix: &(Sequence, usize)) {
-        let (mut sequence, mut last) = (prefix.0.fork(), prefix.1);
+        let mut sequence = prefix.0.fork();
+        let mut last = prefix.1;
         for _ in 0..example.lengths[n] {
             self.thoughts.before.push(last);
             last = self.push(example, n + 1, &mut sequence, RowInput::Vector, true);
@@ -102,7 +106,7 @@ impl RewardBatchLayout<'_> {
         self.answers.at.push(last);
     }
 
-    /// Adds tokens of trajectory `n`; returns the output row of the last one.
+    /// Adds tokens of trajectory `n`; returns the output row of the last token.
     fn push_tokens(
         &mut self,
         example: &RewardExample,
@@ -112,7 +116,8 @@ impl RewardBatchLayout<'_> {
     ) -> Option<usize> {
         let mut last = None;
         for (i, &token) in tokens.iter().enumerate() {
-            let (input, is_output) = (RowInput::Token(token), i + 1 == tokens.len());
+            let input = RowInput::Token(token);
+            let is_output = i + 1 == tokens.len();
             last = Some(self.push(example, n + 1, sequence, input, is_output));
         }
         last
@@ -143,7 +148,8 @@ impl RewardTrainStep {
         let RewardBatchLayout { input, thoughts: positions, answers, .. } = layout;
 
         let decoder = &self.model.decoder;
-        let (device, width) = (decoder.device(), decoder.config().width);
+        let device = decoder.device();
+        let width = decoder.config().width;
         let traces = concat(device, examples.iter().map(|e| &e.reference_trace), width)?;
         let thoughts = concat(device, examples.iter().map(|e| &e.thoughts), width)?;
         let parts = [&decoder.embed(&input.tokens)?, &traces, &thoughts];
@@ -160,7 +166,7 @@ impl RewardTrainStep {
     }
 }
 
-/// All parts (any, width), one below the other, on the device.
+/// Concatenates the parts, (any, width) each, on the device.
 fn concat<'a>(
     device: &Device,
     parts: impl Iterator<Item = &'a Tensor>,
@@ -173,7 +179,7 @@ fn concat<'a>(
 
 impl HeadForward {
     /// Runs a head on its rows of `hidden`. Without `thoughts`, the head reads the hidden states at
-    /// the last thought in their place.
+    /// the last thought instead.
     fn run(
         device: &Device,
         head: &TrainableRewardHead,
@@ -194,7 +200,7 @@ impl HeadForward {
         Ok(Self { positions, rewards, input, activations })
     }
 
-    /// Adds the head's gradients, and those of the hidden states that it read to `dhidden`.
+    /// Accumulates the head's gradients, and adds the gradients of its input rows to `dhidden`.
     pub(super) fn backward(
         &self,
         device: &Device,

@@ -1,57 +1,56 @@
-//! From the rewards of a group, the trajectories of one question, to the weight of each.
+//! Advantage estimators, clipping and KL estimates. A group is the trajectories of one question.
 
 use serde::{Deserialize, Serialize};
 
-/// How the rewards of a group become the weights of its trajectories' log-probabilities.
+/// Estimator of advantages, the weights of the log-probabilities of a group's trajectories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum Estimator {
-    /// REINFORCE, leave one out: a reward less the mean of the group's others
+    /// REINFORCE leave-one-out: reward minus the mean of the group's other rewards
     #[default]
     Rloo,
-    /// Group-relative: a reward less the mean of the group, divided by its standard deviation
+    /// Group-relative: reward minus the group's mean, divided by its standard deviation
     Grpo,
     /// GRPO without the division (Dr. GRPO)
     GrpoMean,
-    /// Reward-gated self-imitation: the correct trajectories whose reward is above that of the
-    /// unperturbed one, all alike
+    /// Reward-gated self-imitation: equal weights for the correct trajectories whose reward exceeds
+    /// that of the unperturbed trajectory, none for others
     Imitation,
 }
 
-/// What an optimizer step averages over.
+/// Normalization of the loss in an optimizer step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum LossNorm {
-    /// Answer tokens: each weighs the same (DAPO)
+    /// Mean over answer tokens (DAPO)
     #[default]
     Token,
-    /// Trajectories: each has the mean over its tokens (GRPO)
+    /// Mean over trajectories of the mean over their tokens (GRPO)
     Sequence,
-    /// Trajectories: each has the sum over its tokens
+    /// Mean over trajectories of the sum over their tokens
     Trajectory,
 }
 
-/// Added to a standard deviation that advantages are divided by.
+/// Added to the standard deviation that advantages are divided by.
 const EPSILON: f64 = 1e-6;
-/// A weight below has no effect: rounding of equal rewards.
+/// Advantages below this are set to zero: rounding errors of equal rewards.
 const NEGLIGIBLE: f64 = 1e-9;
 
 /// The rewards of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupRewards {
-    /// Of each trajectory.
+    /// Reward per trajectory.
     pub rewards: Vec<f64>,
-    /// Whether each is correct.
+    /// Per trajectory: whether it is correct.
     pub correct: Vec<bool>,
-    /// Of the unperturbed trajectory; needed by [`Estimator::Imitation`] alone.
+    /// Reward of the unperturbed trajectory; needed only by [`Estimator::Imitation`].
     pub greedy: Option<f64>,
 }
 
 impl Estimator {
-    /// The weight of each trajectory of a group. Without a difference between its rewards all are
-    /// 0, and the group teaches nothing.
+    /// The advantage of each trajectory of a group. All are 0 if the rewards are equal.
     pub fn advantages(self, group: &GroupRewards) -> Vec<f64> {
         let GroupRewards { rewards, correct, greedy } = group;
         let count = rewards.len() as f64;
@@ -76,24 +75,24 @@ impl Estimator {
         rewards.iter().map(advantage).collect()
     }
 
-    /// Whether the unperturbed trajectory is needed.
+    /// Whether the estimator needs the unperturbed trajectory.
     pub fn needs_greedy(self) -> bool {
         self == Self::Imitation
     }
 }
 
-/// The trust region of updates from trajectories that earlier weights have sampled (PPO).
+/// The trust region of off-policy updates (PPO).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipRange {
-    /// A ratio may fall to 1 less this.
+    /// The lower bound of the importance ratio is 1 minus this.
     pub low: f32,
-    /// A ratio may rise to 1 plus this.
+    /// The upper bound of the importance ratio is 1 plus this.
     pub high: f32,
 }
 
 impl ClipRange {
     /// The derivative of the clipped objective `min(ratio A, clip(ratio) A)` with respect to the
-    /// log-probability, by A; 0 where it is clipped.
+    /// log-probability, divided by A; 0 if it is clipped.
     pub fn slope(self, log_ratio: f32, advantage: f32) -> f32 {
         let ratio = log_ratio.exp();
         let is_clipped = match advantage >= 0.0 {
@@ -104,8 +103,8 @@ impl ClipRange {
     }
 }
 
-/// The estimate `e^d - d - 1` of the KL divergence from a reference, d being the reference's
-/// log-probability of a sampled token less the policy's; never negative. Returns it and its
+/// The non-negative estimate `e^d - d - 1` of the KL divergence from a reference, where d is the
+/// reference's log-probability of a sampled token minus the policy's. Returns the estimate and its
 /// derivative with respect to the policy's log-probability.
 pub fn kl_estimate(logprob: f32, reference: f32) -> (f32, f32) {
     let d = reference - logprob;

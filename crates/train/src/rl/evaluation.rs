@@ -1,4 +1,5 @@
-//! Held-out evaluation of a policy: greedy, majority and coverage from the weights in memory.
+//! Held-out evaluation of a policy: greedy accuracy, majority and coverage, with the weights in
+//! memory.
 
 use std::num::NonZeroUsize;
 
@@ -12,33 +13,33 @@ use super::reward::is_correct;
 use crate::error::TrainError;
 use crate::trainer::EvalResult;
 
-/// The metric on held-out problems that decides which model is kept.
+/// The held-out metric that selects the best model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum SelectionMetric {
-    /// The unperturbed trajectory is right
+    /// Accuracy of the unperturbed trajectory
     #[default]
     Greedy,
-    /// The majority of the samples is right
+    /// Accuracy of the majority vote over samples
     Majority,
-    /// Any of the samples is right
+    /// Fraction of problems with at least one correct sample
     Coverage,
 }
 
 /// How a policy is evaluated.
 #[derive(Clone, Copy, Debug)]
 pub struct EvaluationConfig {
-    /// The perturbation of the samples, whose answers are greedy unless it is that of the tokens.
+    /// Perturbation of the samples. Their answers are decoded greedily unless tokens are sampled.
     pub params: SamplingParams,
-    /// Samples of each problem.
+    /// Samples per problem.
     pub samples: NonZeroUsize,
-    /// What decides.
+    /// The metric that selects the best model.
     pub select: SelectionMetric,
 }
 
 impl EvaluationConfig {
-    /// The metrics of a policy on some problems.
+    /// The metrics of a policy on held-out problems.
     pub fn evaluate(
         &self,
         engine: &Engine,

@@ -1,4 +1,4 @@
-//! Forward and backward over sampled trajectories, with the random numbers of their sampling.
+//! Forward and backward passes over sampled trajectories, with the random numbers used in sampling.
 //!
 //! ```text
 //! prompt (shared) ─┬─ last prompt token ── thought 1 ── … ── thought T, end tokens, answer
@@ -7,12 +7,12 @@
 //! ```
 //!
 //! The trajectories of a prompt share its keys and values, as in the engine. Dropout masks and
-//! noise are functions of their keys ([`engine::PerturbationKeys`]), so the pass computes the
-//! thoughts that were sampled, and on a CPU the log-probabilities of the answer's tokens to the
-//! bit. Gradients flow through every thought, unless thoughts are actions of a Gaussian policy
-//! ([`ThoughtGradient::Density`]): then they are fed as they were sampled.
+//! noise are functions of their RNG keys ([`engine::PerturbationKeys`]), so the forward pass
+//! reproduces the sampled thoughts and, bit for bit on a CPU, the log-probabilities of the answer
+//! tokens. Gradients flow through every thought, unless thoughts are actions of a Gaussian policy
+//! ([`ThoughtGradient::Density`]): then the sampled thoughts are constant inputs.
 //!
-//! [`PolicyStep::logprobs`] computes log-probabilities alone, [`PolicyStep::accumulate`] adds the
+//! [`PolicyStep::logprobs`] only computes log-probabilities; [`PolicyStep::accumulate`] adds the
 //! gradients of their weighted sum.
 
 mod backward;
@@ -26,37 +26,38 @@ use tensor::{Device, DeviceError, Tensor};
 use crate::rows::reuse_cache;
 use forward::PolicyForward;
 
-/// How the gradient reaches the computation of sampled thoughts.
+/// How the gradient is propagated to sampled thoughts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum ThoughtGradient {
-    /// Through the thoughts: masks and noise are constants of the trajectory, and the answer's
-    /// log-probability is differentiated through every thought
+    /// Differentiate the answer's log-probability through every thought; masks and noise are
+    /// constants of the trajectory
     #[default]
     Pathwise,
-    /// By the log-density of the thoughts: each is an action drawn from a Gaussian around the
-    /// computed one (noise alone), and later passes see it as a constant
+    /// Differentiate the log-density of the thoughts: each is an action from a Gaussian around the
+    /// computed thought (only with noise) and a constant input of later passes
     Density,
 }
 
 /// A sampled trajectory.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyTrajectory {
-    /// Index of its prompt in the batch.
+    /// Index of the prompt in the batch.
     pub prompt: usize,
-    /// The number of the question in the random function.
+    /// Question number, part of the RNG key.
     pub question: u32,
-    /// Its number among the trajectories of the question.
+    /// Number of the trajectory within the question, part of the RNG key.
     pub number: u32,
-    /// Thoughts.
+    /// Number of thoughts.
     pub thoughts: usize,
-    /// Whether the model ended its thoughts before their limit: then the last one was fed alone.
+    /// Whether the model ended its thoughts before the limit; if so, the last thought was fed in a
+    /// separate forward pass.
     pub ended_early: bool,
-    /// The answer's tokens, the EOS token included.
+    /// Answer tokens, including the EOS token.
     pub answer: Vec<u32>,
-    /// The thoughts as they were fed, (thoughts, width) on the host; read with
-    /// [`ThoughtGradient::Density`] alone.
+    /// The input thoughts, (thoughts, width) on the host; used only with
+    /// [`ThoughtGradient::Density`].
     pub latents: Tensor,
 }
 
@@ -66,7 +67,7 @@ impl PolicyTrajectory {
     }
 }
 
-/// Prompts with some sampled trajectories of each.
+/// Prompts with sampled trajectories.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyBatch {
     /// The tokens of each prompt.
@@ -78,26 +79,26 @@ pub struct PolicyBatch {
 /// How the trajectories of a batch were sampled.
 #[derive(Clone, Debug)]
 pub struct PolicyConfig {
-    /// Their masks and noise.
+    /// RNG keys of masks and noise.
     pub keys: PerturbationKeys,
     /// Tokens fed between the last thought and the answer.
     pub end_latent: Vec<u32>,
-    /// The temperature of the answer's tokens.
+    /// Softmax temperature of answer tokens.
     pub temperature: f32,
-    /// How the gradient reaches the thoughts.
+    /// How the gradient is propagated to thoughts.
     pub thoughts: ThoughtGradient,
 }
 
-/// Numbers of every answer token and every thought, by trajectory.
+/// One number per answer token and per thought, by trajectory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActionValues {
     /// One per answer token.
     pub tokens: Vec<Vec<f32>>,
-    /// One per thought with [`ThoughtGradient::Density`], else none.
+    /// One per thought with [`ThoughtGradient::Density`], else empty.
     pub thoughts: Vec<Vec<f32>>,
 }
 
-/// A policy with its gradients: decoder and latent head.
+/// A trainable policy: decoder and latent head.
 #[derive(Debug)]
 pub struct PolicyStep {
     /// The decoder and its language-model head.
@@ -108,13 +109,13 @@ pub struct PolicyStep {
 }
 
 impl PolicyStep {
-    /// A policy of these modules.
+    /// A policy with these modules.
     pub fn new(model: TrainableDecoder, head: TrainableHead) -> Self {
         Self { model, head, cache: None }
     }
 
-    /// The log-probability of every action of a batch: of each answer token under the softmax at
-    /// the temperature, and with [`ThoughtGradient::Density`] of each thought.
+    /// The log-probability of every action of a batch: each answer token, under the softmax with
+    /// the temperature, and with [`ThoughtGradient::Density`] each thought.
     pub fn logprobs(
         &mut self,
         config: &PolicyConfig,
@@ -126,8 +127,8 @@ impl PolicyStep {
         forward?.logprobs(self, config, batch)
     }
 
-    /// Adds the gradients of `- sum of weight * log-probability` over all actions; `weigh` gives
-    /// the weights for the log-probabilities. Returns the latter.
+    /// Accumulates the gradients of `- sum of weight * log-probability` over all actions; `weigh`
+    /// computes the weights from the log-probabilities. Returns the log-probabilities.
     pub fn accumulate(
         &mut self,
         config: &PolicyConfig,
@@ -150,19 +151,19 @@ impl PolicyStep {
         self.model.parameters().chain(self.head.parameters()).collect()
     }
 
-    /// All trained parameters, mutably. [`Self::sync_weights`] has to follow a change.
+    /// All trained parameters, mutably. Call [`Self::sync_weights`] after changing them.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter> {
         self.model.parameters_mut().chain(self.head.parameters_mut()).collect()
     }
 
-    /// Copies changed parameters to the weights that passes use. No engine may share them.
+    /// Copies changed parameters to the weights of the forward pass. No engine may share them.
     pub fn sync_weights(&mut self) -> Result<(), DeviceError> {
         let device = self.device();
         self.model.sync_weights()?;
         self.head.sync_weights(&device)
     }
 
-    /// What no optimizer changes.
+    /// The number of frozen elements.
     pub fn frozen(&self) -> FrozenElements {
         self.model.frozen()
     }

@@ -5,28 +5,28 @@ use data::answer::Answer;
 use engine::{Reply, Trajectory};
 use serde::{Deserialize, Serialize};
 
-/// What a trajectory is rewarded for.
+/// The reward of a trajectory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum RewardKind {
-    /// 1 for the right answer
+    /// 1 for a correct answer, else 0
     #[default]
     Correct,
-    /// 1 for the answer that most of the question's trajectories give: no gold answers are read
+    /// 1 for the majority answer of the question's trajectories, else 0; uses no gold answers
     /// (test-time training)
     Majority,
-    /// The probability of being right that a reward model gives: the sigmoid of the outcome reward,
-    /// or without one of the mean process reward
+    /// Probability of a correct answer by the reward model: sigmoid of the outcome reward, or of
+    /// the mean process reward if there is none
     Model,
 }
 
 /// How trajectories are rewarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RewardConfig {
-    /// What for.
+    /// The kind of reward.
     pub kind: RewardKind,
-    /// Subtracted for each thought and each answer token.
+    /// Penalty subtracted for each thought and each answer token.
     pub length_penalty: f64,
 }
 
@@ -53,8 +53,8 @@ impl RewardConfig {
         reply.trajectories.iter().map(reward).collect()
     }
 
-    /// The reward of the unperturbed trajectory, which is in no majority: for being correct, or the
-    /// reward model's.
+    /// The reward of the unperturbed trajectory, which does not take part in majority votes: 1 if
+    /// correct, or the reward model's.
     pub fn of_greedy(&self, greedy: &Trajectory, gold: &str) -> f64 {
         let earned = match self.kind {
             RewardKind::Correct | RewardKind::Majority => share(is_correct(greedy, gold)),
@@ -68,7 +68,7 @@ fn share(hit: bool) -> f64 {
     f64::from(u8::from(hit))
 }
 
-/// The sigmoid of what a reward model gives a trajectory; 0 for one without an answer.
+/// The sigmoid of a trajectory's reward; 0 without an answer.
 fn model_reward(trajectory: &Trajectory) -> f64 {
     if trajectory.answer.is_none() {
         return 0.0;
@@ -79,12 +79,12 @@ fn model_reward(trajectory: &Trajectory) -> f64 {
     1.0 / (1.0 + (-logit).exp())
 }
 
-/// Whether a trajectory's answer is the gold one.
+/// Whether a trajectory's answer equals the gold answer.
 pub fn is_correct(trajectory: &Trajectory, gold: &str) -> bool {
     trajectory.answer.as_ref().is_some_and(|answer| answer.matches(gold))
 }
 
-/// Thoughts and answer tokens.
+/// Number of thoughts and answer tokens.
 fn length(trajectory: &Trajectory) -> f64 {
     (trajectory.thoughts + trajectory.tokens.len()) as f64
 }

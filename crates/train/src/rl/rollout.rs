@@ -1,4 +1,4 @@
-//! Sampling: the groups of trajectories that an update learns from.
+//! Sampling of the groups of trajectories for an update.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
@@ -15,20 +15,20 @@ use super::policy::{PolicyTrajectory, ThoughtGradient};
 use super::reward::{RewardConfig, is_correct};
 use crate::error::TrainError;
 
-/// How groups are sampled and weighed.
+/// Sampling, rewards and advantages of groups.
 #[derive(Clone, Copy, Debug)]
 pub struct RolloutConfig {
     /// Perturbation, lengths and seed; `samples` is the size of a group.
     pub params: SamplingParams,
-    /// The temperature of the answer's tokens.
+    /// Softmax temperature of answer tokens.
     pub temperature: f32,
-    /// Trajectories in a row with the same thoughts.
+    /// Number of consecutive trajectories with the same thoughts.
     pub per_thoughts: NonZeroU32,
     /// The reward.
     pub reward: RewardConfig,
-    /// Rewards to weights.
+    /// Estimator of advantages from rewards.
     pub estimator: Estimator,
-    /// Whether trajectories that reach the most answer tokens have no weight.
+    /// Whether trajectories truncated at the maximum number of answer tokens get no weight.
     pub mask_truncated: bool,
     /// How the gradient reaches the thoughts.
     pub thoughts: ThoughtGradient,
@@ -39,41 +39,41 @@ pub struct RolloutConfig {
 pub struct SampledGroup {
     /// The tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// The trajectories; their index of the prompt is 0.
+    /// The trajectories; their prompt index is 0.
     pub trajectories: Vec<PolicyTrajectory>,
-    /// The weight of each.
+    /// Advantage per trajectory.
     pub advantages: Vec<f64>,
-    /// The log-probabilities of each one's answer tokens and thoughts when it was sampled; empty
-    /// where it is used before the weights change.
+    /// Per trajectory: log-probabilities of its answer tokens and of its thoughts at sampling time.
+    /// Empty if the trajectory is used before the weights change.
     pub old_logprobs: Vec<[Vec<f32>; 2]>,
-    /// What the log records of it.
+    /// Statistics for the log.
     pub stats: GroupStats,
 }
 
-/// What the log records of a group.
+/// Statistics of a group, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupStats {
-    /// The mean reward.
+    /// Mean reward.
     pub reward: f64,
-    /// The share of correct trajectories.
+    /// Fraction of correct trajectories.
     pub accuracy: f64,
-    /// Whether any is correct: 0 or 1.
+    /// 1 if any trajectory is correct, else 0.
     pub coverage: f64,
-    /// The sum of the log-probabilities of all answer tokens at temperature 1.
+    /// Sum of the log-probabilities of all answer tokens at temperature 1.
     pub logprob: f64,
-    /// Answer tokens.
+    /// Number of answer tokens.
     pub tokens: f64,
     /// Thoughts per trajectory.
     pub thoughts: f64,
-    /// The share of distinct answers among trajectories.
+    /// Number of distinct answers divided by the number of trajectories.
     pub distinct: f64,
-    /// The share of trajectories without an EOS token.
+    /// Fraction of trajectories without an EOS token.
     pub truncated: f64,
 }
 
 impl RolloutConfig {
-    /// How answers are sampled beside the perturbation of thoughts; `None` where the perturbation
-    /// is that of the tokens.
+    /// How answers are sampled in addition to the perturbation of thoughts; `None` if only tokens
+    /// are sampled.
     pub fn answer_sampling(&self) -> Option<AnswerSampling> {
         match self.params.perturbation {
             Perturbation::Tokens { .. } => None,
@@ -84,7 +84,7 @@ impl RolloutConfig {
         }
     }
 
-    /// Samples a group for each example; `first` is the number of the first one's question.
+    /// Samples a group for each example; `first` is the question number of the first example.
     pub fn sample(
         &self,
         engine: &Engine,
@@ -143,8 +143,11 @@ impl RolloutConfig {
             truncated: share(&cut),
         };
         let question = reply.id;
-        let trajectory = |one: Trajectory| self.trajectory(question, one);
-        let trajectories = reply.trajectories.into_iter().map(trajectory).collect();
+        let trajectories = reply
+            .trajectories
+            .into_iter()
+            .map(|one: Trajectory| self.trajectory(question, one))
+            .collect();
         SampledGroup { prompt, trajectories, advantages, old_logprobs: Vec::new(), stats }
     }
 
@@ -167,13 +170,13 @@ impl RolloutConfig {
 }
 
 impl SampledGroup {
-    /// Whether any trajectory has a weight.
+    /// Whether any advantage is non-zero.
     pub fn has_weight(&self) -> bool {
         self.advantages.iter().any(|&advantage| advantage != 0.0)
     }
 }
 
-/// What the log records of some groups: means over the groups, and over the answer tokens.
+/// Adds the statistics of groups to the losses for the log: means over groups or answer tokens.
 pub fn log_means(groups: &[SampledGroup], losses: Losses) -> Losses {
     let over = |of: fn(&GroupStats) -> f64| mean(groups.iter().map(|group| of(&group.stats)));
     let total =
@@ -193,7 +196,7 @@ pub fn log_means(groups: &[SampledGroup], losses: Losses) -> Losses {
         .with("groups_used", mean(groups.iter().map(|g| f64::from(u8::from(g.has_weight())))))
 }
 
-/// The mean; 0 of nothing.
+/// The mean; 0 for no values.
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len().max(1) as f64;
     values.sum::<f64>() / count

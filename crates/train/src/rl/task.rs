@@ -1,9 +1,9 @@
-//! The training by reinforcement learning as a task of the loop.
+//! Reinforcement learning as a task of the training loop.
 //!
-//! A round samples the groups of `updates` optimizer steps with the weights at its beginning. With
-//! one update a round, the gradient is on-policy and no ratio is needed. With several, later ones
-//! learn from trajectories of earlier weights: their ratios are clipped, and a state that is saved
-//! within a round holds what is left of it.
+//! A round samples the groups of `updates` optimizer steps with the weights at its start. With one
+//! update per round, the gradient is on-policy and needs no importance ratio. With several, updates
+//! after the first are off-policy and use clipped ratios, and a state saved within a round contains
+//! the unused groups.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,13 +28,13 @@ use crate::trainer::{EvalResult, MicroBatch, TrainTask};
 
 mod saved;
 
-/// Bytes of keys and values that sampling may take on a GPU, beside the memory of the training.
+/// Size limit of the KV cache for sampling on a GPU in bytes, in addition to the training memory.
 const GPU_MEMORY: usize = 4 << 30;
 
-/// Settings of a training by reinforcement learning.
+/// Settings of reinforcement learning.
 #[derive(Clone, Copy, Debug)]
 pub struct RlSettings {
-    /// How groups are sampled and weighed.
+    /// Sampling, rewards and advantages of groups.
     pub rollout: RolloutConfig,
     /// Questions per micro-batch.
     pub batch_size: usize,
@@ -42,15 +42,15 @@ pub struct RlSettings {
     pub accumulation_steps: u32,
     /// Optimizer steps per round of sampling.
     pub updates: u32,
-    /// The trust region of later updates of a round.
+    /// The trust region of off-policy updates.
     pub clip: ClipRange,
-    /// The weight of the KL divergence from the initial model; 0 for none.
+    /// Weight of the KL divergence from the initial model; 0 disables it.
     pub kl_coef: f32,
-    /// Whether groups without a difference in rewards are left out of means.
+    /// Whether groups with equal rewards are excluded from means.
     pub filter_groups: bool,
-    /// What a step averages over.
+    /// Normalization of the loss.
     pub loss_norm: LossNorm,
-    /// Trajectories of one pass with gradients, at most.
+    /// Maximum number of trajectories per forward and backward pass.
     pub pass_trajectories: usize,
     /// Held-out evaluation.
     pub evaluation: EvaluationConfig,
@@ -62,13 +62,13 @@ pub struct RlSetup {
     pub device: Device,
     /// The policy.
     pub policy: PolicyStep,
-    /// The initial model, if the divergence from it is part of the loss.
+    /// The initial model, if the loss includes the KL divergence from it.
     pub reference: Option<PolicyStep>,
-    /// Rewards trajectories, where [`RewardKind::Model`](super::reward::RewardKind) is asked for.
+    /// The reward model for [`RewardKind::Model`](super::reward::RewardKind).
     pub reward_model: Option<Arc<RewardModel>>,
     /// Prompt template, end tokens and answer rule.
     pub method: Method,
-    /// Text to tokens and back.
+    /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Writes the weights.
     pub writer: WeightWriter,
@@ -76,7 +76,7 @@ pub struct RlSetup {
     pub source: ExampleSource,
     /// Problems for evaluation; may be empty.
     pub held_out: Vec<TrainExample>,
-    /// Directory of the model; configuration and tokenizer are in it.
+    /// Output directory; configuration and tokenizer are already in it.
     pub out: PathBuf,
     /// Settings.
     pub settings: RlSettings,
@@ -88,14 +88,14 @@ pub struct RlTask {
     round: Option<Round>,
 }
 
-/// The groups of a round, those of its first step first.
+/// The groups of a round, in the order of its steps.
 struct Round {
     /// Index of the round.
     index: u32,
     groups: Vec<SampledGroup>,
 }
 
-/// Sums over the passes of a micro-batch.
+/// Sums over the forward passes of a micro-batch.
 #[derive(Default)]
 struct PassSums {
     loss: f64,
@@ -105,7 +105,7 @@ struct PassSums {
     fed: usize,
 }
 
-/// The trajectories of one pass.
+/// The trajectories of one forward and backward pass.
 struct PolicyPass<'a> {
     batch: PolicyBatch,
     advantages: Vec<f64>,
@@ -114,12 +114,12 @@ struct PolicyPass<'a> {
 }
 
 impl RlTask {
-    /// A training that begins.
+    /// A new training.
     pub fn new(setup: RlSetup) -> Self {
         Self { setup, round: None }
     }
 
-    /// An engine over the weights in training. It has to be dropped before they change.
+    /// An engine that shares the trained weights. It must be dropped before they change.
     pub fn engine(&self) -> Result<Engine, DeviceError> {
         let RlSetup { device, policy, method, tokenizer, out, .. } = &self.setup;
         let model = LatentModel {
@@ -144,7 +144,7 @@ impl RlTask {
         &mut self.setup.policy
     }
 
-    /// How the trajectories are repeated for the gradient.
+    /// The configuration for replaying the sampled trajectories.
     pub fn policy_config(&self) -> PolicyConfig {
         let RlSetup { method, settings, .. } = &self.setup;
         let rollout = &settings.rollout;
@@ -156,7 +156,7 @@ impl RlTask {
         }
     }
 
-    /// Questions of a round.
+    /// Number of questions per round.
     fn round_size(&self) -> usize {
         let RlSettings { batch_size, accumulation_steps, updates, .. } = self.setup.settings;
         batch_size * accumulation_steps as usize * updates as usize
@@ -181,7 +181,7 @@ impl RlTask {
         Ok(groups)
     }
 
-    /// Notes the log-probabilities under the weights that sampled the groups.
+    /// Stores the log-probabilities under the weights that sampled the groups.
     fn note_logprobs(&mut self, groups: &mut [SampledGroup]) -> Result<(), TrainError> {
         let config = self.policy_config();
         let limit = self.setup.settings.pass_trajectories;
@@ -201,7 +201,7 @@ impl RlTask {
         Ok(())
     }
 
-    /// Adds the gradients of some groups.
+    /// Accumulates the gradients of some groups.
     pub fn accumulate_groups(&mut self, groups: &[SampledGroup]) -> Result<MicroBatch, TrainError> {
         let settings = self.setup.settings;
         let norm = StepNorm::new(&settings, groups);
@@ -248,7 +248,7 @@ impl RlTask {
     }
 }
 
-/// The factors of the trajectories of a step.
+/// Normalization factors of a step.
 struct StepNorm {
     norm: LossNorm,
     count: f64,
@@ -257,7 +257,7 @@ struct StepNorm {
 impl StepNorm {
     fn new(settings: &RlSettings, groups: &[SampledGroup]) -> Self {
         let used = groups.iter().filter(|group| !settings.filter_groups || group.has_weight());
-        // Imitation has no negative weights: what it does not imitate is no part of the mean.
+        // Imitation averages only over the trajectories that it imitates.
         let all = settings.estimator() != Estimator::Imitation;
         let trajectories = used.flat_map(|group| group.trajectories.iter().zip(&group.advantages));
         let trajectories =
@@ -269,7 +269,7 @@ impl StepNorm {
         Self { norm: settings.loss_norm, count: count.max(1) as f64 }
     }
 
-    /// The factor of each token of an answer of so many.
+    /// The factor of each token of an answer with `tokens` tokens.
     fn factor(&self, tokens: usize) -> f64 {
         match self.norm {
             LossNorm::Token | LossNorm::Trajectory => 1.0 / self.count,
@@ -278,7 +278,7 @@ impl StepNorm {
     }
 }
 
-/// The trajectories that have a gradient, cut into passes.
+/// The trajectories with a gradient, split into passes.
 fn passes<'a>(settings: &RlSettings, groups: &'a [SampledGroup]) -> Vec<PolicyPass<'a>> {
     let all = settings.kl_coef > 0.0;
     let mut passes: Vec<PolicyPass<'a>> = Vec::new();
@@ -358,8 +358,8 @@ impl PolicyPass<'_> {
             let advantage = self.advantages[n] as f32;
             let width = self.batch.trajectories[n].latents.cols().max(1) as f32;
             for (t, value) in thoughts.iter_mut().enumerate() {
-                // The ratio of a thought is that of the mean over its dimensions: the product over
-                // hundreds of them would leave any trust region at once.
+                // The ratio of a thought is the geometric mean over its dimensions; the product
+                // over hundreds of dimensions would leave every trust region immediately.
                 let slope = match self.old[n] {
                     Some([_, old]) => settings.clip.slope((*value - old[t]) / width, advantage),
                     None => 1.0,
@@ -379,7 +379,7 @@ impl RlSettings {
 }
 
 impl PolicyBatch {
-    /// Positions that a pass feeds.
+    /// Number of input positions of a forward pass.
     pub fn fed(&self, config: &PolicyConfig) -> usize {
         let shared = |prompt: &Vec<u32>| prompt.len() - config.keys.private_tokens(prompt.len());
         let own = self.trajectories.iter().map(|one| {
@@ -397,7 +397,8 @@ impl TrainTask for RlTask {
         micro_batch: u32,
     ) -> Result<MicroBatch, TrainError> {
         let RlSettings { batch_size, accumulation_steps, updates, .. } = self.setup.settings;
-        let (index, update) = (step / updates, step % updates);
+        let index = step / updates;
+        let update = step % updates;
         let round = match self.round.take().filter(|round| round.index == index) {
             Some(round) => round,
             None => Round { index, groups: self.sample_round(index)? },
@@ -445,7 +446,8 @@ impl TrainTask for RlTask {
     fn activation_bytes(&mut self) -> Result<Option<u64>, TrainError> {
         let settings = &self.setup.settings;
         let params = &settings.rollout.params;
-        let (samples, answer) = (params.samples.get(), params.max_new_tokens.get());
+        let samples = params.samples.get();
+        let answer = params.max_new_tokens.get();
         let trajectories = settings.pass_trajectories.min(settings.batch_size * samples);
         let prompts = trajectories.div_ceil(samples);
         let mut rows = BatchRows::default();
@@ -474,8 +476,8 @@ impl TrainTask for RlTask {
         let groups =
             saved::from_json(unfinished).filter(|groups| groups.len() == self.round_size());
         let Some(groups) = groups else {
-            let reason = "the round of sampled trajectories in the training state is damaged; \
-                          train anew with `overwrite`";
+            let reason = "the sampled trajectories in the training state are corrupt; start over \
+                          with `overwrite`";
             return Err(TrainError::Options { reason: reason.to_owned() });
         };
         self.round = Some(Round { index, groups });

@@ -1,31 +1,31 @@
-//! When a training has diverged: the loss has exploded and does not come back.
+//! Detection of divergence: an exploded loss that does not recover, or a collapsed reward.
 //!
 //! The rule compares the smoothed loss (an exponential moving average over [`HORIZON`] steps) with
 //! its smallest value so far. Training has diverged when the smoothed loss has been above `ratio`
-//! times that value for [`PATIENCE`] steps in a row. Losses below [`FLOOR`] count as [`FLOOR`],
-//! because a curriculum may rightly take a loss from 0.05 to 1 when it removes the last step.
+//! times that value for [`PATIENCE`] consecutive steps. Losses below [`FLOOR`] count as [`FLOOR`],
+//! because a curriculum may legitimately raise a loss from 0.05 to 1 when it removes the last step.
 //!
-//! Noise does not trigger it: a batch with 100 times the loss lifts the average by a factor of 3 at
-//! first, and the average is back below the limit within 60 steps.
+//! Noise does not trigger it: a batch with 100 times the loss raises the average by a factor of 3,
+//! and the average is back below the limit within 60 steps.
 //!
-//! A training with rewards ([`RewardMonitor`]) has a loss around zero that says nothing: its reward
-//! is followed instead. It has collapsed when its smoothed value has been below its best one
-//! divided by `ratio` for [`REWARD_PATIENCE`] steps.
+//! In reinforcement learning the loss is around zero and uninformative, so the reward is monitored
+//! instead ([`RewardMonitor`]). It has collapsed when its smoothed value has been below its best
+//! value divided by `ratio` for [`REWARD_PATIENCE`] steps.
 
 use record::StepRecord;
 
-/// Steps over which the loss is averaged.
+/// Averaging window of the loss, in steps.
 const HORIZON: f64 = 50.0;
-/// Steps in a row above the limit.
+/// Consecutive steps above the limit before training has diverged.
 const PATIENCE: u32 = 100;
-/// In nats per token. Losses below are all alike good.
+/// Losses below this are not distinguished, in nats per token.
 const FLOOR: f64 = 1.0;
 
-/// Steps over which a reward is averaged.
+/// Averaging window of the reward, in steps.
 const REWARD_HORIZON: f64 = 20.0;
-/// Steps in a row below the limit.
+/// Consecutive steps below the limit before the reward has collapsed.
 const REWARD_PATIENCE: u32 = 20;
-/// Best rewards below are noise: a model that rarely earns one cannot lose it.
+/// The check needs a best reward above this; smaller ones are noise.
 const REWARD_FLOOR: f64 = 0.05;
 
 /// How a training diverged.
@@ -61,23 +61,23 @@ impl std::fmt::Display for Divergence {
             Self::Parameter => write!(f, "the weights are not finite"),
             Self::Exploded { loss, best } => write!(
                 f,
-                "the loss has exploded: its mean over {HORIZON} steps is {loss:.3}, was {best:.3} \
-                 at best, and has been as high for {PATIENCE} steps"
+                "the loss has exploded: its mean over {HORIZON} steps is {loss:.3} (minimum \
+                 {best:.3}) and has been this high for {PATIENCE} steps"
             ),
             Self::Collapsed { reward, best } => write!(
                 f,
-                "the reward has collapsed: its mean over {REWARD_HORIZON} steps is {reward:.3}, \
-                 was {best:.3} at best, and has been as low for {REWARD_PATIENCE} steps; give \
-                 `kl_coef` 0.01 or more samples"
+                "the reward has collapsed: its mean over {REWARD_HORIZON} steps is {reward:.3} \
+                 (maximum {best:.3}) and has been this low for {REWARD_PATIENCE} steps; set \
+                 `kl_coef` to 0.01 or increase `samples`"
             ),
         }
     }
 }
 
-/// Follows the loss of a training. Its state is a function of the log.
+/// Monitors the loss of a training. Its state is a function of the log.
 #[derive(Debug)]
 pub(super) struct LossMonitor {
-    /// `None`: never diverged.
+    /// Threshold ratio; `None` disables the check.
     ratio: Option<f64>,
     /// Exponential moving sums of the losses and of their weights.
     sum: f64,
@@ -88,7 +88,7 @@ pub(super) struct LossMonitor {
     reward: RewardMonitor,
 }
 
-/// Follows the reward of a training that has one.
+/// Monitors the reward in reinforcement learning.
 #[derive(Debug, Default)]
 struct RewardMonitor {
     /// Exponential moving sums of the rewards and of their weights.
@@ -138,7 +138,8 @@ impl LossMonitor {
         }
         let loss = record.losses.get("loss")?;
         let decay = 1.0 - 1.0 / HORIZON;
-        (self.sum, self.weight) = (decay * self.sum + loss, decay * self.weight + 1.0);
+        self.sum = decay * self.sum + loss;
+        self.weight = decay * self.weight + 1.0;
         self.steps += 1.0;
         if self.steps < HORIZON {
             return None;

@@ -1,4 +1,4 @@
-//! The memory that a training takes, told before it begins.
+//! Estimates the memory of a training before it starts.
 
 use std::fmt;
 
@@ -8,17 +8,17 @@ use tensor::{Device, DeviceError};
 use super::TrainTask;
 use crate::error::TrainError;
 
-/// Bytes of a float32.
+/// Size of an f32 in bytes.
 const F32: u64 = 4;
-/// An estimate beyond the free memory by less than this factor may still fit.
+/// Estimates up to this multiple of the free memory are accepted, because they are not exact.
 const TOLERANCE: f64 = 1.25;
 
 /// The memory of a training, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainMemory {
-    /// Parameters that are trained.
+    /// Number of trained parameters.
     pub trained: u64,
-    /// Parameters that are not.
+    /// Number of frozen parameters.
     pub frozen: u64,
     /// Bytes of the master weights and of the copies that the kernels read.
     pub weights: u64,
@@ -26,15 +26,15 @@ pub struct TrainMemory {
     pub gradients: u64,
     /// Bytes of AdamW's moments.
     pub optimizer: u64,
-    /// Bytes of a micro-batch's activations, estimated; `None` if the task does not know.
+    /// Estimated bytes of a micro-batch's activations; `None` if the task has no estimate.
     pub activations: Option<u64>,
-    /// Bytes that are free on the device now, if the system tells.
+    /// Bytes currently free on the device, if known.
     pub free: Option<u64>,
 }
 
 impl TrainMemory {
-    /// The memory that training `task` on `device` takes. Everything but the activations is exact
-    /// and allocated already.
+    /// The memory for training `task` on `device`. All numbers except the activations are exact and
+    /// already allocated.
     pub fn of(task: &mut dyn TrainTask, device: &Device) -> Result<Self, TrainError> {
         let count = |tensor: &tensor::Tensor| (tensor.rows() * tensor.cols()) as u64;
         let trained = task.parameters().iter().map(|p| count(&p.value)).sum();
@@ -56,12 +56,12 @@ impl TrainMemory {
             optimizer = memory.optimizer,
             activations = memory.activations,
             free = memory.free,
-            "memory of the training, in bytes"
+            "training memory in bytes"
         );
         Ok(memory)
     }
 
-    /// Fails if the activations will exceed the free memory by far.
+    /// Fails if the estimated activations exceed the free memory by more than 25%.
     pub fn check(&self) -> Result<(), TrainError> {
         match (self.activations, self.free) {
             (Some(needed), Some(free)) if needed as f64 > TOLERANCE * free as f64 => {
@@ -94,14 +94,14 @@ impl fmt::Display for TrainMemory {
     }
 }
 
-/// Bytes in GB (10^9), with three digits.
+/// Formats bytes in GB (10^9) with three significant digits.
 fn gigabytes(bytes: u64) -> String {
     let gigabytes = bytes as f64 / 1e9;
     let digits = (2.0 - gigabytes.max(0.01).log10().floor()).clamp(0.0, 3.0) as usize;
     format!("{gigabytes:.digits$} GB")
 }
 
-/// Bytes of a weight in the kernels' layout: on the CPU one copy each for forward and backward.
+/// Bytes per weight in the kernels' layout; the CPU has one copy each for forward and backward.
 fn kernel_bytes(device: &Device) -> u64 {
     match (device.is_cuda(), device.is_f32()) {
         (false, _) => 2 * F32,
@@ -110,8 +110,8 @@ fn kernel_bytes(device: &Device) -> u64 {
     }
 }
 
-/// Refuses a new model whose training takes far more than the free memory, before it is made:
-/// weights and the kernels' copies, gradients, and both moments of AdamW.
+/// Rejects a new model whose training needs far more than the free memory, before it is allocated.
+/// Counts the weights and the kernels' copies, the gradients, and both moments of AdamW.
 pub(crate) fn check_new_model(device: &Device, parameters: u64) -> Result<(), TrainError> {
     let needed = parameters.saturating_mul(4 * F32 + kernel_bytes(device));
     match free_memory(device)? {
@@ -122,7 +122,7 @@ pub(crate) fn check_new_model(device: &Device, parameters: u64) -> Result<(), Tr
     }
 }
 
-/// Bytes that can still be allocated; on the CPU what Linux says is available.
+/// Bytes that can still be allocated; on the CPU, Linux's available memory.
 fn free_memory(device: &Device) -> Result<Option<u64>, DeviceError> {
     if let Some((free, _)) = device.memory()? {
         return Ok(Some(free as u64));

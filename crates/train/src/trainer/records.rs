@@ -1,7 +1,7 @@
-//! The files that grow with a training: `log.jsonl`, `evals.jsonl` and `timings.jsonl`.
+//! The append-only files of a training: `log.jsonl`, `evals.jsonl` and `timings.jsonl`.
 //!
-//! They may be ahead of the saved state, because a killed process leaves what it wrote after the
-//! last save. [`TrainRecords::open`] cuts the lines of steps that will be repeated.
+//! They may be ahead of the saved state if the process was killed after the last save.
+//! [`TrainRecords::open`] removes the lines of steps that will be repeated.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -21,7 +21,7 @@ pub(super) struct TrainRecords {
 }
 
 impl TrainRecords {
-    /// Keeps what belongs to the first `steps` steps; returns their log.
+    /// Truncates the records to the first `steps` steps and returns their log.
     pub(super) fn open(
         dir: &TrainingDir,
         steps: u32,
@@ -48,8 +48,8 @@ impl TrainRecords {
         self.timings.write(timing)
     }
 
-    /// Writes everything to disk. Precedes every save of the state, which must not be ahead of its
-    /// records.
+    /// Flushes everything to disk. Must precede every save of the state, which must not be ahead of
+    /// the records.
     pub(super) fn sync(&mut self) -> Result<(), TrainError> {
         [&mut self.log, &mut self.evals, &mut self.timings].into_iter().try_for_each(LineFile::sync)
     }
@@ -62,7 +62,8 @@ struct LineFile {
 }
 
 impl LineFile {
-    /// Keeps the lines up to the first that is damaged or that `keep` refuses, and returns them.
+    /// Truncates the file before the first corrupt line or the first rejected by `keep`; returns
+    /// the remaining lines.
     fn open<T: DeserializeOwned>(
         path: &Path,
         keep: impl Fn(&T) -> bool,
@@ -72,7 +73,8 @@ impl LineFile {
             Err(e) if e.kind() == ErrorKind::NotFound => Vec::new(),
             read => read.map_err(failed)?,
         };
-        let (mut kept, mut length) = (Vec::new(), 0);
+        let mut kept = Vec::new();
+        let mut length = 0;
         for line in text.split_inclusive(|&byte| byte == b'\n') {
             let record = serde_json::from_slice(line).ok().filter(|_| line.ends_with(b"\n"));
             let Some(record) = record.filter(&keep) else { break };

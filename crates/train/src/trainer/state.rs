@@ -1,7 +1,7 @@
-//! `state.safetensors`: everything that a training resumes from.
+//! `state.safetensors`: the state from which training resumes.
 //!
-//! Tensors `i.value`, `i.first` and `i.second` are parameter i and its AdamW moments, in f32; the
-//! header's metadata holds the rest as JSON, with a checksum of everything.
+//! Tensors `i.value`, `i.first` and `i.second` are parameter i and its AdamW moments, in f32. The
+//! metadata of the header holds the rest as JSON, with a checksum of the whole state.
 
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -18,7 +18,7 @@ use tensor::{Device, Tensor};
 use super::{EvalResult, KeepPolicy, TrainConfig, TrainTask};
 use crate::error::TrainError;
 
-/// What the state holds of each parameter.
+/// Names of the tensors of each parameter.
 const PARTS: [&str; 3] = ["value", "first", "second"];
 /// The key of the header's metadata.
 const METADATA_KEY: &str = "training";
@@ -31,39 +31,40 @@ pub(super) struct TrainState {
     /// See [`TrainSettings::optimizer`](super::TrainSettings::optimizer).
     optimizer: String,
     pub(super) steps: u32,
-    /// The best score of an evaluation.
+    /// The best evaluation score so far.
     pub(super) best: Option<f64>,
     evals_since_best: u32,
-    /// Steps of the model that is kept.
+    /// Steps completed when the kept model was saved.
     #[serde(default)]
     kept: Option<u32>,
-    /// See [`TrainSettings::inputs`](super::TrainSettings::inputs); states of earlier versions have
-    /// none.
+    /// See [`TrainSettings::inputs`](super::TrainSettings::inputs); `None` in states of earlier
+    /// versions.
     #[serde(default)]
     inputs: Option<String>,
     /// See [`TrainTask::unfinished`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unfinished: Option<Value>,
-    /// Of everything else here and of all tensors; states of earlier versions have none.
+    /// Checksum of all other fields and all tensors; `None` in states of earlier versions.
     #[serde(default)]
     checksum: Option<u32>,
 }
 
-/// Fails if the directory of a training holds the state of another one. Called before anything of
+/// Fails if the output directory holds the state of a different training. Called before any file of
 /// the model is written.
 ///
 /// # Errors
 ///
 /// [`TrainError::SettingsChanged`], [`TrainError::InputsChanged`],
-/// [`TrainError::OptimizerChanged`], or that the state cannot be read.
+/// [`TrainError::OptimizerChanged`], or an error if the state cannot be read.
 pub fn check_state(config: &TrainConfig) -> Result<(), TrainError> {
     let path = config.dir.join(STATE_FILE);
     let header = match read_header(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         header => header.map_err(|source| TrainError::Io { path: path.clone(), source })?,
     };
-    let damaged = |reason| TrainError::BadState { path: path.clone(), reason };
-    TrainState::parse_header(&header).map_err(damaged)?.check_settings(config, &path)
+    TrainState::parse_header(&header)
+        .map_err(|reason| TrainError::BadState { path: path.clone(), reason })?
+        .check_settings(config, &path)
 }
 
 /// The first bytes of a safetensors file: the length of its header, and the header.
@@ -71,7 +72,7 @@ fn read_header(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = record::files::open_regular(path)?;
     let mut bytes = Vec::new();
     file.by_ref().take(size_of::<u64>() as u64).read_to_end(&mut bytes)?;
-    // A file that ends before is refused where the header is parsed.
+    // A truncated file is rejected when the header is parsed.
     if let Ok(length) = <[u8; size_of::<u64>()]>::try_from(&bytes[..]) {
         file.take(u64::from_le_bytes(length)).read_to_end(&mut bytes)?;
     }
@@ -79,7 +80,7 @@ fn read_header(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 impl TrainState {
-    /// Restores the saved state into the task's parameters; a fresh state if there is none.
+    /// Restores the saved state into the task's parameters; returns a new state if there is none.
     pub(super) fn open(
         task: &mut dyn TrainTask,
         device: &Device,
@@ -102,12 +103,12 @@ impl TrainState {
             let mut checksum = state.checksum_start().map_err(damaged)?;
             let count = task.parameters().len();
             let names = (0..count).flat_map(|i| PARTS.map(|what| format!("{i}.{what}")));
-            // One that is missing is named below.
+            // Missing tensors are reported below.
             names
                 .filter_map(|name| file.tensor(&name).ok())
                 .for_each(|t| checksum.update(t.data()));
             if stored != checksum.finalize() {
-                return Err(damaged("its checksum is not that of its content".into()));
+                return Err(damaged("checksum mismatch".into()));
             }
         }
         state.check_settings(config, &path)?;
@@ -127,19 +128,19 @@ impl TrainState {
         Ok(state)
     }
 
-    /// What the header says, without the tensors.
+    /// Parses the header, without the tensors.
     fn parse_header(bytes: &[u8]) -> Result<Self, String> {
-        let (length, rest) = bytes.split_first_chunk().ok_or("it is empty")?;
+        let (length, rest) = bytes.split_first_chunk().ok_or("the file is empty")?;
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        let header = rest.get(..length).ok_or("it ends within its header")?;
+        let header = rest.get(..length).ok_or("the header is truncated")?;
         let header: Value = serde_json::from_slice(header).map_err(|e| e.to_string())?;
         let metadata = header["__metadata__"][METADATA_KEY].as_str();
         let metadata = metadata.ok_or_else(|| format!("no `{METADATA_KEY}` in its header"))?;
         serde_json::from_str(metadata).map_err(|e| format!("`{METADATA_KEY}` in its header: {e}"))
     }
 
-    /// Checks that the state is of this training, and takes over changed settings of the optimizer
-    /// if they may change.
+    /// Checks that the state belongs to this training. Adopts changed optimizer settings if that is
+    /// allowed.
     fn check_settings(&mut self, config: &TrainConfig, path: &Path) -> Result<(), TrainError> {
         let (fingerprint, optimizer) = config.settings.fingerprints();
         let path = path.to_owned();
@@ -157,26 +158,27 @@ impl TrainState {
         Ok(())
     }
 
-    /// The checksum of this, without one; that of the tensors is to be added.
+    /// The checksum of the metadata, to be continued with the tensors. `self.checksum` must be
+    /// `None`.
     fn checksum_start(&self) -> Result<Checksum, String> {
-        debug_assert_eq!(self.checksum, None, "a checksum is not of itself");
+        debug_assert_eq!(self.checksum, None, "the checksum must not cover itself");
         let mut checksum = Checksum::new();
         checksum.update(&serde_json::to_vec(self).map_err(|e| e.to_string())?);
         Ok(checksum)
     }
 
-    /// Whether the parameters are those of the model that is kept.
+    /// Whether the current parameters are those of the kept model.
     pub(super) fn is_kept(&self) -> bool {
         self.kept == Some(self.steps)
     }
 
-    /// Whether all steps are done, or early stopping ended them.
+    /// Whether all steps are done or early stopping has ended the training.
     pub(super) fn is_finished(&self, config: &TrainConfig) -> bool {
         let stopped = config.patience > 0 && self.evals_since_best >= config.patience;
         stopped || self.steps >= config.optimizer.schedule.steps
     }
 
-    /// Whether something is due that happens every `every` steps and at the end.
+    /// Whether an action is due that happens every `every` steps and at the end.
     pub(super) fn is_due(&self, config: &TrainConfig, every: u32) -> bool {
         self.is_finished(config) || (every > 0 && self.steps.is_multiple_of(every))
     }
@@ -197,8 +199,10 @@ impl TrainState {
             for (what, tensor) in
                 PARTS.into_iter().zip([&parameter.value, &moments.first, &moments.second])
             {
-                let (shape, host) = (vec![tensor.rows(), tensor.cols()], tensor.clone().to_host()?);
-                let (name, values) = (format!("{i}.{what}"), host.data().to_vec());
+                let shape = vec![tensor.rows(), tensor.cols()];
+                let host = tensor.clone().to_host()?;
+                let name = format!("{i}.{what}");
+                let values = host.data().to_vec();
                 checksum.update(&values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
                 tensors.push(NamedTensor { name, shape, values });
             }
@@ -219,8 +223,8 @@ impl TrainState {
             return Ok(None);
         };
         let improved = self.best.is_none_or(|best| score > best);
-        // Of equal scores the later model, which has learned more: a small held-out set may give
-        // the same score, even 0, for a long time.
+        // Ties go to the later model, which has trained longer: a small held-out set may give the
+        // same score, even 0, for a long time.
         let best = self.best.is_none_or(|best| score >= best);
         let kept = best || config.keep == KeepPolicy::Last;
         if kept {
@@ -233,12 +237,12 @@ impl TrainState {
     }
 }
 
-/// A tensor of a state, if it is f32 and of that shape; otherwise what is wrong with it.
+/// A tensor of a state; an error unless it is f32 and has the given shape.
 fn read_tensor(file: &SafeTensors<'_>, name: &str, shape: [usize; 2]) -> Result<Tensor, String> {
     let view = file.tensor(name).map_err(|e| format!("`{name}`: {e}"))?;
     if view.shape() != shape || view.dtype() != Dtype::F32 {
         let found = format!("{} {:?}", view.dtype(), view.shape());
-        return Err(format!("`{name}` is {found} where F32 {shape:?} belongs"));
+        return Err(format!("`{name}` is {found}, expected F32 {shape:?}"));
     }
     let chunks = view.data().as_chunks::<4>().0;
     let numbers = chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();

@@ -1,8 +1,8 @@
-"""Log-probabilities and gradients of sampled trajectories by another implementation: rl_policy.py [DIR]
+"""Reference implementation of log-probabilities and gradients of sampled trajectories: rl_policy.py [DIR]
 
-Writes rl_policy/ beside this file: a GPT-2 of width 8 (config.json, model.safetensors), the batches (batches.json) and the numbers that
-tests/training/rl_reference.rs compares with (expected.safetensors). Everything is in float64 with NumPy, differentiated by autograd
-(pip install numpy autograd), one position after the other, with Philox written out; nothing of latent-tts is called.
+Writes rl_policy/ next to this file: a GPT-2 of width 8 (config.json, model.safetensors), the batches (batches.json) and the expected
+values for tests/training/rl_reference.rs (expected.safetensors). Everything is computed in float64 with NumPy, differentiated by autograd
+(pip install numpy autograd), one position at a time, with its own implementation of Philox and without calling latent-tts.
 """
 
 import json
@@ -45,13 +45,13 @@ def philox(counter, key):
 
 
 def words(question, trajectory, position, layer, site):
-    """A random word for each element of a row."""
+    """One random word per element of a row."""
     of = lambda block: philox([site << 26 | layer << 16 | block, position, trajectory, question], [SEED, 0])
     return [word for block in range(WIDTH // 4) for word in of(block)]
 
 
 def keep_scale(key, layer, site, p):
-    """The factor of each element under inverted dropout."""
+    """The factor of each element with inverted dropout."""
     p = float(np.float32(p))
     threshold = int(p * 2**32)
     return np.array([float(word >= threshold) / (1 - p) for word in words(*key, layer, site)])
@@ -110,7 +110,7 @@ class Sequence:
 
 
 def logprobs(w, policy, prompt, trajectory, latents):
-    """Of each answer token, and with a density of each thought."""
+    """The log-probability of each answer token and, with a density, of each thought."""
     _, question, number, thoughts, answer = trajectory
     temperature = policy.get("temperature", 1.0)
     density = policy.get("thought_gradient") == "density"
@@ -151,7 +151,7 @@ def logprobs(w, policy, prompt, trajectory, latents):
 
 
 def weight(n, i):
-    """The weight of action i of trajectory n; another one for each, of both signs."""
+    """The weight of action i of trajectory n: distinct values of both signs."""
     return ((n * 7 + i * 3) % 5) / 2 - 0.9
 
 

@@ -1,5 +1,5 @@
-//! Examples of a batch are independent: a batch's gradients are the weighted sum of those of its
-//! examples alone.
+//! Examples of a batch are independent: a batch's gradients are the weighted sum of the gradients
+//! of the single examples.
 
 use latent_tts_train::loss::Objective;
 use latent_tts_train::methods::TrainStep;
@@ -12,7 +12,7 @@ use crate::support::{
     tokenized_example,
 };
 
-/// Checks that a batch's gradients are the sum of the parts, each times its share.
+/// Checks that a batch's gradients are the weighted sum of the parts.
 #[track_caller]
 fn assert_sum(whole: &NamedGradients, parts: &[(f32, NamedGradients)]) {
     for (at, (name, gradient)) in whole.iter().enumerate() {
@@ -35,7 +35,8 @@ fn assert_gradients_add_up(family: CheckpointFamily, examples: &[TokenizedExampl
     };
     let (losses, whole) = gradients(examples);
     let total: usize = examples.iter().map(TokenizedExample::loss_tokens).sum();
-    let (mut parts, mut tokens) = (Vec::new(), 0.0);
+    let mut parts = Vec::new();
+    let mut tokens = 0.0;
     for example in examples {
         let share = example.loss_tokens() as f32 / total as f32;
         let (alone, gradients) = gradients(std::slice::from_ref(example));
@@ -68,7 +69,7 @@ fn gradients_of_examples_of_different_lengths_add_up() {
 
 #[test]
 fn gradients_of_digit_losses_add_up() {
-    // Equally many tokens and numbers each, so that both losses have the same shares.
+    // All examples have equal numbers of tokens and digits, so that both losses have equal weights.
     assert_gradients_add_up(
         CheckpointFamily::Coconut,
         &[tokenized_example(1, 4, 3), tokenized_example(2, 6, 3), tokenized_example(3, 5, 3)],

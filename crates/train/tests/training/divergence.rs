@@ -1,5 +1,5 @@
-//! A training that diverges stops, says what to try and where it can go on, and leaves everything
-//! that was saved before as it was.
+//! A diverging training stops with an error that says how to continue, and leaves all saved files
+//! unchanged.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,11 +15,11 @@ use serde_json::Map;
 
 use crate::support::{ReasonerFixture, device, problems, train, train_config};
 
-/// A reasoner whose recorded loss, and whose weights, are changed at will.
+/// A reasoner whose recorded loss and weights can be modified.
 struct FaultyTask {
     task: Box<dyn TrainTask>,
     loss: fn(u32) -> f64,
-    /// The step after which a weight is not a number.
+    /// The step after which a weight is NaN.
     poisoned: Option<u32>,
     saved: usize,
 }
@@ -87,7 +87,7 @@ fn config(out: &Path) -> TrainConfig {
     TrainConfig { save_every: 100, ..train_config(out, 400, 1e-3) }
 }
 
-/// The error of a training that diverges, and the number of its models.
+/// The error of a diverging training, and the number of saved models.
 fn diverge(task: &mut FaultyTask, config: &TrainConfig) -> (TrainError, usize) {
     let error = train(task, config, &mut |_| ControlFlow::Continue(())).unwrap_err();
     (error, task.saved)
@@ -124,7 +124,7 @@ fn a_loss_that_explodes_stops_training_and_the_state_before_resumes() {
     };
     assert!((250..300).contains(&step) && loss > 3.0 && best <= 1.0, "{step} {loss} {best}");
     assert_eq!(saved, Some(200));
-    // Resumed with the same settings it ends at the same step: the monitor's state is in the log.
+    // Resumed with the same settings, it stops at the same step: the monitor's state is in the log.
     let mut again = FaultyTask::new(dir.path(), explodes);
     let (error, _) = diverge(&mut again, &config(dir.path()));
     assert!(matches!(error, TrainError::Diverged { step: s, .. } if s == step), "{error}");
@@ -147,7 +147,7 @@ fn weights_that_are_not_finite_are_never_saved() {
         ),
         "{error}"
     );
-    assert_eq!(models, 2, "those of steps 50 and 100");
+    assert_eq!(models, 2, "models of steps 50 and 100");
     for file in ["model.safetensors", "training/state.safetensors"] {
         let bytes = std::fs::read(dir.path().join(file)).unwrap();
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();

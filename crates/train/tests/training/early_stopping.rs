@@ -1,4 +1,4 @@
-//! Early stopping: the best model is kept, and a training that stopped does not continue.
+//! Early stopping: the best model is kept, and a stopped training does not continue.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,13 +13,13 @@ use serde_json::Map;
 
 use crate::support::{ReasonerFixture, problems, train, train_config};
 
-/// A task whose evaluations return given scores.
+/// A task whose evaluations return predefined scores.
 #[derive(Default)]
 struct ScriptedTask {
     scores: Vec<f64>,
     steps_done: u32,
     saved: Vec<u32>,
-    /// Its files were removed.
+    /// Whether the saved files were removed.
     removed: bool,
 }
 
@@ -78,7 +78,7 @@ fn patience_ends_training_and_the_best_model_is_kept() {
     assert_eq!(
         (task.steps_done, &task.saved[..]),
         (6, &[1, 2, 4, 5][..]),
-        "an equal score is no improvement, but of equal models the later is kept"
+        "an equal score is not an improvement, but the later of equal models is kept"
     );
     let mut again = scripted();
     assert_eq!(run(&mut again), TrainOutcome::Finished);
@@ -89,7 +89,7 @@ fn patience_ends_training_and_the_best_model_is_kept() {
     );
 }
 
-/// A finished training whose model was removed writes it again, if its state is that model's.
+/// A finished training writes a removed model again, if the state contains that model.
 #[test]
 fn a_finished_training_has_its_model() {
     for (patience, lost) in [(2, true), (0, false)] {
@@ -136,7 +136,8 @@ fn a_best_model_in_the_middle_is_the_final_one() {
 #[test]
 fn patience_counts_across_interruptions() {
     let dir = tempfile::tempdir().unwrap();
-    let (config, mut steps) = (config(dir.path(), 2), Vec::new());
+    let config = config(dir.path(), 2);
+    let mut steps = Vec::new();
     loop {
         let mut task = scripted();
         let outcome = train(&mut task, &config, &mut |event| match event {

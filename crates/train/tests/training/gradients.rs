@@ -1,4 +1,4 @@
-//! Gradients against finite differences of the loss along several directions.
+//! Compares gradients with finite differences of the loss along several directions.
 
 use engine::family::{CODI_PROJECTOR, COLAR_HEAD, ROT_HEAD};
 use latent_tts_train::dropout::DropoutConfig;
@@ -28,10 +28,10 @@ use crate::support::{
     take_gradients, tiny, tokenized_example, with_outcome_head,
 };
 
-/// Step of the five-point stencil. Its error is the loss's rounding over the step, and the fifth
-/// derivative times the step's fourth power.
+/// Step size of the five-point stencil. Its error is the rounding of the loss divided by the step,
+/// plus the fifth derivative times the fourth power of the step.
 const STEP_SIZE: f32 = 0.002;
-/// Relative to the gradient's norm, and absolute for rounding.
+/// Relative tolerance with respect to the gradient's norm, and absolute tolerance for rounding.
 const TOLERANCE: (f64, f64) = (0.01, 3e-4);
 
 /// Weight of the distillation loss.
@@ -47,14 +47,14 @@ pub trait Differentiable {
     fn sync_weights(&mut self);
 }
 
-/// The direction of unit length; `None` for zero.
+/// The normalized direction; `None` for zero.
 fn unit(direction: Vec<f32>) -> Option<Vec<f32>> {
     let norm = direction.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
     (norm > 1e-6).then(|| direction.iter().map(|x| x / norm).collect())
 }
 
 /// The gradient itself, two halves of it, and random signs. The signs are independent of the
-/// gradient, so they show what is missing in it.
+/// gradient, so they detect missing parts.
 fn directions(gradient: &[f32]) -> Vec<Vec<f32>> {
     let coin = |i: usize| (i as u32).wrapping_mul(0x9e37_79b9) >> 15 & 1 == 1;
     let half = |which: bool| {
@@ -188,21 +188,22 @@ fn distilled_pair(id: u32, thoughts: usize) -> [TokenizedExample; 2] {
     [student, teacher]
 }
 
-/// A tiny reasoner that is trained by LoRA, with two new tokens.
+/// A tiny reasoner with LoRA training and two new tokens.
 fn lora_step(family: CheckpointFamily, dropout: f32) -> LatentTrainStep {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), &tiny(family)).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let lora = LoraConfig { rank: 3, alpha: 4.0, targets: LoraTargets::All, dropout, seed: 1 };
     let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 2 };
-    let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
+    let config = checkpoint.config();
+    let source = &WithFactors(&checkpoint);
     let model =
         TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
     let head = TrainableHead::mlp(device(), &checkpoint, &CODI_PROJECTOR).unwrap();
     LatentTrainStep::new(model, head, AuxiliaryLosses::default())
 }
 
-/// Low-rank factors that are not zero, so that both have a gradient.
+/// Non-zero low-rank factors, so that both have a gradient.
 struct WithFactors<'a>(&'a Checkpoint);
 
 impl TensorSource for WithFactors<'_> {
@@ -240,14 +241,14 @@ fn qwen2_thoughts_with_dropout() {
     assert_latent_gradients(CheckpointFamily::Qwen2, Some(dropout()));
 }
 
-/// Of a model with distillation, the projector's parameters alone: the teacher has no thoughts, so
-/// they move the student and leave the teacher, a constant of the loss, in its place.
+/// Only the projector's parameters of a model with distillation. The teacher has no thoughts, so
+/// they affect only the student; the teacher is a constant of the loss.
 struct ProjectorSubject(LatentSubject);
 
 impl Differentiable for ProjectorSubject {
     fn accumulate_gradients(&mut self) -> f64 {
         let loss = self.0.accumulate_gradients();
-        // The decoder's gradients are not taken by the test.
+        // The test does not check the decoder's gradients.
         take_gradients(self.0.train_step.model.parameters_mut());
         loss
     }
@@ -291,7 +292,7 @@ fn step_decoder_of_two_thoughts_a_step() {
 #[test]
 fn adapters_and_new_tokens_on_gpt2() {
     let mut train_step = lora_step(CheckpointFamily::CodiGpt2, 0.0);
-    // The last tokens of the vocabulary are fed and predicted.
+    // The last tokens of the vocabulary are inputs and targets.
     let last = train_step.model.decoder.config().vocab as u32 - 1;
     let mut examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
     examples[0].prompt[0] = last;
@@ -319,7 +320,7 @@ fn adapters_with_dropout() {
     }
 }
 
-/// Without dropout an adapter that is kept apart computes what a merged one computes.
+/// Without dropout, an unmerged adapter computes the same as a merged one.
 #[test]
 fn an_adapter_apart_equals_a_merged_one() {
     let examples = vec![tokenized_example(1, 2, 3), tokenized_example(2, 0, 2)];
@@ -357,8 +358,8 @@ impl Differentiable for ColarSubject {
     }
 }
 
-/// The target of the latent loss is a constant, so the embedding is left out: finite differences
-/// would move the target too. The reference dump has its gradient.
+/// The target of the latent loss is a constant, so the embedding is excluded: finite differences
+/// would change the target too. Its gradient is checked against the reference dump.
 #[test]
 fn compressed_steps_and_gaussian_head() {
     let dir = tempfile::tempdir().unwrap();
@@ -390,7 +391,7 @@ fn compressed_steps_and_gaussian_head() {
 struct CompressedSubject<S> {
     train_step: S,
     examples: Vec<CompressedExample>,
-    /// Of each part of the loss.
+    /// The weight of each term of the loss.
     weights: [f64; 2],
 }
 
@@ -409,7 +410,7 @@ impl<S: TrainStep<Example = CompressedExample>> Differentiable for CompressedSub
     }
 }
 
-/// Examples of several groups, one of which has a token twice; the second has none.
+/// Examples with several groups, one of which has a repeated token; the second example has none.
 fn compressed_examples(loss_start: usize) -> Vec<CompressedExample> {
     let example = |id: u32, groups: Vec<Vec<u32>>| CompressedExample {
         id,
@@ -435,7 +436,7 @@ fn mixtures_of_embeddings() {
     }
 }
 
-/// The regression's targets are constants, so the embedding is left out, as in CoLaR's test.
+/// The targets of the regression are constants, so the embedding is excluded, as in CoLaR's test.
 #[test]
 fn slots_and_projection_head() {
     let dir = tempfile::tempdir().unwrap();
@@ -444,7 +445,8 @@ fn slots_and_projection_head() {
     let targets = LoraTargets::All;
     let lora = LoraConfig { rank: 4, alpha: 4.0, targets, dropout: 0.0, seed: 1 };
     let tuning = DecoderTuning::Lora { config: &lora, new_tokens: 0 };
-    let (config, source) = (checkpoint.config(), &WithFactors(&checkpoint));
+    let config = checkpoint.config();
+    let source = &WithFactors(&checkpoint);
     let model =
         TrainableDecoder::load_tuned(device(), config, source, LmHead::With, tuning).unwrap();
     let head = RandomWeights { seed: 9 };
@@ -511,7 +513,7 @@ fn compare_reward_head_with_dropout() {
 #[test]
 fn reference_trace_and_outcome_head() {
     let mut examples = vec![reward_example(1, &[2, 3, 1, 0]), reward_example(2, &[1, 3])];
-    examples[0].reference_trace = reward_example(4, &[2]).thoughts; // the other has none
+    examples[0].reference_trace = reward_example(4, &[2]).thoughts; // the other example has none
     let train_step =
         with_outcome_head(reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, true));
     assert_gradients(&mut RewardSubject {
@@ -521,8 +523,8 @@ fn reference_trace_and_outcome_head() {
     });
 }
 
-/// Permuted copies have no labels: they are in the preference alone, of answers where these are
-/// read, else of thoughts.
+/// Permuted copies have no labels and occur only in the preference loss, of outcome rewards or,
+/// without an outcome head, of process rewards.
 #[test]
 fn preference_for_the_order_of_thoughts() {
     for reads_answers in [false, true] {

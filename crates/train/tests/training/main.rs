@@ -1,7 +1,7 @@
-//! Training as a whole, on tiny models: gradients match finite differences, a batch's gradients are
-//! the sum of its examples', an interrupted training ends with the same bytes as an uninterrupted
-//! one, recomputed activations give the same gradients, saved models compute what was trained, and
-//! ten problems can be overfitted by each method.
+//! End-to-end tests of training on tiny models: gradients match finite differences, a batch's
+//! gradients are the sum over its examples, an interrupted training ends with the same bytes as an
+//! uninterrupted one, recomputed activations give the same gradients, saved models compute the same
+//! as trained models, and every method can overfit ten problems.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 

@@ -1,5 +1,5 @@
-//! Every method, with all weights and with LoRA: it overfits ten problems, which the engine then
-//! answers from the saved model, and it resumes to the byte.
+//! Every method, with all weights and with LoRA, overfits ten problems, which the engine then
+//! answers with the saved model, and resumes byte for byte.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ pub fn colar_method() -> ColarMethod {
 
 fn latent_sft_method(tokenizer: &Tokenizer) -> LatentSftMethod {
     let layout = latent_sft::layout(tokenizer).unwrap();
-    let (ordered, scheduled_sampling) = (true, 0.5);
+    let ordered = true;
+    let scheduled_sampling = 0.5;
     LatentSftMethod { compression: 2, ordered, scheduled_sampling, thoughts: 48, layout }
 }
 
@@ -80,7 +81,7 @@ pub fn lora_with_dropout() -> Option<LoraConfig> {
     lora().map(|lora| LoraConfig { dropout: 0.1, ..lora })
 }
 
-/// A model of ten problems.
+/// A model trained on ten problems.
 fn ten_problems(steps: u32) -> ReasonerFixture {
     ReasonerFixture { width: 32, layers: 2, batch: 10, accumulation_steps: 1, steps, dropout: 0.0 }
 }
@@ -92,7 +93,7 @@ fn assert_overfits(method: impl TrainingMethod, lora: Option<LoraConfig>, steps:
     assert_answers(task, dir.path(), steps, &problems(10));
 }
 
-/// Trains some problems and answers them with the saved model.
+/// Trains on some problems and answers them with the saved model.
 #[track_caller]
 fn assert_answers(mut task: Box<dyn TrainTask>, dir: &Path, steps: u32, problems: &[TrainExample]) {
     let config = train_config(dir, steps, 1e-2);
@@ -163,7 +164,8 @@ fn colar_task(out: &Path, fixture: &ReasonerFixture) -> Box<dyn TrainTask> {
 
 #[test]
 fn colar_overfits() {
-    let (dir, steps) = (tempfile::tempdir().unwrap(), 400);
+    let dir = tempfile::tempdir().unwrap();
+    let steps = 400;
     let task = colar_task(dir.path(), &ten_problems(steps));
     assert_answers(task, dir.path(), steps, &short_problems());
 }
@@ -198,8 +200,8 @@ fn rot_overfits() {
     assert_overfits(method, None, 600);
 }
 
-/// The texts of both families: a vocabulary of words gets tokens for what it cannot write, one of
-/// bytes writes the published prompt, and an end marker that begins as a step does is a token.
+/// Layouts of both families: a word-level vocabulary gets added tokens, a byte-level vocabulary
+/// uses the published prompt, and an end marker that starts like a step becomes a token.
 #[test]
 fn layouts_follow_the_vocabulary() {
     let words = vocabulary::tokenizer().unwrap();
@@ -216,7 +218,7 @@ fn layouts_follow_the_vocabulary() {
     assert_eq!(layout.added_tokens, ["</think>"]);
 }
 
-/// A small model, with all sources of randomness.
+/// A small model with all sources of randomness.
 pub const SMALL: ReasonerFixture = ReasonerFixture {
     width: 16,
     layers: 1,

@@ -1,5 +1,5 @@
-//! Overfitting ten problems through six thoughts: after saving and loading, the engine answers all
-//! of them correctly.
+//! Overfits ten problems with six thoughts: after saving and loading, the engine answers all of
+//! them correctly.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;

@@ -1,5 +1,6 @@
-//! Recomputed activations: losses and gradients have the bits of kept ones, for every method and
-//! architecture; so has a training that changes from one to the other; less memory is told.
+//! Recomputed activations: losses and gradients are bit-identical to those with stored activations,
+//! for every method and architecture, also if a resumed training switches between them; the memory
+//! estimate is smaller.
 
 use std::path::Path;
 
@@ -35,7 +36,7 @@ fn assert_same_bits(kept: &NamedGradients, recomputed: &NamedGradients, what: &s
     let mut changed = 0;
     for ((name, kept), (_, recomputed)) in kept.iter().zip(recomputed) {
         let bits = |gradient: &[f32]| gradient.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert!(bits(kept) == bits(recomputed), "{what}: the gradient of {name} has other bits");
+        assert!(bits(kept) == bits(recomputed), "{what}: the gradient of {name} differs");
         changed += usize::from(kept.iter().any(|&x| x != 0.0));
     }
     assert!(2 * changed > kept.len(), "{what}: most gradients are zero");
@@ -60,7 +61,8 @@ fn a_reasoners_gradients_have_the_same_bits() {
                 let losses = step.batch_losses(&examples, masks).unwrap();
                 (losses, take_gradients(step.parameters_mut()))
             };
-            let (kept, recomputed) = (run(false), run(true));
+            let kept = run(false);
+            let recomputed = run(true);
             assert_eq!(kept.0, recomputed.0, "{family:?}");
             assert_same_bits(&kept.1, &recomputed.1, &format!("{family:?}"));
         }
@@ -80,14 +82,15 @@ fn a_reward_models_gradients_have_the_same_bits() {
                 let losses = [losses.objective, losses.digits].map(f64::to_bits);
                 (losses, take_gradients(step.parameters_mut()))
             };
-            let (kept, recomputed) = (run(false), run(true));
+            let kept = run(false);
+            let recomputed = run(true);
             assert_eq!(kept.0, recomputed.0, "{family:?}");
             assert_same_bits(&kept.1, &recomputed.1, &format!("{family:?}, {objective:?}"));
         }
     }
 }
 
-/// The task of a method, which recomputes or not.
+/// The task of a method, with or without recomputation.
 fn task(
     out: &Path,
     method: &dyn TrainingMethod,
@@ -129,14 +132,15 @@ fn every_methods_gradients_have_the_same_bits_and_less_memory_is_told() {
             let losses = task.accumulate_gradients(3, 1).unwrap();
             (losses, take_gradients(task.parameters_mut()), bytes)
         };
-        let (kept, recomputed) = (run(false), run(true));
+        let kept = run(false);
+        let recomputed = run(true);
         assert_eq!(kept.0, recomputed.0, "{what}");
         assert_same_bits(&kept.1, &recomputed.1, &what);
         assert!(recomputed.2 < kept.2, "{what}: {} and {} bytes", kept.2, recomputed.2);
     }
 }
 
-/// A training that begins with kept activations and is resumed with recomputed ones.
+/// A training that starts with stored activations and is resumed with recomputed ones.
 #[test]
 fn a_training_that_changes_ends_with_the_same_bytes() {
     fn kept(out: &Path) -> Box<dyn TrainTask> {
@@ -148,6 +152,6 @@ fn a_training_that_changes_ends_with_the_same_bytes() {
     }
     let expected: FinalFiles = trained(kept, Stop::Never);
     for ((name, expected), (_, found)) in expected.iter().zip(trained(changed, Stop::Every(2))) {
-        assert!(found == *expected, "{name} has other bytes");
+        assert!(found == *expected, "{name} differs");
     }
 }

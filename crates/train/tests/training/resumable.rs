@@ -1,5 +1,5 @@
-//! The check that every training method has to pass: interrupted and resumed at any step, it ends
-//! with the bytes of an uninterrupted training.
+//! The resume test for training methods: a training interrupted and resumed at any step ends with
+//! the same bytes as an uninterrupted one.
 //!
 //! ```ignore
 //! #[test]
@@ -8,8 +8,8 @@
 //! }
 //! ```
 //!
-//! The task should have every source of randomness that its method has: shuffled data, two
-//! micro-batches per step ([`ACCUMULATION_STEPS`]), dropout; and held-out data.
+//! The task should have all sources of randomness of its method: shuffled data, two micro-batches
+//! per step ([`ACCUMULATION_STEPS`]) and dropout; and held-out data.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -20,16 +20,15 @@ use serde_json::{Map, json};
 
 use crate::support::{train, train_config};
 
-/// Steps of every training here.
+/// Steps of every training in these tests.
 pub const STEPS: u32 = 5;
 /// Micro-batches per step.
 pub const ACCUMULATION_STEPS: u32 = 2;
 
-/// Makes the task of a training whose model's directory is given; called again for every resumed
-/// part.
+/// Creates the task of a training with the given model directory; called for every resumed part.
 pub type MakeTask = fn(&Path) -> Box<dyn TrainTask>;
 
-/// Evaluations after steps 2, 4 and 5.
+/// A configuration with evaluations after steps 2, 4 and 5.
 pub fn config(out: &Path) -> TrainConfig {
     let fixed = Map::from_iter([("method".to_owned(), json!("these settings"))]);
     TrainConfig {
@@ -43,19 +42,19 @@ pub fn config(out: &Path) -> TrainConfig {
 /// Where a training is stopped.
 #[derive(Clone, Copy, Debug)]
 pub enum Stop {
-    /// Nowhere.
+    /// Not stopped.
     Never,
-    /// After every so many steps, by an interrupt, which saves the state.
+    /// Interrupted every N steps; an interrupt saves the state.
     Every(u32),
-    /// After this step, as by `kill -9`: the records are ahead of the state, and their last lines
-    /// are cut in the middle.
+    /// Killed after this step, as by `kill -9`: the records are ahead of the state, and their last
+    /// lines are truncated.
     Killed(u32),
 }
 
 /// The files that must not depend on interruptions, with their contents.
 pub type FinalFiles = Vec<(&'static str, Vec<u8>)>;
 
-/// Trains to the end and returns what is left in the directory.
+/// Trains to the end and returns the files in the directory.
 pub fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path();
@@ -99,8 +98,8 @@ pub fn trained(make: MakeTask, stop: Stop) -> FinalFiles {
     names.map(|name| (name, std::fs::read(out.join(name)).unwrap())).collect()
 }
 
-/// Leaves what a process that was killed after `step` steps leaves: every file as it was written so
-/// far, but the state of two steps before, or none.
+/// Creates the files of a process killed after `step` steps: all files as written so far, but the
+/// state of two steps before, or none.
 fn kill_after(make: MakeTask, out: &Path, step: u32) {
     let run_to = |last: u32| {
         train(&mut *make(out), &config(out), &mut |event| match event {
@@ -127,15 +126,15 @@ fn kill_after(make: MakeTask, out: &Path, step: u32) {
     }
 }
 
-/// Checks that the training of these tasks ends with the same bytes however it is interrupted:
-/// model, state, log and evaluations.
+/// Checks that the training of these tasks ends with the same bytes (model, state, log and
+/// evaluations), independent of interruptions.
 #[track_caller]
 pub fn assert_resumable(make: MakeTask) {
     let whole = trained(make, Stop::Never);
     let stops = [1, 2, 4].map(Stop::Every).into_iter().chain([1, 3, 4, 5].map(Stop::Killed));
     for stop in stops {
         for ((name, expected), (_, found)) in whole.iter().zip(trained(make, stop)) {
-            assert!(found == *expected, "{name} has other bytes after {stop:?}");
+            assert!(found == *expected, "{name} differs after {stop:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! An interrupted and resumed training ends with the bytes of an uninterrupted one; a state that
-//! cannot be resumed is named.
+//! An interrupted and resumed training ends with the same bytes as an uninterrupted one; a state
+//! that cannot be resumed is reported.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -68,8 +68,8 @@ fn annotated(example: RewardExample) -> AnnotatedQuestion {
     let trajectories = example.lengths.iter().zip(&example.correct).map(|(&length, &correct)| {
         start += length;
         let range = start - length..start;
-        let (thoughts, labels) =
-            (example.thoughts.select(range.clone()), example.labels[range].to_vec());
+        let thoughts = example.thoughts.select(range.clone());
+        let labels = example.labels[range].to_vec();
         LabelledTrajectory {
             thoughts,
             labels,
@@ -168,7 +168,7 @@ fn interrupt(out: &Path) {
 }
 
 fn resume_error(out: &Path, config: &TrainConfig) -> Option<TrainError> {
-    // Interrupted as soon as the state is restored.
+    // Interrupts as soon as the state is restored.
     train(&mut *reasoner(out), config, &mut |_| ControlFlow::Break(())).err()
 }
 

@@ -1,5 +1,6 @@
-//! Reinforcement learning: gradients of each policy match finite differences, a pass with gradients
-//! repeats the sampled trajectories to the bit, training resumes to the byte, and the reward rises.
+//! Reinforcement learning: gradients of each policy match finite differences, the forward pass of
+//! training reproduces the sampled trajectories bit for bit, training resumes byte for byte, and
+//! the reward rises.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -28,7 +29,7 @@ use crate::support::{
     FULL_TUNING, ReasonerFixture, device, latent_step, problems, tiny, train, train_config,
 };
 
-/// Options of a small training, with some in place of these.
+/// Options of a small training, overridden by `given`.
 fn options(given: Value) -> RlTrainerOptions {
     let mut fields = json!({
         "samples": 4, "batch": 2, "eval_samples": 2, "seed": 5, "max_new_tokens": 5,
@@ -71,7 +72,7 @@ fn task(base: &Path, out: &Path, options: &RlTrainerOptions, examples: &[TrainEx
     })
 }
 
-/// Every policy: options with the family that they are for.
+/// All policies: options with the family they apply to.
 fn policies() -> Vec<(CheckpointFamily, Value)> {
     use CheckpointFamily::{Coconut, CodiGpt2, CodiLlama};
     vec![
@@ -96,7 +97,7 @@ fn policies() -> Vec<(CheckpointFamily, Value)> {
     ]
 }
 
-/// Questions of different lengths in words that every vocabulary of a test has.
+/// Questions of different lengths, in words of all test vocabularies.
 fn questions() -> Vec<TrainExample> {
     ["A hen lays 12 eggs; what do 3 lay?", "3+4?", "Tom has 7 pens."]
         .map(|question| TrainExample {
@@ -133,7 +134,7 @@ fn the_log_probability_at_sampling_is_that_of_the_pass_with_gradients_to_the_bit
             })
             .unwrap();
         drop(engine);
-        // All questions in one pass, whatever they shared with which others when sampled.
+        // All questions in one forward pass, independent of the batches in which they were sampled.
         let mut batch = PolicyBatch::default();
         for (prompt, group) in groups.iter().enumerate() {
             batch.prompts.push(group.prompt.clone());
@@ -154,8 +155,8 @@ fn the_log_probability_at_sampling_is_that_of_the_pass_with_gradients_to_the_bit
     }
 }
 
-/// With a density, the noise that sampling added is recovered from the difference of the fed and
-/// the computed thought, so the log-densities agree to the rounding of that sum.
+/// With a density, the sampled noise is recovered from the difference between the input thought and
+/// the computed thought, so the log-densities agree up to rounding.
 #[test]
 fn the_log_density_of_sampled_thoughts_is_that_of_the_noise_to_rounding() {
     let dir = tempfile::tempdir().unwrap();
@@ -339,7 +340,7 @@ fn a_resumed_training_ends_with_the_same_bytes() {
     assert_resumable(|out| resumable(out, json!({ "dropout_p": 0.3, "mask": "trajectory" })));
 }
 
-/// Interrupted within a round: the trajectories of earlier weights are in the state.
+/// A training interrupted within a round: the state contains trajectories of earlier weights.
 #[test]
 fn a_training_resumed_within_a_round_ends_with_the_same_bytes() {
     assert_resumable(|out| {

@@ -1,6 +1,6 @@
-//! Log-probabilities and gradients of every policy against another implementation: NumPy in
-//! float64, differentiated by autograd, with random numbers of its own. `tests/data/rl_policy.py`
-//! wrote `tests/data/rl_policy`.
+//! Compares log-probabilities and gradients of every policy with another implementation: NumPy in
+//! float64, differentiated by autograd, with a separate random number generator.
+//! `tests/data/rl_policy.py` wrote `tests/data/rl_policy`.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use tensor::Tensor;
 
 use crate::support::device;
 
-/// Of float32 against float64, relative to the largest number of a tensor.
+/// Tolerance of float32 against float64, relative to the largest element of a tensor.
 const TOLERANCE: f64 = 2e-5;
 
 fn data() -> PathBuf {
@@ -79,7 +79,7 @@ fn config(of: &Value, policy: &Value) -> PolicyConfig {
     }
 }
 
-/// The weights that the script gives the actions.
+/// The weights of the actions in the script.
 fn weights(logprobs: &ActionValues) -> ActionValues {
     let weight = |n: usize, i: usize| ((n * 7 + i * 3) % 5) as f32 / 2.0 - 0.9;
     let of = |values: &[Vec<f32>]| {

@@ -1,5 +1,5 @@
-//! Saved models: the engine loads them and computes what was trained; latent markers are added to a
-//! vocabulary that lacks them.
+//! Saved models: the engine loads them and computes the same as the trained models; missing latent
+//! markers are added to the vocabulary.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,12 +37,13 @@ fn hidden(decoder: &Decoder, tokens: &[u32]) -> Tensor {
 }
 
 fn whole(cache: &mut Cache, tokens: &[u32]) -> Pass {
-    let (mut pass, mut sequence) = (Pass::default(), Sequence::default());
+    let mut pass = Pass::default();
+    let mut sequence = Sequence::default();
     tokens.iter().for_each(|_| pass.push(cache, &mut sequence, true));
     pass
 }
 
-/// The same through the forward pass of training.
+/// Hidden states computed by the forward pass of training.
 fn train_hidden(model: &TrainableDecoder, tokens: &[u32]) -> Tensor {
     let mut cache =
         Cache::new(device(), model.decoder.config(), Cache::slots_for(tokens.len())).unwrap();
@@ -86,8 +87,8 @@ fn a_saved_reasoner_computes_what_was_trained() {
     );
 }
 
-/// An evaluation takes the model from memory: the bits are those of the saved one, and no file is
-/// written.
+/// Evaluations use the model in memory, which is bit-identical to the saved one, and write no
+/// files.
 #[test]
 fn a_model_in_memory_is_the_saved_one() {
     let fixture = ReasonerFixture {
@@ -135,8 +136,8 @@ fn a_reasoner_saved_in_bf16_is_close() {
     task.writer.dtype = SaveDtype::Bf16;
     task.save().unwrap();
     let loaded = Reasoner::load(device(), dir.path(), None).unwrap();
-    let (own, read) =
-        (hidden(&task.train_step.model.decoder, &TOKENS), hidden(&loaded.decoder, &TOKENS));
+    let own = hidden(&task.train_step.model.decoder, &TOKENS);
+    let read = hidden(&loaded.decoder, &TOKENS);
     assert!(
         own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 0.1),
         "{:?} {:?}",
@@ -153,8 +154,8 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
         (CheckpointFamily::LatentSft, CheckpointFamily::RewardLlama, RewardHeadKind::Compare),
     ];
     for (reasoner, reward, head) in pairs {
-        let (reasoner_dir, reward_dir) =
-            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let reasoner_dir = tempfile::tempdir().unwrap();
+        let reward_dir = tempfile::tempdir().unwrap();
         write_checkpoint(reasoner_dir.path(), &tiny(reasoner)).unwrap();
         let family = if reasoner == CheckpointFamily::Coconut {
             Family::COCONUT
@@ -180,7 +181,7 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
             close && engine.len() == 6,
             "{head:?}: {engine:?} by the engine, {own:?} by the train step"
         );
-        assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "equal rewards would show nothing");
+        assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "the test needs different rewards");
         let losses = step
             .accumulate_gradients(
                 &[reward_example(3, &[2, 3, 1])],
@@ -194,8 +195,9 @@ fn a_saved_reward_model_gives_the_rewards_of_training() {
 /// With another reasoner as its reference, and an outcome head.
 #[test]
 fn a_saved_outcome_head_gives_the_outcome_rewards_of_training() {
-    let (reasoner_dir, reference_dir, reward_dir) =
-        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let reasoner_dir = tempfile::tempdir().unwrap();
+    let reference_dir = tempfile::tempdir().unwrap();
+    let reward_dir = tempfile::tempdir().unwrap();
     write_checkpoint(reasoner_dir.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
     write_checkpoint(
         reference_dir.path(),
@@ -271,11 +273,12 @@ fn remove_markers(dir: &Path) {
 
 const MARKERS: [&str; 3] = ["<|start-latent|>", "<|end-latent|>", "<|latent|>"];
 
-/// Initializes a model from a directory without markers, whose embedding table is `padded` beyond
-/// its vocabulary or not.
+/// Initializes a model from a directory without markers; `padded` embedding tables have more rows
+/// than the vocabulary.
 fn assert_markers_are_added(padded: bool) {
-    let (tokens, plain, out) =
-        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let tokens = tempfile::tempdir().unwrap();
+    let plain = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
     write_checkpoint(tokens.path(), &tiny(CheckpointFamily::Coconut)).unwrap();
     if !padded {
         remove_markers(tokens.path());
@@ -287,8 +290,8 @@ fn assert_markers_are_added(padded: bool) {
     write_checkpoint(plain.path(), &spec).unwrap();
     remove_markers(plain.path());
     let before = Checkpoint::open(plain.path()).unwrap();
-    let (rows, words) =
-        (before.config().vocab, Tokenizer::read(plain.path()).unwrap().vocab_size());
+    let rows = before.config().vocab;
+    let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
     assert_eq!(rows, if padded { words + 3 } else { words });
 
     let usage = json!({ "family": "coconut", "thoughts": 2, "max_new_tokens": 4 });
@@ -335,10 +338,11 @@ fn markers_take_the_padding_of_the_embedding_table() {
     assert_markers_are_added(true);
 }
 
-/// Qwen3-VL has the size of its vocabulary in the configuration of its text tower.
+/// Qwen3-VL has the vocabulary size in the configuration of its text tower.
 #[test]
 fn markers_extend_a_text_tower() {
-    let (plain, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plain = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
     write_checkpoint(plain.path(), &tiny(CheckpointFamily::Rot)).unwrap();
     let words = Tokenizer::read(plain.path()).unwrap().vocab_size();
     let init = ModelInit::Pretrained(plain.path().into());
@@ -354,7 +358,7 @@ fn markers_extend_a_text_tower() {
     );
 }
 
-/// With LoRA the markers' rows are trained and saved, whether they are new or were padding.
+/// With LoRA, the markers' rows are trained and saved, both new rows and former padding.
 #[test]
 fn an_adapter_brings_the_rows_of_its_markers() {
     for padded in [false, true] {
@@ -389,15 +393,15 @@ fn an_adapter_brings_the_rows_of_its_markers() {
         assert_eq!((loaded.config().vocab, loaded.added_tokens()), (words + 3, 3));
         let marker = [words as u32, 40, words as u32 + 1];
         let reasoner = Reasoner::load(device(), out.path(), None).unwrap();
-        let (own, read) =
-            (hidden(&model.decoder.decoder, &marker), hidden(&reasoner.decoder, &marker));
+        let own = hidden(&model.decoder.decoder, &marker);
+        let read = hidden(&reasoner.decoder, &marker);
         let close = own.data().iter().zip(read.data()).all(|(a, b)| (a - b).abs() < 1e-4);
         assert!(close, "padded {padded}: {:?} {:?}", own.row(2), read.row(2));
     }
 }
 
 /// A reward model that is an adapter over the reasoner's adapter, with the reasoner as its
-/// reference: what is saved gives the rewards of training, and the same to the bit once moved.
+/// reference: the saved model gives the rewards of training, bit-identical after it is moved.
 #[test]
 fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     let folder = tempfile::tempdir().unwrap();
@@ -414,7 +418,8 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     model.writer.write(&path("reasoner"), &model.decoder, []).unwrap();
 
     let checkpoint = Checkpoint::open(&path("reasoner")).unwrap();
-    let (config, new_tokens) = (checkpoint.config().clone(), checkpoint.added_tokens());
+    let config = checkpoint.config().clone();
+    let new_tokens = checkpoint.added_tokens();
     let source = spec.source(&checkpoint);
     let tuned = DecoderTuning::Lora { config: &spec.config, new_tokens };
     let mut decoder =
@@ -422,21 +427,21 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     perturb(&mut decoder, 0.0625);
     let scratch = reward_step(CheckpointFamily::RewardGpt2, RewardHeadKind::Compare, false);
     let mut step = RewardTrainStep::new(decoder, scratch.head, None);
-    model_dir::copy_description(&path("reasoner"), &path("judge")).unwrap();
-    let mut judge = model_dir::read_json(&path("judge/config.json")).unwrap();
-    judge["latent_tts"] = json!({ "reference": {
+    model_dir::copy_description(&path("reasoner"), &path("reward_model")).unwrap();
+    let mut reward_model = model_dir::read_json(&path("reward_model/config.json")).unwrap();
+    reward_model["latent_tts"] = json!({ "reference": {
         "path": "../reasoner", "digest": checkpoint.digest().unwrap(),
     } });
-    model_dir::write_json(&path("judge/config.json"), &judge).unwrap();
+    model_dir::write_json(&path("reward_model/config.json"), &reward_model).unwrap();
     let writer = WeightWriter::new(&tuning, &checkpoint).unwrap();
-    writer.write(&path("judge"), &step.model, step.head.parameters()).unwrap();
+    writer.write(&path("reward_model"), &step.model, step.head.parameters()).unwrap();
 
     let mut example = reward_example(3, &[2, 3, 1]);
     let prompt = Prompt { id: example.id, text: String::new(), tokens: example.prompt.clone() };
     let thoughts = [0..2, 2..5, 5..6].map(|range| example.thoughts.select(range));
     let load = |folder: &Path| {
         let reasoner = Reasoner::load(device(), &folder.join("reasoner"), None).unwrap();
-        let loaded = RewardModel::load(device(), &folder.join("judge"), &reasoner).unwrap();
+        let loaded = RewardModel::load(device(), &folder.join("reward_model"), &reasoner).unwrap();
         assert!(reasoner.warnings.is_empty() && loaded.warnings.is_empty());
         let reference = loaded.reference.as_ref().unwrap();
         assert!(Arc::ptr_eq(&reference.decoder, &reasoner.decoder), "one copy of the weights");
@@ -449,9 +454,9 @@ fn an_adapter_over_an_adapter_gives_the_rewards_of_training() {
     let own = step.predict(&[example]).unwrap().remove(0).process;
     let close = engine.iter().zip(&own).all(|(a, b)| (a - b).abs() < 1e-4);
     assert!(close && engine.len() == 6, "{engine:?} by the engine, {own:?} by the train step");
-    assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "equal rewards would show nothing");
+    assert!(own.iter().any(|s| (s - own[0]).abs() > 1e-3), "the test needs different rewards");
     let elsewhere = tempfile::tempdir().unwrap();
-    for name in ["base", "reasoner", "judge"] {
+    for name in ["base", "reasoner", "reward_model"] {
         std::fs::rename(path(name), elsewhere.path().join(name)).unwrap();
     }
     assert_eq!(load(elsewhere.path()).0, engine, "bit by bit");

@@ -1,4 +1,4 @@
-//! Tiny models, examples and tasks that the tests share.
+//! Tiny models, examples and tasks shared by the tests.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ use model::{
 };
 use tensor::{Device, Tensor};
 
-/// Weights of the heads that a checkpoint lacks, large enough to have an effect.
+/// Weights of heads missing from a checkpoint, large enough to have an effect.
 const HEADS: RandomWeights = RandomWeights { seed: 5 };
 /// Weight of the digit losses.
 pub const DIGIT_WEIGHT: f32 = 0.7;
@@ -87,7 +87,8 @@ pub fn latent_step_of(spec: &CheckpointSpec, digits: bool) -> LatentTrainStep {
     let auxiliary = AuxiliaryLosses {
         digit_head: digits.then(|| digit_head("digits", config.width)),
         operand_head: digits.then(|| {
-            let (source, width) = (&HEADS, config.width);
+            let source = &HEADS;
+            let width = config.width;
             DigitHead::with_numbers(device(), source, "operands", width, 3, DIGIT_WEIGHT).unwrap()
         }),
         ..AuxiliaryLosses::default()
@@ -127,7 +128,7 @@ pub fn with_outcome_head(step: RewardTrainStep) -> RewardTrainStep {
     step.with_outcome_head(OutcomeHead { head, end_latent: vec![5] })
 }
 
-/// An example with so many thoughts, one given completion token and `targets` with a loss.
+/// An example with `thoughts` thoughts, one context token and `targets` tokens in the loss.
 pub fn tokenized_example(id: u32, thoughts: usize, targets: usize) -> TokenizedExample {
     let tokens = |count: usize, salt: u32| {
         (0..count as u32).map(|i| (i * 37 + id * 11 + salt) % 250).collect::<Vec<_>>()
@@ -153,7 +154,7 @@ pub fn dropout() -> DropoutConfig {
     DropoutConfig { p: 0.2, seed: 3, step: 1 }
 }
 
-/// A problem whose trajectories have so many thoughts each.
+/// A problem whose trajectories have the given numbers of thoughts.
 pub fn reward_example(id: u32, lengths: &[usize]) -> RewardExample {
     let rows: usize = lengths.iter().sum();
     let thoughts = (0..rows * 16).map(|i| ((i as f32 + 1.0) * (id as f32 + 0.7)).sin()).collect();
@@ -173,7 +174,7 @@ pub fn reward_example(id: u32, lengths: &[usize]) -> RewardExample {
     }
 }
 
-/// An objective with step weights that grow.
+/// An objective with increasing step weights.
 pub fn loss_config(
     objective: Objective,
     dropout: Option<DropoutConfig>,
@@ -202,7 +203,7 @@ pub fn problems(count: u64) -> Vec<TrainExample> {
     (0..count).map(|i| corpus::problem(Split::Train, 1, i).into()).collect()
 }
 
-/// The optimizer of every training here.
+/// The optimizer of all trainings in these tests.
 pub fn optimizer(steps: u32, peak: f32) -> Optimizer {
     let schedule = LrSchedule { peak, warmup: 2, steps, min_ratio: 0.1 };
     Optimizer {
@@ -350,7 +351,7 @@ pub fn pretrained(
     model_dir::init_model(device(), &init, out, method.usage(), &tuning).unwrap()
 }
 
-/// Settings of a loop without evaluations and saves on the way.
+/// Settings of a loop without intermediate evaluations and saves.
 pub fn train_config(out: &Path, steps: u32, peak: f32) -> TrainConfig {
     TrainConfig {
         optimizer: optimizer(steps, peak),

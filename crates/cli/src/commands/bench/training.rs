@@ -14,14 +14,14 @@ use crate::args::{BenchArgs, TrainTarget};
 use crate::memory::peak_resident_bytes;
 use crate::printer::Printer;
 
-/// Unmeasured steps, in which memory is allocated and kernels are selected.
+/// Warm-up steps, in which memory is allocated and kernels are selected.
 const WARMUP_STEPS: usize = 2;
 
-/// The times of several steps.
+/// The timing of several steps.
 struct StepTiming {
-    /// Fastest step, in seconds.
+    /// Seconds of the fastest step.
     best: f64,
-    /// Median step, in seconds.
+    /// Median seconds per step.
     median: f64,
     /// Loss before the first step.
     loss: f64,
@@ -58,7 +58,7 @@ fn train_bench(args: &BenchArgs, target: TrainTarget, device: &Device) -> Result
     let longest = size.prompt + size.thoughts + args.target.get();
     ensure!(
         longest <= config.context,
-        "{longest} positions of a sequence are more than the shape's {}",
+        "sequences of {longest} positions exceed the {} positions of the shape",
         config.context
     );
     let method = match target {
@@ -72,8 +72,8 @@ fn train_bench(args: &BenchArgs, target: TrainTarget, device: &Device) -> Result
             let whole = sequences.is_multiple_of(trajectories);
             ensure!(
                 whole,
-                "--batch {sequences} is not a multiple of --samples {trajectories}; a problem's \
-                 trajectories go together"
+                "--batch {sequences} is not a multiple of --samples {trajectories}; a batch holds \
+                 all trajectories of a problem"
             );
             return Ok(TrainBench::reward(device, &config, size, trajectories)?);
         }
@@ -130,13 +130,13 @@ fn print(
     let StepTiming { best, median, loss } = *timed;
     let (sequences, positions) = (bench.sequences(), bench.positions());
     printer.line(&format!(
-        "{:.2} ms a step (median {:.2}); the first batch's loss was {loss:.3}",
+        "{:.2} ms per step (median {:.2}); initial loss {loss:.3}",
         1e3 * best,
         1e3 * median
     ))?;
     printer.line(&format!(
-        "{:.1} sequences/s, {:.1} tokens and thoughts/s: {sequences} sequences of {positions} \
-         positions in all",
+        "{:.1} sequences/s, {:.1} positions/s: {sequences} sequences with {positions} positions \
+         in total",
         sequences as f64 / best,
         positions as f64 / best
     ))?;
@@ -151,8 +151,9 @@ mod tests {
     use model::Config;
     use std::num::NonZeroUsize;
 
-    /// Heads, positions and norms of every shape, with one narrow layer: a reasoner's first loss is
-    /// about that of a uniform guess, and both models fit their batch in some of the next steps.
+    /// Every shape with its heads, positions and norms but a single narrow layer: the initial loss
+    /// of a reasoner is about that of a uniform guess, and both models reduce the loss of their
+    /// batch within a few steps.
     #[test]
     fn both_steps_of_every_shape_train() {
         let device = Device::cpu(NonZeroUsize::new(2)).unwrap();

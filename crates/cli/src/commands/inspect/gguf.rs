@@ -1,4 +1,4 @@
-//! What `inspect` adds for a GGUF file: its tensor types and its chat template.
+//! Details of a GGUF file that `inspect` prints: its tensor types and its chat template.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use super::listing::TensorListing;
 use crate::args::values::format_bytes;
 
-/// The parts of a GGUF file that no other checkpoint has.
+/// Properties that only GGUF files have.
 pub struct GgufDetails {
-    /// Number and bytes of the tensors of each type.
+    /// Number and total bytes of the tensors of each type.
     types: BTreeMap<String, (usize, u64)>,
-    /// A Jinja template, as transformers and llama.cpp use it.
+    /// The Jinja chat template, as used by transformers and llama.cpp.
     pub chat_template: Option<String>,
 }
 
 impl GgufDetails {
-    /// Reads them; `None` for a directory.
+    /// Reads the details of a GGUF file; `None` for a directory.
     pub fn read(checkpoint: &Checkpoint, listing: &TensorListing<'_>) -> Result<Option<Self>> {
         let files = checkpoint.model_files();
         let (ModelFiles::Gguf(_), Some(text)) =
@@ -34,7 +34,7 @@ impl GgufDetails {
         }))
     }
 
-    /// The lines of the text.
+    /// The lines of the text report.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let types = self.types.iter().map(|(name, (count, bytes))| {
             let tensors = if *count == 1 { "tensor" } else { "tensors" };
@@ -47,7 +47,7 @@ impl GgufDetails {
         vec![("types", types.collect::<Vec<_>>().join(", ")), ("template", template)]
     }
 
-    /// The types under `--json`.
+    /// The tensor types, for `--json`.
     pub fn types_json(&self) -> Value {
         let entry = |(name, (count, bytes)): (&String, &(usize, u64))| {
             (name.clone(), json!({ "tensors": count, "bytes": bytes }))

@@ -16,8 +16,8 @@ pub struct TensorListing<'a> {
 }
 
 impl<'a> TensorListing<'a> {
-    /// Compares a checkpoint with the tensors its decoder needs. Tensors that were read already,
-    /// those of the heads, count as used, and those of them that were not found as missing.
+    /// Compares a checkpoint with the tensors that its decoder needs. Tensors of the heads, which
+    /// were already read, count as used, or as missing if they were not found.
     pub fn new(checkpoint: &'a Checkpoint, expected: &'a [ExpectedTensor]) -> Self {
         let wanted: BTreeMap<&str, &ExpectedTensor> =
             expected.iter().map(|e| (e.name.as_str(), e)).collect();
@@ -38,7 +38,7 @@ impl<'a> TensorListing<'a> {
         for entry in checkpoint.tensors() {
             match (wanted.get(base_weight(&entry.canonical).as_str()), entry.ignored) {
                 (_, Some(_)) => listing.ignored.push(entry),
-                // A table whose last rows an adapter brings has other rows than the whole.
+                // A table whose last rows come from an adapter has fewer rows in the checkpoint.
                 (Some(e), _)
                     if e.name == entry.canonical
                         && e.shape != entry.shape
@@ -54,12 +54,12 @@ impl<'a> TensorListing<'a> {
         listing
     }
 
-    /// Tensors that the decoder or a head needs and the checkpoint lacks.
+    /// Tensors that the decoder or a head needs and that the checkpoint lacks.
     pub fn missing(&self) -> &[ExpectedTensor] {
         &self.missing
     }
 
-    /// Tensors whose shape does not follow from config.json.
+    /// Tensors whose shape differs from the shape implied by config.json.
     pub fn mismatched(&self) -> &[(TensorInfo<'a>, &'a ExpectedTensor)] {
         &self.mismatched
     }
@@ -69,12 +69,12 @@ impl<'a> TensorListing<'a> {
         &self.unknown
     }
 
-    /// Elements of the used tensors.
+    /// Number of elements of the used tensors.
     pub fn parameters(&self) -> usize {
         self.used.iter().map(|entry| entry.shape.iter().product::<usize>()).sum()
     }
 
-    /// Bytes of the used tensors.
+    /// Size of the used tensors in bytes.
     pub fn bytes(&self) -> u64 {
         self.used.iter().map(|entry| entry.bytes as u64).sum()
     }
@@ -87,7 +87,7 @@ impl<'a> TensorListing<'a> {
         dtypes
     }
 
-    /// Number and bytes of all tensors of each data type.
+    /// Number and total bytes of all tensors of each data type.
     pub fn by_dtype(&self) -> BTreeMap<&str, (usize, u64)> {
         let all = self.used.iter().chain(&self.ignored).chain(&self.unknown);
         let all = all.chain(self.mismatched.iter().map(|(entry, _)| entry));
@@ -99,7 +99,7 @@ impl<'a> TensorListing<'a> {
         types
     }
 
-    /// The listing under `--json`.
+    /// The listing, for `--json`.
     pub fn to_json(&self) -> Value {
         let entry = |e: &TensorInfo<'_>| {
             json!({
@@ -131,11 +131,10 @@ impl<'a> TensorListing<'a> {
         })
     }
 
-    /// The listing as text: the problems, and the used and the ignored tensors if `all` are asked
-    /// for.
+    /// The listing as text: problems only, or also used and ignored tensors if `all` is set.
     pub fn text(&self, all: bool) -> String {
         let mut text = format!(
-            "tensors     {} used, {} ignored, {} unknown, {} of another shape, {} missing\n",
+            "tensors     {} used, {} ignored, {} unknown, {} mismatched, {} missing\n",
             self.used.len(),
             self.ignored.len(),
             self.unknown.len(),
@@ -152,9 +151,9 @@ impl<'a> TensorListing<'a> {
             self.missing.iter().map(|e| format!("{} {:?}", e.name, e.shape)).collect(),
         );
         let expected = |(e, x): &(TensorInfo<'_>, &ExpectedTensor)| {
-            format!("{}, {:?} expected", entry_line(e), x.shape)
+            format!("{}, expected {:?}", entry_line(e), x.shape)
         };
-        section("of another shape", self.mismatched.iter().map(expected).collect());
+        section("mismatched", self.mismatched.iter().map(expected).collect());
         section("unknown", self.unknown.iter().map(entry_line).collect());
         if !all {
             return text;
@@ -171,7 +170,7 @@ impl<'a> TensorListing<'a> {
     }
 }
 
-/// The canonical name itself, or that of the weight that a LoRA factor or new rows belong to.
+/// The canonical name itself, or the weight that a LoRA factor or additional rows belong to.
 fn base_weight(canonical: &str) -> String {
     let canonical = canonical.strip_prefix("new_rows.").unwrap_or(canonical);
     let module = canonical

@@ -6,7 +6,7 @@ use latent_tts::sweep::{RecommendedBand, SamplerSummary, SweepPointSummary, Swee
 use latent_tts::{DropoutSites, MaskLifetime, SamplerKind, SamplingOptions};
 use serde_json::Value;
 
-/// What has a column beside the maximized metric, if it was measured.
+/// Metrics that get a column in addition to the maximized one, if measured.
 const METRICS: [MetricName; 4] =
     [MetricName::Coverage, MetricName::MAJORITY, MetricName::WEIGHTED, MetricName::BEST_OF];
 
@@ -29,14 +29,14 @@ pub fn render(summary: &SweepSummary) -> String {
     let table: String = rows.iter().map(line).collect();
     let k = summary.k;
     format!(
-        "in %, {} at several k, the others at {k}; diversity of thoughts; * best, ~ not told apart \
-         from it (paired 95% interval)\n\n{table}\n{}",
+        "in %, {} at several k, the others at {k}; diversity of thoughts; * best, ~ no significant \
+         difference from it (paired 95% CI)\n\n{table}\n{}",
         display_name(summary.metric),
         conclusion(summary)
     )
 }
 
-/// The columns of the table: the maximized metric at every k, the others at the largest.
+/// The columns of the table: the maximized metric at every k, the others at the largest k.
 struct Columns {
     metric: MetricName,
     ks: Vec<String>,
@@ -124,9 +124,9 @@ fn conclusion(summary: &SweepSummary) -> String {
     let [value, low, high] = ["value", "low", "high"].map(|field| percent(interval, field));
     let indistinguishable = summary.points.iter().filter(|point| point.as_good_as_best).count() - 1;
     let others = match indistinguishable {
-        0 => "every other value is worse".to_owned(),
-        1 => "one other value is not told apart from it".to_owned(),
-        alike => format!("{alike} other values are not told apart from it"),
+        0 => "every other value is significantly worse".to_owned(),
+        1 => "one other value does not differ significantly".to_owned(),
+        alike => format!("{alike} other values do not differ significantly"),
     };
     let bands: String = summary
         .samplers
@@ -140,7 +140,7 @@ fn conclusion(summary: &SweepSummary) -> String {
     )
 }
 
-/// Which points have the best one's value, and what decided between them.
+/// The points tied with the best one, and the criterion that decided between them.
 fn ties(summary: &SweepSummary, best: &SweepPointSummary) -> String {
     let last = summary.k.to_string();
     let majority = |point: &SweepPointSummary| percent(point.majority.get(&last), "value");
@@ -159,7 +159,7 @@ fn ties(summary: &SweepSummary, best: &SweepPointSummary) -> String {
     )
 }
 
-/// Whether the paper's band contains the best strength of a sampler.
+/// Whether the paper's recommended band contains the best strength of a sampler.
 fn band_line(
     SamplerSummary { kind, best, band }: &SamplerSummary,
     summary: &SweepSummary,
@@ -174,7 +174,9 @@ fn band_line(
     };
     let relation = match (contains_best, contains_as_good) {
         (true, _) => "contains it",
-        (false, true) => "does not contain it, but holds a value that is not told apart from it",
+        (false, true) => {
+            "does not contain it, but contains a value that does not differ significantly"
+        }
         (false, false) => "does not contain it",
     };
     format!(

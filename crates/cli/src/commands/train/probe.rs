@@ -18,7 +18,7 @@ use crate::{settings, too_long};
 
 /// Default of `--samples`.
 const DEFAULT_SAMPLES: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// Default number of problems of the built-in corpus.
+/// Default number of problems of the embedded corpus.
 const DEFAULT_QUESTIONS: usize = 1000;
 
 /// Runs `train probe`.
@@ -65,13 +65,12 @@ pub fn run(args: &ProbeArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 fn finished_text(args: &ProbeArgs, report: &ProbeReport) -> String {
-    let auc =
-        report.kept.auc.map(|auc| format!(", ranking accuracy {auc:.3} on held-out problems"));
+    let auc = report.kept.auc.map(|auc| format!(" (held-out ranking accuracy {auc:.3})"));
     let model = shell_quoted(args.model.as_deref().unwrap_or(EMBEDDED));
     let out = shell_quoted(&report.out.display().to_string());
     format!(
-        "sampled {} problems in {}, of which {} have right and wrong trajectories\n\
-         trained in {}; step {} is kept{}\n\
+        "sampled {} problems in {}; {} have both correct and incorrect trajectories\n\
+         trained in {}; saved step {}{}\n\
          next: latent-tts eval --model {model} --probe {out}",
         report.questions,
         format_duration(report.sampling_seconds),
@@ -99,7 +98,7 @@ impl ProbeObserver for ProbeOutput<'_> {
 
     fn evaluated(&mut self, progress: ProbeProgress) {
         let auc = progress.auc.map(|auc| format!(", held-out ranking accuracy {auc:.3}"));
-        let kept = if progress.is_kept { ", kept" } else { "" };
+        let kept = if progress.is_kept { ", saved" } else { "" };
         self.printer.note(&format!(
             "step {}: loss {:.4}{}{kept}",
             progress.step,

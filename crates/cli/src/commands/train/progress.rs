@@ -1,8 +1,8 @@
-//! Progress of a training: running means of losses, rates and the time that is left, held-out
-//! metrics in words.
+//! Progress of a training: running means of losses, rates, the remaining time, and held-out
+//! metrics.
 //!
-//! Rates and times are of this process only: steps before a resume do not count, and neither does
-//! the time of evaluations, which the time left includes by their own mean.
+//! Rates and times cover only this process. Steps before a resume are not counted. Evaluations are
+//! excluded from the step rate; the remaining time adds them at their own mean duration.
 
 use latent_tts::Device;
 use latent_tts::training::{ModelWarning, TrainEvent, TrainObserver, TrainingOptions};
@@ -16,24 +16,24 @@ use serde_json::Value;
 use super::flags_for_options;
 use crate::printer::{Printer, Progress, format_duration};
 
-/// Steps over which losses and rates are averaged.
+/// Horizon, in steps, of the running means of losses and rates.
 const HORIZON: f64 = 50.0;
-/// Steps after which the time of the whole training is told; the first ones are slower.
+/// Number of steps before the total time is estimated; the first ones are slower.
 const STEPS_BEFORE_ESTIMATE: u32 = 3;
-/// Seconds of a training on a CPU from which on smaller ones are suggested.
+/// Estimated seconds of a training on a CPU above which smaller settings are suggested.
 const LONG_TRAINING: f64 = 3600.0;
 
 /// Shows the events of a training.
 pub(super) struct TrainProgress<'a> {
     printer: &'a Printer,
-    /// Steps between evaluations; 0 for the last only.
+    /// Steps between evaluations; 0 evaluates only at the end.
     eval_every: u32,
     progress: Option<Progress>,
-    /// Steps done before this process began.
+    /// Steps done before this process started.
     first: u32,
     rates: StepRates,
     losses: RunningLosses,
-    /// The number of evaluations, and the seconds of all.
+    /// The number of evaluations and their total seconds.
     evals: (u32, f64),
     /// Whether the device is a CPU.
     on_cpu: bool,
@@ -57,7 +57,7 @@ impl<'a> TrainProgress<'a> {
         match *event {
             TrainEvent::Resumed { steps } => {
                 self.first = steps;
-                self.printer.note(&format!("resumes after {}", count(steps as usize, "step")));
+                self.printer.note(&format!("resuming after {}", count(steps as usize, "step")));
             }
             TrainEvent::Stepped { steps, total, record, seconds } => {
                 self.rates.add(record, seconds);
@@ -79,17 +79,14 @@ impl<'a> TrainProgress<'a> {
         }
     }
 
-    /// How long all steps of this command will take, and what is smaller if that is long.
+    /// The estimated time of all steps, with a suggestion of smaller settings if it is long.
     fn estimate(&self, total: u32) -> String {
         let (steps, seconds) = (total - self.first, self.seconds_left(self.first, total));
         let hint = match self.on_cpu && seconds > LONG_TRAINING {
-            true => {
-                "; --preset tiny is a training for a CPU, --steps and --batch make this one \
-                 shorter"
-            }
+            true => "; use --preset tiny for a CPU-sized training, or reduce --steps or --batch",
             false => "",
         };
-        format!("all {steps} steps will take about {} here{hint}", format_duration(seconds))
+        format!("estimated time for {steps} steps: {}{hint}", format_duration(seconds))
     }
 
     fn seconds_left(&self, steps: u32, total: u32) -> f64 {
@@ -144,7 +141,7 @@ impl StepRates {
 impl std::fmt::Display for StepRates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.steps / self.seconds {
-            rate if rate < 1.0 => write!(f, "{} a step", format_duration(1.0 / rate))?,
+            rate if rate < 1.0 => write!(f, "{} per step", format_duration(1.0 / rate))?,
             rate => write!(f, "{rate:.1} steps/s")?,
         }
         for (count, unit) in [(self.examples, "examples/s"), (self.tokens, "tokens/s")] {
@@ -158,10 +155,10 @@ impl std::fmt::Display for StepRates {
     }
 }
 
-/// Exponential moving averages of all losses, `loss` first, and of the gradient norm.
+/// Exponential moving averages of the gradient norm and of all losses, with `loss` first.
 #[derive(Default)]
 struct RunningLosses {
-    /// By name: the weighted sum, and the sum of the weights.
+    /// Per loss: the name, the weighted sum, and the sum of the weights.
     means: Vec<(String, f64, f64)>,
     grad_norm: (f64, f64),
 }
@@ -192,22 +189,22 @@ impl std::fmt::Display for RunningLosses {
     }
 }
 
-/// An evaluation in words: a share of problems with its interval, else the metrics by name.
+/// Describes an evaluation: accuracy with its confidence interval, otherwise the metrics by name.
 pub(super) fn eval_sentence(record: &EvalRecord) -> String {
-    let kept = if record.kept { "; this model is kept" } else { "; an earlier model is kept" };
+    let kept = if record.kept { "; saved" } else { "; an earlier model is better" };
     let what = match (score_interval(record), record.metrics.get("problems")) {
         (Some(Interval { value, low, high }), Some(problems)) if is_accuracy(record) => format!(
-            "{:.1}% of {problems} held-out problems are right (95%: {:.1}-{:.1})",
+            "{:.1}% of {problems} held-out problems correct (95% CI {:.1}-{:.1})",
             100.0 * value,
             100.0 * low,
             100.0 * high
         ),
-        _ => format!("on held-out data {}", metric_list(record)),
+        _ => format!("held-out {}", metric_list(record)),
     };
-    format!("after {} {what}{kept}", count(record.step as usize, "step"))
+    format!("after {}: {what}{kept}", count(record.step as usize, "step"))
 }
 
-/// Whether the score is the share of problems that greedy decoding gets right.
+/// Whether the score is the greedy accuracy.
 fn is_accuracy(record: &EvalRecord) -> bool {
     record.metrics.get("greedy").and_then(Value::as_f64) == Some(record.score)
 }
@@ -253,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_are_told_in_words() {
+    fn evaluations_are_described() {
         let metrics = |value: Value| value.as_object().cloned().unwrap_or_default();
         let greedy = EvalRecord {
             step: 40,
@@ -263,8 +260,7 @@ mod tests {
         };
         assert_eq!(
             eval_sentence(&greedy),
-            "after 40 steps 50.0% of 100 held-out problems are right (95%: 40.4-59.6); this model \
-             is kept"
+            "after 40 steps: 50.0% of 100 held-out problems correct (95% CI 40.4-59.6); saved"
         );
         let ranking = EvalRecord {
             step: 7,
@@ -274,19 +270,18 @@ mod tests {
         };
         assert_eq!(
             eval_sentence(&ranking),
-            "after 7 steps on held-out data auc_mean 0.7500, auc 0.5000 1.0000; an earlier model \
-             is kept"
+            "after 7 steps: held-out auc_mean 0.7500, auc 0.5000 1.0000; an earlier model is better"
         );
     }
 
     #[test]
-    fn long_trainings_on_a_processor_are_told_about_smaller_ones() {
+    fn long_trainings_on_a_cpu_suggest_smaller_settings() {
         let printer = Printer::new(&OutputArgs { json: false, quiet: true });
         let mut progress = progress(&printer);
         progress.show(&TrainEvent::Resumed { steps: 0 });
         progress.rates.add(&record(Losses::new(1.0)), 60.0);
         let estimate = progress.estimate(100);
-        assert!(estimate.starts_with("all 100 steps will take about 100 min here"), "{estimate}");
+        assert!(estimate.starts_with("estimated time for 100 steps: 100 min"), "{estimate}");
         assert!(estimate.contains("--preset tiny"), "{estimate}");
         progress.on_cpu = false;
         assert!(!progress.estimate(100).contains("--preset tiny"));
@@ -318,7 +313,7 @@ mod tests {
         assert!((progress.seconds_left(90, 100) - 5.0).abs() < 1e-9);
         assert_eq!(progress.rates.to_string(), "2.0 steps/s, 16 examples/s, 800 tokens/s");
         let slow = StepRates { steps: 2.0, seconds: 60.0, examples: 4.0, tokens: 900.0 };
-        assert_eq!(slow.to_string(), "30 s a step, 0.07 examples/s, 15 tokens/s");
+        assert_eq!(slow.to_string(), "30 s per step, 0.07 examples/s, 15 tokens/s");
         let eval = EvalRecord { step: 90, kept: true, ..EvalRecord::default() };
         progress.show(&TrainEvent::Evaluated { record: &eval, seconds: 60.0 });
         assert!((progress.seconds_left(90, 100) - 65.0).abs() < 1e-9, "one more evaluation");

@@ -1,9 +1,9 @@
-//! A calculation over a story's numbers: a step, or one side of a condition.
+//! Formulas over a story's numbers: a step, or one side of a condition.
 
 use super::super::expression::StepExpression;
 use super::super::rational::Rational;
 
-/// What an operand of a formula stands for.
+/// An operand of a formula.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Operand {
     /// A number of the text, counted from `a`.
@@ -23,8 +23,10 @@ pub(super) struct StoryFormula {
 impl StoryFormula {
     /// Parses a formula that may use the results of the first `steps` steps.
     pub(super) fn parse(text: &str, steps: usize) -> Result<Self, String> {
-        let bad = || format!("`{text}` is no calculation; write it as a*b or $1-c");
-        let (mut operands, mut skeleton, mut rest) = (Vec::new(), String::new(), text.trim());
+        let bad = || format!("`{text}` is not a calculation; expected a form such as a*b or $1-c");
+        let mut operands = Vec::new();
+        let mut skeleton = String::new();
+        let mut rest = text.trim();
         while let Some(first) = rest.chars().next() {
             let digits = |text: &str| {
                 text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len())
@@ -38,7 +40,9 @@ impl StoryFormula {
                     let end = 1 + digits(&rest[1..]);
                     let step: usize = rest[1..end].parse().map_err(|_| bad())?;
                     if step == 0 || step > steps {
-                        return Err(format!("${step} in `{text}` is no earlier step"));
+                        return Err(format!(
+                            "${step} in `{text}` does not refer to an earlier step"
+                        ));
                     }
                     operands.push(Operand::Step(step - 1));
                     end
@@ -58,7 +62,7 @@ impl StoryFormula {
             skeleton.push('1');
             rest = &rest[length..];
         }
-        // The operands' values come later; the expression has ones in their places.
+        // Operands are replaced by 1 to parse the expression; their values are set in `evaluate`.
         let expression = StepExpression::parse(&format!("<<{skeleton}=1>>")).ok_or_else(bad)?;
         match expression.operands.len() == operands.len() {
             true => Ok(Self { operands, expression }),
@@ -79,7 +83,7 @@ impl StoryFormula {
         self.expression.evaluate(&self.values(numbers, results)?)
     }
 
-    /// The step with its result in brackets, if its numbers have short decimals.
+    /// The step with its result in brackets, if its numbers have short decimal forms.
     pub(super) fn write(&self, numbers: &[Rational], results: &[Rational]) -> Option<String> {
         let values = self.values(numbers, results)?;
         self.expression.write(&values, self.expression.evaluate(&values)?)

@@ -1,9 +1,9 @@
-//! The things of stories, by class: `lexicon.txt`.
+//! The things of stories by class, read from `lexicon.txt`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// A thing.
+/// A noun with its plural.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Noun {
     pub(super) singular: &'static str,
@@ -15,14 +15,14 @@ static CLASSES: LazyLock<BTreeMap<&'static str, Vec<Noun>>> = LazyLock::new(|| {
     classes.map(|(class, nouns)| (class, nouns.split(", ").filter_map(noun).collect())).collect()
 });
 
-/// `apple/apples`; a word alone has no plural.
+/// Parses `apple/apples`, or a single word, which has no plural.
 fn noun(text: &'static str) -> Option<Noun> {
     let text = text.trim();
     let (singular, plural) = text.split_once('/').unwrap_or((text, text));
     (!text.is_empty()).then_some(Noun { singular, plural })
 }
 
-/// The class of that name.
+/// Looks up a class by name.
 pub(super) fn class(name: &str) -> Option<&'static str> {
     CLASSES.get_key_value(name).map(|(class, _)| *class)
 }

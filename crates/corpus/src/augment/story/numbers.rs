@@ -1,19 +1,19 @@
-//! The numbers of a story: their ranges, conditions between them, and draws that fit.
+//! The numbers of a story: ranges, conditions, and sampling of values that satisfy them.
 
 use super::super::rational::Rational;
 use super::super::stream::VariantRng;
 use super::formula::{StoryFormula, number_index};
 
-/// Numbers `a` to `h`.
+/// Maximum number of numbers, `a` to `h`.
 pub(super) const MAX_NUMBERS: usize = 8;
 
-/// Draws before a variant is given up.
+/// Maximum number of attempts at a variant.
 const MAX_DRAWS: usize = 2000;
 
-/// Results stay below this.
+/// Upper bound of results.
 const MAX_RESULT: i128 = 100_000;
 
-/// What a number may be.
+/// The range of a number.
 #[derive(Debug, Clone, Default)]
 enum StoryRange {
     /// Mostly up to 20, often up to 100, rarely up to 900.
@@ -36,7 +36,8 @@ impl StoryRange {
         }
         let (bounds, step) = text.split_once('/').unwrap_or((text, "1"));
         let (first, last) = bounds.split_once('-')?;
-        let (first, last) = (Rational::parse(first)?, Rational::parse(last)?);
+        let first = Rational::parse(first)?;
+        let last = Rational::parse(last)?;
         let step = Rational::parse(step).filter(|step| step.is_positive())?;
         let steps = last.sub(first)?.div(step)?;
         let count = u32::try_from(steps.numerator() / steps.denominator()).ok()?.checked_add(1)?;
@@ -73,7 +74,7 @@ impl StoryRange {
 #[derive(Debug, Clone)]
 struct Condition {
     left: StoryFormula,
-    /// `left % modulus` is compared.
+    /// If given, `left % modulus` is compared.
     modulus: Option<StoryFormula>,
     accepted: Comparison,
     right: StoryFormula,
@@ -89,7 +90,7 @@ enum Comparison {
     Different,
 }
 
-/// Two characters first, so that `<=` is not read as `<`.
+/// Operators with two characters come first, so that `<=` is not read as `<`.
 const COMPARISONS: [(&str, Comparison); 7] = [
     ("<=", Comparison::AtMost),
     (">=", Comparison::AtLeast),
@@ -112,7 +113,8 @@ impl Condition {
             Some((left, modulus)) => (left, Some(StoryFormula::parse(modulus, steps)?)),
             None => (left, None),
         };
-        let (left, right) = (StoryFormula::parse(left, steps)?, StoryFormula::parse(right, steps)?);
+        let left = StoryFormula::parse(left, steps)?;
+        let right = StoryFormula::parse(right, steps)?;
         Ok(Self { left, modulus, accepted, right })
     }
 
@@ -140,11 +142,11 @@ pub(super) struct StoryNumbers {
     ranges: Vec<StoryRange>,
     conditions: Vec<Condition>,
     steps: Vec<StoryFormula>,
-    /// Whether results may have two decimals: where a range has.
+    /// Whether results may have two decimals, which is the case if a range has decimals.
     decimals: bool,
 }
 
-/// Numbers that fit, with the steps' results.
+/// Sampled numbers with the results of the steps.
 #[derive(Debug, Clone)]
 pub(super) struct StoryValues {
     pub(super) numbers: Vec<Rational>,
@@ -152,13 +154,14 @@ pub(super) struct StoryValues {
 }
 
 impl StoryNumbers {
-    /// Parses the line of steps and the line of conditions, both without their signs.
+    /// Parses the line of steps and the line of conditions, without `=` and `?` at the start.
     pub(super) fn parse(steps: &str, conditions: &str) -> Result<Self, String> {
         let mut formulas = Vec::new();
         for step in steps.split(';') {
             formulas.push(StoryFormula::parse(step, formulas.len())?);
         }
-        let (mut ranges, mut comparisons) = (vec![StoryRange::Any; MAX_NUMBERS], Vec::new());
+        let mut ranges = vec![StoryRange::Any; MAX_NUMBERS];
+        let mut comparisons = Vec::new();
         for condition in conditions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
             let range = condition.split_once(' ').filter(|(name, _)| {
                 name.len() == 1 && name.starts_with(|c: char| matches!(c, 'a'..='h'))
@@ -179,7 +182,7 @@ impl StoryNumbers {
         self.steps.iter().flat_map(StoryFormula::numbers)
     }
 
-    /// Values that fit, unless none is found.
+    /// Samples values that satisfy the conditions; `None` after [`MAX_DRAWS`] attempts.
     pub(super) fn draw(&self, rng: &mut VariantRng) -> Option<StoryValues> {
         (0..MAX_DRAWS).find_map(|_| self.attempt(rng))
     }

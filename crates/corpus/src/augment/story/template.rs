@@ -1,4 +1,4 @@
-//! A template: its text with alternatives and slots, and its numbers.
+//! A story template: text with alternatives and slots, and numbers.
 
 use super::super::VariantSource;
 use super::super::stream::VariantRng;
@@ -6,7 +6,7 @@ use super::numbers::StoryNumbers;
 use super::text::StoryText;
 use data::TrainExample;
 
-/// A story with other words, people, things and numbers in every variant.
+/// A story with different words, people, things and numbers in every variant.
 #[derive(Debug, Clone)]
 pub struct StoryTemplate {
     text: StoryText,
@@ -14,25 +14,29 @@ pub struct StoryTemplate {
 }
 
 impl StoryTemplate {
-    /// Parses the lines of one template: text, `= steps`, perhaps `? conditions`.
+    /// Parses the lines of one template: text, `= steps`, and optionally `? conditions`.
     pub(super) fn parse(lines: &[&str]) -> Result<Self, String> {
         let (text, steps, conditions) = match lines {
             [text, steps] => (text, steps, "?"),
             [text, steps, conditions] => (text, steps, *conditions),
-            _ => return Err("has a text, a line `= steps` and perhaps one `? conditions`".into()),
+            _ => {
+                return Err(
+                    "expected a text, a line `= steps` and optionally `? conditions`".into()
+                );
+            }
         };
-        let steps = steps.strip_prefix('=').ok_or("its second line must begin with `=`")?;
+        let steps = steps.strip_prefix('=').ok_or("the second line must start with `=`")?;
         let conditions =
-            conditions.strip_prefix('?').ok_or("its third line must begin with `?`")?;
+            conditions.strip_prefix('?').ok_or("the third line must start with `?`")?;
         let numbers = StoryNumbers::parse(steps, conditions)?;
         let text = StoryText::parse(text)?;
-        // A number that stands only in some alternatives would be missing from some questions.
+        // A number that occurs only in some alternatives would be missing from some questions.
         let always: Vec<usize> = text.fixed_numbers().collect();
         let missing = numbers.used().find(|number| !always.contains(number));
         match missing {
             Some(number) => {
                 let letter = char::from(b'a' + number as u8);
-                Err(format!("its steps use {letter}, which not every variant's text has"))
+                Err(format!("the steps use {letter}, which is not in the text of every variant"))
             }
             None => Ok(Self { text, numbers }),
         }

@@ -1,4 +1,5 @@
-//! The text of a story: fixed words, alternatives, and slots for numbers, people and things.
+//! The text of a story template: fixed words, alternatives, and slots for numbers, people and
+//! things.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +11,9 @@ use super::super::stream::VariantRng;
 use super::formula::number_index;
 use super::lexicon::{self, Noun};
 
-/// Small numbers that are written in words, in percent.
+/// Percentage of small numbers written in words.
 const SPELLED: u32 = 12;
-/// Numbers above this are written in digits.
+/// Numbers above this are always written in digits.
 const LARGEST_SPELLED: i128 = 12;
 
 /// A parsed text.
@@ -53,12 +54,13 @@ enum NounForm {
 }
 
 impl StoryText {
-    /// Parses a text and checks that things are declared before they are used, whichever
-    /// alternatives are chosen.
+    /// Parses a text and checks that things are declared before they are used, for every choice of
+    /// alternatives.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let (mut parts, mut rest) = (Vec::new(), text);
+        let mut parts = Vec::new();
+        let mut rest = text;
         while let Some(at) = rest.find('[') {
-            let end = at + rest[at..].find(']').ok_or("a bracket [ is not closed")?;
+            let end = at + rest[at..].find(']').ok_or("unclosed bracket [")?;
             parts.extend(parse_slots(&rest[..at])?);
             let inside = &rest[at + 1..end];
             if inside.contains('[') {
@@ -69,14 +71,14 @@ impl StoryText {
             rest = &rest[end + 1..];
         }
         if rest.contains(']') {
-            return Err("a bracket ] was not opened".to_owned());
+            return Err("unmatched bracket ]".to_owned());
         }
         parts.extend(parse_slots(rest)?);
         check_declarations(&parts)?;
         Ok(Self { parts })
     }
 
-    /// Numbers that are in the text whichever alternatives are chosen.
+    /// Numbers that are in the text for every choice of alternatives.
     pub(super) fn fixed_numbers(&self) -> impl Iterator<Item = usize> {
         let has = |parts: &[TextPart], number| {
             parts.iter().any(|part| matches!(part, TextPart::Slot(Slot::Number(n)) if *n == number))
@@ -89,7 +91,7 @@ impl StoryText {
         })
     }
 
-    /// The text with these numbers; `None` where a number has no short decimal.
+    /// The text with these numbers; `None` if a number has no short decimal form.
     pub(super) fn write(&self, numbers: &[Rational], rng: &mut VariantRng) -> Option<String> {
         let mut chosen = Vec::new();
         for part in &self.parts {
@@ -116,7 +118,7 @@ impl StoryText {
 }
 
 impl TextPart {
-    /// The first character, if it is of fixed words.
+    /// The first character, if the part is fixed words.
     fn first_char(&self) -> Option<char> {
         match self {
             Self::Words(words) => words.chars().next(),
@@ -127,9 +129,10 @@ impl TextPart {
 
 /// Splits a text without alternatives into words and slots.
 fn parse_slots(text: &str) -> Result<Vec<TextPart>, String> {
-    let (mut parts, mut rest) = (Vec::new(), text);
+    let mut parts = Vec::new();
+    let mut rest = text;
     while let Some(at) = rest.find('{') {
-        let end = at + rest[at..].find('}').ok_or("a brace { is not closed")?;
+        let end = at + rest[at..].find('}').ok_or("unclosed brace {")?;
         if at > 0 {
             parts.push(TextPart::Words(rest[..at].to_owned()));
         }
@@ -144,7 +147,7 @@ fn parse_slots(text: &str) -> Result<Vec<TextPart>, String> {
 
 impl Slot {
     fn parse(text: &str) -> Result<Self, String> {
-        let bad = || format!("{{{text}}} is no slot; docs/augment.md lists them");
+        let bad = || format!("unknown slot {{{text}}}; see docs/how-to/augment-data.md");
         let (rest, class) = text.split_once(':').map_or((text, None), |(r, c)| (r, Some(c)));
         let (name, form) = rest.split_once('.').map_or((rest, ""), |(n, f)| (n, f));
         let mut letters = name.chars();
@@ -173,7 +176,7 @@ impl Slot {
                 let class = class
                     .map(|class| {
                         lexicon::class(class)
-                            .ok_or_else(|| format!("there is no class of things `{class}`"))
+                            .ok_or_else(|| format!("unknown class of things `{class}`"))
                     })
                     .transpose()?;
                 Ok(Self::Thing { letter, class, form })
@@ -183,7 +186,7 @@ impl Slot {
     }
 }
 
-/// Checks that every thing is declared once, before its first use, in every choice of alternatives.
+/// Checks that everything is declared once, before its first use, in every choice of alternatives.
 fn check_declarations(parts: &[TextPart]) -> Result<(), String> {
     let mut declared = Vec::new();
     for part in parts {
@@ -219,7 +222,7 @@ fn declare(part: &TextPart, declared: &mut Vec<char>) -> Result<(), String> {
     }
 }
 
-/// One variant's text in the making.
+/// The text of a variant under construction.
 struct TextWriter<'a> {
     numbers: &'a [Rational],
     rng: &'a mut VariantRng,
@@ -230,7 +233,8 @@ struct TextWriter<'a> {
 
 impl<'a> TextWriter<'a> {
     fn new(numbers: &'a [Rational], rng: &'a mut VariantRng) -> Self {
-        let (people, things) = (BTreeMap::new(), BTreeMap::new());
+        let people = BTreeMap::new();
+        let things = BTreeMap::new();
         Self { numbers, rng, people, things, text: String::new() }
     }
 
@@ -260,7 +264,7 @@ impl<'a> TextWriter<'a> {
 
     fn number(&mut self, value: Rational, next: Option<char>) -> Option<String> {
         if !value.is_whole() {
-            // Money has cents; other numbers as few decimals as they need.
+            // Money has two decimals; other numbers as few as necessary.
             return match self.text.ends_with('$') {
                 true => value.to_decimal_with(2),
                 false => value.to_decimal(),

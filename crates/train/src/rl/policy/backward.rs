@@ -1,4 +1,4 @@
-//! The backward pass over sampled trajectories: their segments in reverse order.
+//! The backward pass over sampled trajectories, segment by segment in reverse order.
 
 use model::Cache;
 use tensor::ops::{self, KvGrads};
@@ -8,10 +8,10 @@ use super::forward::{PolicyForward, PolicySegment, PolicyThoughts};
 use super::{ActionValues, PolicyConfig, PolicyStep};
 use crate::rows::scatter_add;
 
-/// Rows whose logits are stored at once, with their gradients.
+/// Maximum number of rows whose logits and gradients are in memory at once.
 const LOGIT_ROWS: usize = 4096;
 
-/// What the backward passes of a batch's segments share.
+/// Shared state of the backward passes of a batch's segments.
 struct PolicyBackwardContext<'a> {
     step: &'a mut PolicyStep,
     cache: &'a Cache,
@@ -35,13 +35,13 @@ impl PolicyForward {
         let mut context = PolicyBackwardContext { step, cache, config, weights, dkv };
         let (mut dprompts, danswers) = context.predicting(&self)?;
         let Self { prompts, thoughts, mut intermediate, answers, .. } = self;
-        // Gradients of the last thoughts, thought step after thought step.
+        // Gradients of the last thoughts, concatenated over thought steps.
         let dlast = match answers.zip(danswers) {
             Some((segment, dhidden)) => context.segment(segment, &dhidden)?,
             None => Tensor::default(),
         };
         let mut dlast_rows: usize = thoughts.iter().map(|of| of.last.len()).sum();
-        // Gradients of the hidden states that became the thoughts of the step after.
+        // Gradients of the hidden states that became the thoughts of the next step.
         let mut dnext: Option<Tensor> = None;
         for (t, of) in thoughts.into_iter().enumerate().rev() {
             let mut dfed = Tensor::zeros_on(&device, of.trajectories.len(), width)?;
@@ -69,8 +69,8 @@ impl PolicyForward {
 }
 
 impl PolicyBackwardContext<'_> {
-    /// The gradients of the hidden states that predict tokens: of the prompts' segment and of the
-    /// answers'. Adds to the gradients of the LM head.
+    /// The gradients of the hidden states that predict tokens, in the prompts' segment and in the
+    /// answers' segment. Accumulates the gradients of the LM head.
     fn predicting(
         &mut self,
         forward: &PolicyForward,
@@ -109,20 +109,23 @@ impl PolicyBackwardContext<'_> {
         Ok((dprompts, danswers))
     }
 
-    /// The gradients of computed thoughts, given those of the fed ones. With a density, a fed
-    /// thought h is a constant, and - weight * log N(h; m, std^2) has the gradient
-    /// - weight * (h - m) / std^2 at the computed one, m.
+    /// The gradients of computed thoughts, given those of the input thoughts. With a density, an
+    /// input thought h is a constant, and - weight * log N(h; m, std^2) has the gradient
+    /// - weight * (h - m) / std^2 with respect to the computed thought m.
     fn thoughts(&self, t: usize, of: &PolicyThoughts, dfed: Tensor) -> Result<Tensor, DeviceError> {
         let Some(noise) = &of.noise else { return Ok(dfed) };
         let std = self.config.noise_std();
-        let factor = |&n: &usize| -self.weights.thoughts[n][t] / (std * std);
-        let factors: Vec<f32> = of.trajectories.iter().map(factor).collect();
+        let factors: Vec<f32> = of
+            .trajectories
+            .iter()
+            .map(|&n: &usize| -self.weights.thoughts[n][t] / (std * std))
+            .collect();
         let mut dthoughts = noise.clone();
         ops::scale_rows(&self.step.device(), &mut dthoughts, &factors)?;
         Ok(dthoughts)
     }
 
-    /// Adds the gradients of a segment; returns those of the thoughts that were fed.
+    /// Accumulates the gradients of a segment; returns those of its input thoughts.
     fn segment(&mut self, segment: PolicySegment, dhidden: &Tensor) -> Result<Tensor, DeviceError> {
         let PolicySegment { input, segment, .. } = segment;
         let model = &mut self.step.model;

@@ -15,18 +15,19 @@ pub(super) struct PolicySegment {
     pub(super) hidden: Tensor, // (output rows, width)
 }
 
-/// Thought number t of every trajectory that has so many.
+/// Thought number t of every trajectory with more than t thoughts.
 pub(super) struct PolicyThoughts {
     pub(super) trajectories: Vec<usize>,
-    /// The output rows of the segment before, from which the thoughts are made.
+    /// The output rows of the previous segment from which the thoughts are computed.
     pub(super) made_from: Vec<usize>,
     pub(super) fed: Tensor, // (trajectories, width)
-    /// `fed` less the computed thoughts, (trajectories, width); with a density alone.
+    /// `fed` minus the computed thoughts, (trajectories, width); only with a density.
     pub(super) noise: Option<Tensor>,
     pub(super) activations: HeadActivations,
-    /// Indices into `trajectories` with more thoughts.
+    /// Indices into `trajectories` of those with further thoughts.
     pub(super) more: Vec<usize>,
-    /// Indices into `trajectories` whose last thought this is: fed together with the answer.
+    /// Indices into `trajectories` of those whose last thought this is, which is fed together with
+    /// the answer.
     pub(super) last: Vec<usize>,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct PredictingRow {
     pub(super) trajectory: usize,
     /// Index of the token in the answer.
     pub(super) at: usize,
-    /// Output row: of the prompts' segment, or of the answers' and counted after those.
+    /// Output row; rows of the answers' segment are counted after those of the prompts' segment.
     pub(super) output: usize,
 }
 
@@ -43,14 +44,14 @@ pub(super) struct PredictingRow {
 pub(super) struct PolicyForward {
     pub(super) prompts: PolicySegment,
     pub(super) thoughts: Vec<PolicyThoughts>,
-    /// Entry t feeds thought t of the trajectories with more thoughts.
+    /// Entry t feeds thought t of the trajectories with further thoughts.
     pub(super) intermediate: Vec<PolicySegment>,
     pub(super) answers: Option<PolicySegment>,
     pub(super) predicting: Vec<PredictingRow>,
     pub(super) targets: Vec<u32>,
 }
 
-/// What the rows of one segment are pushed with.
+/// Shared state of a batch's segments.
 struct PolicyForwardContext<'a> {
     step: &'a PolicyStep,
     cache: &'a mut Cache,
@@ -59,7 +60,7 @@ struct PolicyForwardContext<'a> {
     sequences: Vec<Sequence>, // one per trajectory
 }
 
-/// The rows of a segment, and how many of them are outputs.
+/// The rows of a segment, and the number of output rows.
 #[derive(Default)]
 struct PolicyRows {
     input: PassRows,
@@ -67,7 +68,7 @@ struct PolicyRows {
 }
 
 impl PolicyRows {
-    /// Notes an output row; returns its index.
+    /// Counts an output row; returns its index.
     fn next_output(&mut self) -> usize {
         self.outputs += 1;
         self.outputs - 1
@@ -128,7 +129,7 @@ impl PolicyForward {
         Ok(forward)
     }
 
-    /// The hidden states of some predicting rows, divided by the temperature: (rows, width).
+    /// The hidden states of predicting rows, divided by the temperature: (rows, width).
     pub(super) fn predicting_hidden(
         &self,
         step: &PolicyStep,
@@ -178,7 +179,7 @@ impl PolicyForward {
     }
 }
 
-/// The log-density of a thought under the Gaussian around the computed one, given their difference.
+/// The log-density of a thought under the Gaussian around the computed one, from their difference.
 fn log_density(noise: &[f32], config: &PolicyConfig) -> f32 {
     let std = f64::from(config.noise_std());
     let squares: f64 = noise.iter().map(|&z| f64::from(z).powi(2)).sum();
@@ -197,7 +198,7 @@ impl PolicyConfig {
 }
 
 impl PolicyForwardContext<'_> {
-    /// Pushes the next position of a trajectory, with its dropout at this stage.
+    /// Adds the next position of a trajectory, with the dropout of its stage.
     fn push(
         &mut self,
         rows: &mut PolicyRows,
@@ -216,15 +217,16 @@ impl PolicyForwardContext<'_> {
         rows: PolicyRows,
         vectors: Option<Tensor>,
     ) -> Result<PolicySegment, DeviceError> {
-        let (model, input) = (&self.step.model, rows.input);
+        let model = &self.step.model;
+        let input = rows.input;
         let x = input.embed(&model.decoder, vectors)?;
         let dropout = self.config.keys.perturbation.is_dropout().then(|| input.dropout());
         let (hidden, segment) = model.forward(self.cache, &input.pass, x, dropout)?;
         Ok(PolicySegment { input, segment, hidden })
     }
 
-    /// The prompts: what trajectories share once, then what each passes by itself. Also returns
-    /// the output row at the end of each trajectory's prompt.
+    /// Feeds the prompts: first the tokens shared by trajectories, then the tokens of each
+    /// trajectory. Also returns the output row at the end of each trajectory's prompt.
     fn prompts(&mut self) -> Result<(PolicySegment, Vec<usize>), DeviceError> {
         let mut of_prompt = vec![Vec::new(); self.batch.prompts.len()];
         for (n, trajectory) in self.batch.trajectories.iter().enumerate() {
@@ -253,7 +255,7 @@ impl PolicyForwardContext<'_> {
         Ok((self.run(rows, None)?, outputs))
     }
 
-    /// Thoughts number `t` of some trajectories as they are fed, and with a density their
+    /// Thoughts number `t` of some trajectories after perturbation, and with a density their
     /// difference from the computed ones.
     fn perturbed(
         &self,
@@ -261,7 +263,8 @@ impl PolicyForwardContext<'_> {
         live: &[usize],
         vectors: Tensor,
     ) -> Result<(Tensor, Option<Tensor>), DeviceError> {
-        let (device, batch) = (self.step.device(), self.batch);
+        let device = self.step.device();
+        let batch = self.batch;
         if self.config.thoughts == ThoughtGradient::Density {
             let mut sampled = Tensor::zeros(0, vectors.cols());
             live.iter().for_each(|&n| sampled.push(batch.trajectories[n].latents.row(t)));
@@ -295,8 +298,8 @@ impl PolicyForwardContext<'_> {
         self.run(rows, Some(thoughts))
     }
 
-    /// Each trajectory's last thought, the end tokens and the answer but for its last token, which
-    /// is only predicted.
+    /// Feeds each trajectory's last thought, the end tokens and the answer without its last token,
+    /// which is only predicted.
     fn answers(
         &mut self,
         forward: &mut PolicyForward,
@@ -314,7 +317,7 @@ impl PolicyForwardContext<'_> {
         for n in order {
             let outputs = self.push_answer(&mut rows, n);
             let answer = &self.batch.trajectories[n].answer;
-            // Without thoughts and end tokens the prompt's end predicts the first token.
+            // Without thoughts and end tokens the end of the prompt predicts the first token.
             let own = outputs.iter().map(|output| first_output + output);
             let at_prompt = (outputs.len() < answer.len()).then_some(prompt_outputs[n]);
             let outputs = at_prompt.into_iter().chain(own);
@@ -334,8 +337,8 @@ impl PolicyForwardContext<'_> {
         Ok(())
     }
 
-    /// Pushes what a trajectory feeds after its intermediate thoughts; returns the output rows that
-    /// predict answer tokens.
+    /// Adds the inputs of a trajectory after its intermediate thoughts; returns the output rows
+    /// that predict answer tokens.
     fn push_answer(&mut self, rows: &mut PolicyRows, n: usize) -> Vec<usize> {
         let one = &self.batch.trajectories[n];
         let mut inputs: Vec<(RowInput, PassStage)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The rest of a round in a training state, as JSON. Floats are stored as their bits.
+//! The unused groups of a round in a training state, as JSON. Floats are stored as their bits.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ struct SavedTrajectory {
     thoughts: usize,
     ended_early: bool,
     answer: Vec<u32>,
-    /// (thoughts, width); empty unless it is needed.
+    /// Bits of the thoughts, (thoughts, width); empty unless they are needed.
     latents: Vec<u32>,
     advantage: u64,
     old_logprobs: [Vec<u32>; 2],
@@ -40,7 +40,7 @@ pub(super) fn to_json(groups: &[SampledGroup]) -> Value {
     json!(groups.iter().map(SavedGroup::new).collect::<Vec<_>>())
 }
 
-/// The groups of JSON; `None` if it is not what [`to_json`] gives.
+/// The groups from JSON; `None` if it does not have the format of [`to_json`].
 pub(super) fn from_json(json: Value) -> Option<Vec<SampledGroup>> {
     let groups: Vec<SavedGroup> = serde_json::from_value(json).ok()?;
     groups.into_iter().map(SavedGroup::restored).collect()
