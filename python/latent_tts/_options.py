@@ -46,11 +46,15 @@ class SharedSampling(TypedDict, total=False):
     calibration: Mapping[str, Any]
     """Weights of the rule ``calibrated`` and of the confidence, from :func:`calibrate`."""
     beam: bool
-    """Whether to run a reward-guided beam search too."""
+    """Whether to run a search over thoughts guided by rewards too (see ``search``)."""
+    search: str
+    """How the search selects paths: ``beam``, ``particles`` or ``dvts``."""
     beam_width: int
-    """Beam search: number of beams retained at each step."""
+    """Search: number of beams, particles or subtrees kept at each step."""
     beam_candidates: int
-    """Beam search: number of candidate extensions per beam."""
+    """Search: number of candidate extensions per beam or subtree."""
+    search_temperature: float
+    """Particles: temperature of the softmax over rewards by which they are resampled."""
     adaptive: bool
     """Whether to stop sampling a question once its vote is decided."""
     target_confidence: float
@@ -208,7 +212,9 @@ def with_search(
 
     As on the command line, a beam search runs beside the samples if there are rewards to guide it,
     unless ``rules`` or a ``scorer`` are given."""
-    asked = options.keys() & {"beam", "beam_width", "beam_candidates"}
+    asked = options.keys() & {
+        "beam", "search", "beam_width", "beam_candidates", "search_temperature",
+    }  # fmt: skip
     if asked or (rules is None and scorer is None):
         return options
     return {**options, "beam": False}

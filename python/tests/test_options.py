@@ -43,6 +43,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "check_steps": {"check_steps": True},
     "calibration": {"calibration": {"weights": {"votes": 0.5}, "slope": 0.75, "intercept": -0.5}},
     "beam": {"beam": True},
+    "search": {"search": "particles"},
+    "search_temperature": {"search": "particles", "search_temperature": 0.5},
     "beam_width": {"beam_width": 3},
     "beam_candidates": {"beam_candidates": 2},
     "adaptive": {"adaptive": True},

@@ -1,8 +1,10 @@
 //! Converts aggregation flags to library options; contradictions are errors.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, bail};
 use latent_tts::aggregate::signals;
-use latent_tts::{Rule, SamplingOptions};
+use latent_tts::{Rule, SamplingOptions, SearchMethod};
 
 use crate::args::AggregationArgs;
 use crate::args::values::AggregateRule;
@@ -34,7 +36,7 @@ pub fn apply(
     let requested = args.aggregate.as_deref().unwrap_or_default();
     let has_reward_model = sources.reward_model;
     let is_missing = |rule: AggregateRule| match rule {
-        AggregateRule::Beam => !has_reward_model,
+        AggregateRule::Search(_) => !has_reward_model,
         AggregateRule::Sampled(rule) => {
             rule.needs().rewards && !has_reward_model && !sources.scorer
         }
@@ -42,25 +44,52 @@ pub fn apply(
     if let Some(rule) = requested.iter().find(|rule| is_missing(**rule)) {
         bail!("--aggregate {} needs rewards; pass --reward-model or omit the rule", rule.name());
     }
-    let sizes =
-        [("--beam-width", options.beam_width), ("--beam-candidates", options.beam_candidates)];
-    let size = sizes.into_iter().find(|(_, size)| size.is_some()).map(|(flag, _)| flag);
-    let flag = size.or_else(|| (options.beam == Some(true)).then_some("--beam"));
-    let left_out = args.aggregate.is_some() && !requested.contains(&AggregateRule::Beam);
+    let requested_search = requested_search(requested)?;
+    let fields = [
+        ("--search", options.search.is_some()),
+        ("--search-temperature", options.search_temperature.is_some()),
+        ("--beam-width", options.beam_width.is_some()),
+        ("--beam-candidates", options.beam_candidates.is_some()),
+        ("--beam", options.beam == Some(true)),
+    ];
+    let flag = fields.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag);
+    let left_out = args.aggregate.is_some() && requested_search.is_none();
     match flag {
         Some(flag) if !has_reward_model => {
             bail!("{flag} needs rewards to guide the search; pass --reward-model or omit {flag}")
         }
         Some(flag) if left_out => {
-            bail!("{flag} has no effect without a beam search; add beam to --aggregate")
+            bail!("{flag} has no effect without a search; add beam to --aggregate")
         }
         _ => {}
     }
-    let beam = match requested.contains(&AggregateRule::Beam) {
-        true => Some(true),
-        false => left_out.then_some(false).or(options.beam),
+    let Some(method) = requested_search else {
+        let beam = left_out.then_some(false).or(options.beam);
+        return Ok(SamplingOptions { beam, ..options });
     };
-    Ok(SamplingOptions { beam, ..options })
+    if let Some(search) = options.search.filter(|search| *search != method) {
+        let (search, method) = (search.name(), method.name());
+        bail!("--search {search} contradicts --aggregate {method}; omit one of them");
+    }
+    // Plain beam search is the default and is recorded as such.
+    let search = Some(method).filter(|method| *method != SearchMethod::Beam).or(options.search);
+    Ok(SamplingOptions { beam: Some(true), search, ..options })
+}
+
+/// The search that `--aggregate` names, of which there is at most one.
+fn requested_search(requested: &[AggregateRule]) -> Result<Option<SearchMethod>> {
+    let methods: BTreeSet<SearchMethod> = requested
+        .iter()
+        .filter_map(|rule| match rule {
+            AggregateRule::Search(method) => Some(*method),
+            AggregateRule::Sampled(_) => None,
+        })
+        .collect();
+    if methods.len() > 1 {
+        let names: Vec<&str> = methods.iter().map(|method| method.name()).collect();
+        bail!("--aggregate names several searches ({}); keep one of them", names.join(", "));
+    }
+    Ok(methods.first().copied())
 }
 
 /// Rejects rules whose signal is unavailable: probe scores, checked steps, or a calibration.
@@ -90,7 +119,7 @@ pub fn check_signals(
 fn sampled_aggregator(rule: AggregateRule) -> Option<Rule> {
     match rule {
         AggregateRule::Sampled(rule) => Some(rule),
-        AggregateRule::Beam => None,
+        AggregateRule::Search(_) => None,
     }
 }
 
@@ -118,8 +147,21 @@ mod tests {
             apply(&args, SamplingOptions::default(), sources)
         };
         assert!(apply_to(AggregateRule::Sampled(Rule::WEIGHTED)).is_ok());
-        let error = apply_to(AggregateRule::Beam).unwrap_err().to_string();
+        let error = apply_to(AggregateRule::Search(SearchMethod::Beam)).unwrap_err().to_string();
         assert!(error.contains("--reward-model"), "{error}");
+    }
+
+    #[test]
+    fn at_most_one_search_runs() {
+        let search = |method| AggregateRule::Search(method);
+        let open = SamplingOptions::default();
+        let particles = vec![search(SearchMethod::Particles)];
+        let applied = apply_to(Some(particles.clone()), open.clone(), true).unwrap();
+        assert_eq!((applied.beam, applied.search), (Some(true), Some(SearchMethod::Particles)));
+        let both = vec![search(SearchMethod::Particles), search(SearchMethod::Dvts)];
+        assert!(apply_to(Some(both), open.clone(), true).unwrap_err().contains("particles, dvts"));
+        let other = SamplingOptions { search: Some(SearchMethod::Dvts), ..open };
+        assert!(apply_to(Some(particles), other, true).unwrap_err().contains("contradicts"));
     }
 
     #[test]
@@ -132,7 +174,7 @@ mod tests {
         let best = vec![AggregateRule::Sampled(Rule::BEST_OF)];
         assert_eq!(apply_to(Some(best.clone()), open.clone(), true).unwrap().beam, Some(false));
         assert!(apply_to(Some(best), narrow, true).unwrap_err().contains("add beam"));
-        let beam = vec![AggregateRule::Beam];
+        let beam = vec![AggregateRule::Search(SearchMethod::Beam)];
         assert_eq!(apply_to(Some(beam.clone()), open.clone(), true).unwrap().beam, Some(true));
         assert!(apply_to(Some(beam), open, false).unwrap_err().contains("--reward-model"));
     }
@@ -161,7 +203,8 @@ mod tests {
             let allowed = apply_to(Some(requested), SamplingOptions::default(), false).is_ok();
             assert_eq!(allowed, !rule.needs().rewards, "{rule}");
         }
-        let args = AggregationArgs { aggregate: Some(vec![AggregateRule::Beam]) };
+        let args =
+            AggregationArgs { aggregate: Some(vec![AggregateRule::Search(SearchMethod::Beam)]) };
         assert_eq!(rules(&args), Some(Vec::new()));
     }
 }

@@ -28,7 +28,7 @@ pub fn flag_error(error: SamplingError) -> anyhow::Error {
 }
 
 /// The sampling options that are rejected for annotations and probes, which do not vote.
-pub(crate) const AGGREGATION_FIELDS: [&str; 12] = [
+pub(crate) const AGGREGATION_FIELDS: [&str; 14] = [
     "greedy",
     "rule",
     "check_steps",
@@ -37,8 +37,10 @@ pub(crate) const AGGREGATION_FIELDS: [&str; 12] = [
     "likelihood_weight",
     "lcb_coefficient",
     "beam",
+    "search",
     "beam_width",
     "beam_candidates",
+    "search_temperature",
     "adaptive",
     "target_confidence",
 ];

@@ -167,7 +167,7 @@ impl Footprint {
         item: &BatchItem<'_>,
         thoughts: usize,
     ) -> Option<BeamFootprint> {
-        let (size, reward) = item.params.beam.zip(context.reward_model)?;
+        let (size, reward) = item.params.search.zip(context.reward_model)?;
         let finalists = reward.num_finalists(size);
         let paths = size.extensions() + size.width.get() * thoughts + finalists + 1;
         let answer = row_positions(context.model, 0, item.params.max_new_tokens.get());
@@ -199,10 +199,11 @@ impl<'a> BatchPlan<'a> {
         let model = context.model;
         let params = item.params;
         sampling_params::check(params, &model.method)?;
-        if params.beam.is_some() && (context.reward_model.is_none() || params.length.limit() == 0) {
+        if params.search.is_some() && (context.reward_model.is_none() || params.length.limit() == 0)
+        {
             return Err(EngineError::NothingToSearch);
         }
-        if params.beam.is_some() && model.method.looped.is_some() {
+        if params.search.is_some() && model.method.looped.is_some() {
             return Err(EngineError::ParallelThoughts { family: model.method.family });
         }
         let needs_mixtures = params.perturbation.needs_mixtures()
@@ -255,7 +256,7 @@ impl<'a> BatchPlan<'a> {
         };
         // A search alternates with batches in the caches of one stream, so there is only one.
         let rows: usize = items.iter().map(|item| item.params.rows()).sum();
-        let searches = items.iter().any(|item| item.params.beam.is_some());
+        let searches = items.iter().any(|item| item.params.search.is_some());
         if !searches && rows >= plan.stream_min_rows {
             plan.split_among_streams(device.streams());
         }
@@ -493,7 +494,7 @@ fn check_forced(model: &LatentModel, item: &BatchItem<'_>) -> Result<(), EngineE
         _ if params.length == LatentLength::None => {
             Err(EngineError::NothingToReplace { family: model.method.family })
         }
-        _ if params.beam.is_some() => Err(EngineError::ForcedSearch { id }),
+        _ if params.search.is_some() => Err(EngineError::ForcedSearch { id }),
         forced => forced.iter().enumerate().find_map(unfit).map_or(Ok(()), Err),
     }
 }

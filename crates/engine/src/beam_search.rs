@@ -1,6 +1,7 @@
-//! Latent beam search: paths of thoughts guided by process rewards (the paper's section 4.2).
+//! Searches over thoughts that process rewards guide: beam search (the paper's section 4.2),
+//! particle filtering, and diverse verifier tree search.
 //!
-//! At each step every beam of a question is extended K times; the reward model scores each
+//! Beam search: at each step every beam of a question is extended K times; the reward model scores each
 //! extension's new thought; the B extensions with the largest cumulative reward are selected:
 //!
 //! ```text
@@ -27,11 +28,23 @@
 //! caches of the batch that computed the trajectories with their numbers, the search starts from
 //! these ([`crate::first_expansion`]).
 //!
+//! The other methods differ in the selection alone, and all of their paths vote, weighted by reward
+//! ([`crate::question`]):
+//!
+//! * Particle filtering extends each of P particles once and resamples them, systematically and in
+//!   proportion to exp(r_t / temperature). Particle p uses the random numbers of trajectory p.
+//! * Diverse verifier tree search keeps B independent subtrees and continues the best of the K
+//!   extensions of each.
+//!
 //! All questions of one search have equal parameters.
 
+mod resampling;
+
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 use model::{Cache, SlotGranularity};
+use tensor::rng::Site;
 use tensor::{Device, DeviceError};
 
 use crate::batch::BatchContext;
@@ -43,25 +56,36 @@ use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
 use crate::reply::ComputeCost;
 use crate::sampler::{RowId, Sampler};
-use crate::sampling_params::{BeamSize, SamplingParams};
+use crate::sampling_params::{SamplingParams, Search, SearchMethod};
 use crate::score::{AnswerBatch, Rewards, ScoredPath, ScorerState};
+use resampling::systematic_resampling;
 
-/// The best path of a question, and its answer.
+/// The result of a question's search.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct SearchOutput {
+    /// The best path of a beam search, or all paths that vote.
+    pub(crate) paths: Vec<AnsweredPath>,
+    pub(crate) cost: ComputeCost,
+}
+
+/// A finished path with its answer.
 #[derive(Debug, PartialEq)]
-pub(crate) struct BeamOutput {
+pub(crate) struct AnsweredPath {
     /// Number of thoughts.
     pub(crate) thoughts: usize,
     pub(crate) tokens: AnswerTokens,
     pub(crate) rewards: Rewards,
-    pub(crate) cost: ComputeCost,
 }
+
+/// Takes the place of the trajectory in the key of the random number that resampling draws.
+const RESAMPLING: u32 = u32::MAX;
 
 /// A beam search over the sampler's items.
 #[derive(Clone, Copy)]
 pub(crate) struct BeamSearch<'a> {
     pub(crate) context: BatchContext<'a>,
     pub(crate) reward_model: &'a RewardModel,
-    pub(crate) size: BeamSize,
+    pub(crate) search: Search,
     pub(crate) sampler: Sampler<'a>,
 }
 
@@ -88,6 +112,11 @@ impl BeamPath {
         if sum.is_finite() { sum } else { f64::NEG_INFINITY }
     }
 
+    /// The reward of its last thought; negative infinity without thoughts.
+    fn last_reward(&self) -> f64 {
+        self.process_rewards.last().map_or(f64::NEG_INFINITY, |&reward| f64::from(reward))
+    }
+
     /// Mean reward; negative infinity without thoughts.
     fn mean(&self) -> f64 {
         match self.process_rewards.len() {
@@ -95,6 +124,13 @@ impl BeamPath {
             thoughts => self.cumulative() / thoughts as f64,
         }
     }
+}
+
+/// A path that is continued.
+struct SelectedPath {
+    path: SearchPath,
+    /// Number of its extensions at the next step, above 0.
+    extensions: usize,
 }
 
 /// A path with its sequence.
@@ -158,7 +194,7 @@ impl<'a> BeamSearch<'a> {
         trace: Option<&ReferenceTrace>,
         cache: &mut Cache,
         reward_cache: &mut Cache,
-    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let (scorer, scored) =
             ScorerState::prefill(self.reward_model, reward_cache, prompts, trace)?;
         let mut state = self.state(scorer, cache, reward_cache);
@@ -168,7 +204,7 @@ impl<'a> BeamSearch<'a> {
         }
         state.step(self.sampler)?;
         let first = self.score(&mut state)?;
-        self.search(first, state)
+        self.continue_from(first, state)
     }
 
     /// The same for items whose first extensions are already in these caches.
@@ -177,7 +213,7 @@ impl<'a> BeamSearch<'a> {
         start: SearchStart<'_>,
         cache: &mut Cache,
         reward_cache: &mut Cache,
-    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let mut state = self.state(start.scorer, cache, reward_cache);
         let mut first = Vec::new();
         let cancelled = self.sampler.cancelled_items();
@@ -200,7 +236,7 @@ impl<'a> BeamSearch<'a> {
             self.count_thought(&sequence, &mut state);
             first.push(SearchPath { sequence, path });
         }
-        self.search(first, state)
+        self.continue_from(first, state)
     }
 
     /// The initial state of a search.
@@ -216,7 +252,7 @@ impl<'a> BeamSearch<'a> {
         let mut executor = Executor::aligned(self.context.model, &[]);
         executor.granularity = SlotGranularity::Single;
         let items = self.sampler.items.len();
-        let extensions = self.size.extensions();
+        let extensions = self.search.extensions();
         BeamState {
             cache,
             reward_cache,
@@ -229,15 +265,15 @@ impl<'a> BeamSearch<'a> {
     }
 
     /// Continues from scored extensions until no path is left to extend.
-    fn search(
+    fn continue_from(
         &self,
         mut extensions: Vec<SearchPath>,
         mut state: BeamState<'_, 'a>,
-    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         while !extensions.is_empty() {
-            let beams = self.select(extensions, &mut state);
-            self.extend(&beams, &mut state);
-            extensions = if beams.is_empty() {
+            let selected = self.select(extensions, &mut state);
+            self.extend(&selected, &mut state);
+            extensions = if selected.is_empty() {
                 Vec::new()
             } else {
                 state.step(self.sampler)?;
@@ -293,7 +329,7 @@ impl<'a> BeamSearch<'a> {
     fn specs(&self) -> Vec<SequenceSpec> {
         let specs = |item: usize| {
             let question = self.sampler.items[item].prompt.id;
-            (0..self.size.extensions() as u32).map(move |trajectory| SequenceSpec {
+            (0..self.search.extensions() as u32).map(move |trajectory| SequenceSpec {
                 item,
                 id: RowId { question, trajectory },
                 perturbed: true,
@@ -309,41 +345,92 @@ impl<'a> BeamSearch<'a> {
         state.costs[item] += self.cost_model(item).process_reward(sequence.kv.len());
     }
 
-    /// Finishes extensions that reached their length, and selects the best of the rest: by
-    /// question, then by rank.
+    /// Finishes extensions that reached their length, and selects among the rest: by question, each
+    /// with the number of its extensions at the next step.
     fn select(
         &self,
         mut extensions: Vec<SearchPath>,
         state: &mut BeamState<'_, 'a>,
-    ) -> Vec<SearchPath> {
+    ) -> Vec<SelectedPath> {
         extensions.iter_mut().for_each(|extension| extension.path.owns_scored = true);
         let (finished, mut open): (Vec<SearchPath>, Vec<SearchPath>) =
             extensions.into_iter().partition(|extension| extension.sequence.pending);
         finished.into_iter().for_each(|extension| self.finish(extension, state));
-        open.sort_by(by_rank); // stable: ties stay in order of their numbers
-        let mut taken = vec![0; state.finished.len()];
-        let mut beams = Vec::new();
-        let mut dropped = Vec::new();
-        for extension in open {
-            let taken = &mut taken[extension.question()];
-            *taken += 1;
-            let is_beam = *taken <= self.size.width.get();
-            if is_beam { beams.push(extension) } else { dropped.push(extension) }
+        if self.search.method != SearchMethod::Particles {
+            open.sort_by(by_rank); // stable: ties stay in order of their numbers
         }
-        dropped.into_iter().for_each(|extension| self.discard(extension, state));
-        beams
+        let counts = match self.search.method {
+            SearchMethod::Beam => self.best_of_question(&open),
+            SearchMethod::Dvts => self.best_of_subtrees(&open),
+            SearchMethod::Particles => self.resample(&open),
+        };
+        let mut selected = Vec::new();
+        for (path, extensions) in open.into_iter().zip(counts) {
+            match extensions {
+                0 => self.discard(path, state),
+                extensions => selected.push(SelectedPath { path, extensions }),
+            }
+        }
+        selected
     }
 
-    /// Creates K sequences per beam, numbered within their question, that feed its last thought.
-    fn extend(&self, beams: &[SearchPath], state: &mut BeamState<'_, 'a>) {
+    /// Extensions of each path: K for the B best of a question, which come first.
+    fn best_of_question(&self, open: &[SearchPath]) -> Vec<usize> {
+        let mut counts = Vec::with_capacity(open.len());
+        for paths in open.chunk_by(|a, b| a.question() == b.question()) {
+            let width = self.search.width.get().min(paths.len());
+            counts.extend(std::iter::repeat_n(self.search.candidates.get(), width));
+            counts.extend(std::iter::repeat_n(0, paths.len() - width));
+        }
+        counts
+    }
+
+    /// Extensions of each path: K for the best of a subtree, the first of it.
+    fn best_of_subtrees(&self, open: &[SearchPath]) -> Vec<usize> {
+        let mut seen = BTreeSet::new();
+        let is_best = |path: &SearchPath| seen.insert((path.question(), self.subtree(path)));
+        let best: Vec<bool> = open.iter().map(is_best).collect();
+        best.into_iter()
+            .map(|is_best| if is_best { self.search.candidates.get() } else { 0 })
+            .collect()
+    }
+
+    /// Copies of each particle, as many in all as there are: systematic resampling in proportion to
+    /// exp(reward of the last thought / temperature).
+    fn resample(&self, open: &[SearchPath]) -> Vec<usize> {
+        let mut counts = Vec::with_capacity(open.len());
+        for particles in open.chunk_by(|a, b| a.question() == b.question()) {
+            let first = &particles[0].sequence;
+            let item = self.sampler.items[first.spec.item];
+            let step = first.thoughts.len();
+            let id = RowId { question: item.prompt.id, trajectory: RESAMPLING };
+            let offset = id.rng_key(item.params.seed, step).uniform(Site::Resampling);
+            let rewards = particles.iter().map(|particle| particle.path.last_reward());
+            let rewards: Vec<f64> = rewards.collect();
+            counts.extend(systematic_resampling(&rewards, self.search.temperature, offset));
+        }
+        counts
+    }
+
+    /// The subtree of a path: extensions are numbered subtree by subtree.
+    fn subtree(&self, path: &SearchPath) -> usize {
+        path.sequence.spec.id.trajectory as usize / self.search.candidates.get()
+    }
+
+    /// Creates the extensions of the selected paths, numbered within their question, that feed the
+    /// path's last thought.
+    fn extend(&self, selected: &[SelectedPath], state: &mut BeamState<'_, 'a>) {
         let mut numbers = vec![0; state.finished.len()];
-        for beam in beams {
+        for SelectedPath { path: beam, extensions } in selected {
             let item = beam.question();
             let first = state.paths.len();
-            for k in 0..self.size.candidates.get() {
+            for k in 0..*extensions {
                 let mut sequence = beam.sequence.clone();
                 sequence.kv = beam.sequence.kv.fork();
-                sequence.spec.id.trajectory = numbers[item];
+                sequence.spec.id.trajectory = match self.search.method {
+                    SearchMethod::Beam | SearchMethod::Particles => numbers[item],
+                    SearchMethod::Dvts => (self.subtree(beam) * extensions + k) as u32,
+                };
                 numbers[item] += 1;
                 // If one forward pass serves all extensions of a beam, the first extension runs it.
                 if k > 0 && !self.extensions_differ() {
@@ -363,14 +450,26 @@ impl<'a> BeamSearch<'a> {
         self.params().perturbation.is_dropout()
     }
 
-    /// Adds a path to the finished paths of its question, of which only the best are retained.
+    /// Adds a path to the finished paths of its question, of which only the best are retained: of a
+    /// subtree one.
     fn finish(&self, candidate: SearchPath, state: &mut BeamState<'_, 'a>) {
         let finished = &mut state.finished[candidate.question()];
+        let mut dropped = None;
+        if self.search.method == SearchMethod::Dvts {
+            let subtree = self.subtree(&candidate);
+            if let Some(index) = finished.iter().position(|other| self.subtree(other) == subtree) {
+                if finished[index].path.mean() >= candidate.path.mean() {
+                    return self.discard(candidate, state);
+                }
+                dropped = Some(finished.remove(index));
+            }
+        }
         let index = finished.partition_point(|other| other.path.mean() >= candidate.path.mean());
         finished.insert(index, candidate);
-        let is_full = finished.len() > self.num_finalists();
-        let worst = if is_full { finished.pop() } else { None };
-        worst.into_iter().for_each(|candidate| self.discard(candidate, state));
+        if finished.len() > self.num_finalists() {
+            dropped = finished.pop();
+        }
+        dropped.into_iter().for_each(|candidate| self.discard(candidate, state));
     }
 
     /// Releases the last positions of a discarded path, if they are not shared.
@@ -384,15 +483,18 @@ impl<'a> BeamSearch<'a> {
     }
 
     fn num_finalists(&self) -> usize {
-        self.reward_model.num_finalists(self.size)
+        self.reward_model.num_finalists(self.search)
     }
 
     /// Decodes the finalists of every question and chooses among them.
-    fn answer(&self, mut state: BeamState<'_, 'a>) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    fn answer(
+        &self,
+        mut state: BeamState<'_, 'a>,
+    ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let model = self.context.model;
         state.executor.granularity = SlotGranularity::Chunk;
         state.reward_cache.set_slot_granularity(SlotGranularity::Chunk);
-        let mut outputs: Vec<Option<BeamOutput>> = state.finished.iter().map(|_| None).collect();
+        let mut outputs: Vec<Option<SearchOutput>> = state.finished.iter().map(|_| None).collect();
         let cancelled = self.sampler.cancelled_items();
         for SearchPath { mut sequence, path } in
             std::mem::take(&mut state.finished).into_iter().flatten()
@@ -422,7 +524,6 @@ impl<'a> BeamSearch<'a> {
         for SearchPath { sequence, path } in finalists.drain(..) {
             let item = sequence.spec.item;
             let cost_model = self.cost_model(item);
-            let best = &mut outputs[item];
             let thoughts = sequence.thoughts.len();
             let tokens = sequence.tokens;
             let start = self.sampler.items[item].prompt_len() + thoughts;
@@ -434,9 +535,13 @@ impl<'a> BeamSearch<'a> {
             if outcome.is_some() {
                 costs[item] += cost_model.outcome_reward(thoughts, tokens.len());
             }
-            if best.as_ref().is_none_or(|best| outcome > best.rewards.outcome) {
-                let rewards = Rewards { process: path.process_rewards, outcome };
-                *best = Some(BeamOutput { thoughts, tokens, rewards, cost: costs[item] });
+            let rewards = Rewards { process: path.process_rewards, outcome };
+            let answered = AnsweredPath { thoughts, tokens, rewards };
+            let paths = &mut outputs[item].get_or_insert_default().paths;
+            match paths.first_mut().filter(|_| self.search.method == SearchMethod::Beam) {
+                Some(best) if outcome > best.rewards.outcome => *best = answered,
+                Some(_) => {}
+                None => paths.push(answered),
             }
         }
         for (output, cost) in outputs.iter_mut().zip(costs) {

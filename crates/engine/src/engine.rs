@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, RowRange};
-use crate::beam_search::BeamOutput;
+use crate::beam_search::SearchOutput;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::question::{QuestionContext, QuestionState};
@@ -454,7 +454,7 @@ impl<'a> Collector<'a> {
         let complete: Vec<QuestionState> = self.states.drain(..ready).collect();
         let questions = self.first..self.first + complete.len();
         self.first = questions.end;
-        let mut found: Vec<Option<BeamOutput>> = complete.iter().map(|_| None).collect();
+        let mut found: Vec<Option<SearchOutput>> = complete.iter().map(|_| None).collect();
         let searched = questions.clone().zip(&complete).filter(|(_, state)| !state.cancelled);
         for group in self.plan.searches(searched.map(|(question, _)| question)) {
             let caches = &mut streams::lock(self.stream);

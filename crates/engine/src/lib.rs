@@ -63,8 +63,8 @@ pub use request::{AnswerSampling, CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use scheduler::Scheduler;
 pub use schema::{
-    AdaptiveSampling, BeamSize, ColdStop, DropoutScope, DropoutSites, LatentLength, LengthRange,
-    MaskLifetime, OneSidedNoise, Perturbation, Probability, PromptSharing, SamplingParams,
-    Temperature, TopP,
+    AdaptiveSampling, ColdStop, DropoutScope, DropoutSites, LatentLength, LengthRange,
+    MaskLifetime, OneSidedNoise, Perturbation, Probability, PromptSharing, SamplingParams, Search,
+    SearchMethod, Temperature, TopP,
 };
 pub use score::{AnswerBatch, Rewards};

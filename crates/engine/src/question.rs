@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use aggregate::{EarlyStop, StepDiversity, check_steps, signals, stop_reason};
+use aggregate::{EarlyStop, Rule, StepDiversity, check_steps, signals, stop_reason};
 use data::answer::{Answer, AnswerKind};
 use tensor::Tensor;
 use tensor::ops::TokenLogprob;
 
 use crate::batch::BatchItem;
-use crate::beam_search::BeamOutput;
+use crate::beam_search::{AnsweredPath, SearchOutput};
 use crate::cost::CostModel;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -21,7 +21,7 @@ use crate::perturb::Perturbation;
 use crate::probed::Probed;
 use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
 use crate::sampler::RowId;
-use crate::sampling_params::{AdaptiveSampling, SamplingParams};
+use crate::sampling_params::{AdaptiveSampling, SamplingParams, SearchMethod};
 use crate::score::Rewards;
 
 /// A finished sequence with its answer.
@@ -270,11 +270,11 @@ impl QuestionState {
     pub(crate) fn finish(
         self,
         of: QuestionContext<'_>,
-        beam: Option<BeamOutput>,
+        beam: Option<SearchOutput>,
         seconds: StageSeconds,
     ) -> Result<Reply, EngineError> {
         let params = of.item.params;
-        if self.cancelled || (params.beam.is_some() && beam.is_none()) {
+        if self.cancelled || (params.search.is_some() && beam.is_none()) {
             return Err(EngineError::Cancelled { id: self.reply.id });
         }
         let beam = beam.map(|beam| self.beam_reply(of, beam)).transpose()?;
@@ -298,19 +298,42 @@ impl QuestionState {
     fn beam_reply(
         &self,
         of: QuestionContext<'_>,
-        beam: BeamOutput,
+        output: SearchOutput,
     ) -> Result<BeamReply, EngineError> {
-        let BeamOutput { thoughts, tokens, rewards, cost } = beam;
-        let (text, answer) = of.engine.reasoner().parse_answer(self.answer_kind, &tokens)?;
-        let best = Trajectory {
-            thoughts,
-            tokens,
-            text,
-            answer,
-            outcome_reward: rewards.outcome,
-            process_rewards: Some(rewards.process),
-            ..Trajectory::default()
+        let SearchOutput { paths, cost } = output;
+        let trajectory = |(number, path): (usize, AnsweredPath)| {
+            let AnsweredPath { thoughts, tokens, rewards } = path;
+            let (text, answer) = of.engine.reasoner().parse_answer(self.answer_kind, &tokens)?;
+            Ok::<_, EngineError>(Trajectory {
+                number: number as u32,
+                thoughts,
+                tokens,
+                text,
+                answer,
+                outcome_reward: rewards.outcome,
+                process_rewards: Some(rewards.process),
+                ..Trajectory::default()
+            })
         };
+        let paths = paths.into_iter().enumerate().map(trajectory);
+        let mut paths = paths.collect::<Result<Vec<Trajectory>, EngineError>>()?;
+        let chosen = vote_of_paths(&paths, of.item.params);
+        let best = Trajectory { number: 0, ..paths.swap_remove(chosen) };
         Ok(BeamReply { best, cost })
     }
+}
+
+/// The index of the path that the reward-weighted vote over a search's paths selects. Particles
+/// were resampled by all rewards but the last, so without outcome rewards the last one weighs them.
+fn vote_of_paths(paths: &[Trajectory], params: &SamplingParams) -> usize {
+    let is_particles = params.search.is_some_and(|search| search.method == SearchMethod::Particles);
+    let temperature = params.search.map_or(1.0, |search| search.temperature);
+    let weighted = |path: &Trajectory| {
+        let last = path.process_rewards.as_ref().and_then(|rewards| rewards.last());
+        let last = last.map(|&reward| (f64::from(reward) / temperature) as f32);
+        let weight = path.outcome_reward.or(last.filter(|_| is_particles));
+        Trajectory { outcome_reward: weight, ..path.clone() }
+    };
+    let weighted: Vec<Trajectory> = paths.iter().map(weighted).collect();
+    Rule::WEIGHTED.choose(&weighted, &params.vote).unwrap_or(0)
 }

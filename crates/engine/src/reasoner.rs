@@ -16,7 +16,7 @@ use tensor::{Device, DeviceError, Tensor};
 use crate::error::EngineError;
 use crate::family::Family;
 use crate::method::Method;
-use crate::sampling_params::BeamSize;
+use crate::sampling_params::{Search, SearchMethod};
 
 /// A latent reasoner without text: tokens in, thoughts and tokens out. Clones share the weights.
 #[derive(Clone)]
@@ -197,10 +197,11 @@ pub struct RewardModel {
 pub const REFERENCE_DIR: &str = "mind";
 
 impl RewardModel {
-    /// Number of finished paths of a beam search that are decoded: B if outcome rewards rank their
-    /// answers, else 1.
-    pub(crate) fn num_finalists(&self, size: BeamSize) -> usize {
-        if self.outcome_head.is_some() { size.width.get() } else { 1 }
+    /// Number of finished paths of a search that are decoded: all that are retained if they vote or
+    /// outcome rewards rank their answers, else 1.
+    pub(crate) fn num_finalists(&self, search: Search) -> usize {
+        let needs_all = search.method != SearchMethod::Beam || self.outcome_head.is_some();
+        if needs_all { search.width.get() } else { 1 }
     }
 
     /// Loads a LatentRM for the thoughts of a reasoner. On a device of precision fp8 it is loaded

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use schema::ModelDefaults;
-pub use schema::{AdaptiveSampling, BeamSize, SamplingParams};
+pub use schema::{AdaptiveSampling, SamplingParams, Search, SearchMethod};
 
 use crate::error::EngineError;
 use crate::method::{LatentLength, Method};

@@ -7,7 +7,7 @@ use tensor::DeviceError;
 
 use crate::batch::{BatchContext, BatchItem};
 use crate::batch_plan::{BatchPlan, CacheSlots, RowRange};
-use crate::beam_search::{BeamOutput, BeamSearch};
+use crate::beam_search::{BeamSearch, SearchOutput};
 use crate::error::EngineError;
 use crate::executor::{Executor, Gather, HiddenRef, SequenceSpec, SequenceState};
 use crate::first_expansion::{FinishedWave, FirstExpansion, SearchedQuestion};
@@ -198,7 +198,7 @@ impl BatchContext<'_> {
         questions: &[usize],
         caches: &mut WaveCaches,
         seconds: &mut StageSeconds,
-    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let device = self.model.decoder.device();
         let start = Instant::now();
         let ready = match caches.hold_searches(questions) {
@@ -228,16 +228,18 @@ impl BatchContext<'_> {
         plan: &BatchPlan<'_>,
         questions: &[usize],
         caches: &mut WaveCaches,
-    ) -> Result<Vec<Option<BeamOutput>>, DeviceError> {
+    ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let items: Vec<BatchItem<'_>> = questions.iter().map(|&q| plan.items()[q]).collect();
         let nothing = || Ok(items.iter().map(|_| None).collect());
-        let size = items.first().and_then(|item| item.params.beam);
-        let (Some(reward_model), Some(size)) = (self.reward_model, size) else { return nothing() };
+        let search = items.first().and_then(|item| item.params.search);
+        let (Some(reward_model), Some(search)) = (self.reward_model, search) else {
+            return nothing();
+        };
         let device = self.model.decoder.device();
         let WaveCaches { model, reward_model: reward_cache, tracer, traced, first } = caches;
         let (Some(cache), Some(reward_cache)) = (model, reward_cache) else { return nothing() };
         let search =
-            BeamSearch { context: *self, reward_model, size, sampler: Sampler::new(&items) };
+            BeamSearch { context: *self, reward_model, search, sampler: Sampler::new(&items) };
         if let Some(first) = first.as_ref().filter(|first| first.holds(questions)) {
             let start = first.start(device, questions, cache, reward_cache)?;
             return search.run_from(start, cache, reward_cache);

@@ -91,7 +91,7 @@ impl Ablator<'_> {
             samples: NonZeroUsize::new(samples).unwrap_or(NonZeroUsize::MIN),
             greedy: false,
             adaptive: None,
-            beam: None,
+            search: None,
             perturbation: Perturbation::None,
             ..self.params
         }

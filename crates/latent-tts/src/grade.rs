@@ -48,9 +48,10 @@ pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) ->
 }
 
 fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> Option<BeamResult> {
-    let (beam, size) = (reply.beam.as_ref()?, params.beam?);
+    let (beam, size) = (reply.beam.as_ref()?, params.search?);
     let process_rewards = beam.best.process_rewards.clone().unwrap_or_default();
     Some(BeamResult {
+        method: size.method,
         width: size.width.get() as u32,
         candidates: size.candidates.get() as u32,
         latent_steps: beam.best.thoughts as u32,

@@ -73,11 +73,11 @@ pub use data::{self, FieldNames, Question};
 pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
-    self, AdaptiveSampling, BeamReply, BeamSize, CancelToken, ComputeCost, DropoutScope,
-    DropoutSites, Engine, EngineError, Family, GivenTrajectory, HiddenStates, LatentLength,
-    LengthRange, Lens, LensToken, MaskLifetime, Perturbation, Probability, Reasoner, Replies,
-    Replies as OutputStream, Reply, Reply as Output, Request, RewardModel, SamplingParams,
-    Scheduler, StageSeconds, Temperature, TopP, Trajectory, scheduler,
+    self, AdaptiveSampling, BeamReply, CancelToken, ComputeCost, DropoutScope, DropoutSites,
+    Engine, EngineError, Family, GivenTrajectory, HiddenStates, LatentLength, LengthRange, Lens,
+    LensToken, MaskLifetime, Perturbation, Probability, Reasoner, Replies, Replies as OutputStream,
+    Reply, Reply as Output, Request, RewardModel, SamplingParams, Scheduler, Search, SearchMethod,
+    StageSeconds, Temperature, TopP, Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};

@@ -18,10 +18,9 @@ pub fn evaluation_params(
     let method = &engine.reasoner().method;
     let length = options.latent_length.unwrap_or(method.length);
     let searches = engine.reward_model().is_some() && length.limit() > 0;
-    let sized = options.beam_width.is_some() || options.beam_candidates.is_some();
     let defaults = SamplingOptions {
         greedy: Some(true),
-        beam: (searches && !sized).then_some(true),
+        beam: (searches && !options.searches()).then_some(true),
         ..SamplingOptions::default()
     };
     options.clone().or(defaults).resolve(method)

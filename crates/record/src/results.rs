@@ -4,7 +4,7 @@
 //! metrics. Times are stored separately from the samples, which must not depend on the clock.
 
 use aggregate::{Reliability, Rule, VoteParams};
-use schema::StageSeconds;
+use schema::{SearchMethod, StageSeconds};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -132,6 +132,10 @@ pub enum MetricName {
     Rule(Rule),
     /// Accuracy of beam search; k = width x candidates.
     Beam,
+    /// Accuracy of particle filtering; k = number of particles.
+    Particles,
+    /// Accuracy of diverse verifier tree search; k = width x candidates.
+    Dvts,
     /// Mean pairwise cosine dissimilarity of thoughts; k = N.
     Diversity,
     /// Pairwise ranking accuracy of the process rewards at thought k: the probability that a
@@ -156,10 +160,12 @@ impl MetricName {
     pub const BEST_OF: Self = Self::Rule(Rule::BEST_OF);
 
     /// The metrics that are not voting rules, with their names and those of earlier versions.
-    const NAMED: [(Self, &str, &str); 8] = [
+    const NAMED: [(Self, &str, &str); 10] = [
         (Self::Greedy, "greedy", "greedy"),
         (Self::Coverage, "coverage", "coverage"),
         (Self::Beam, "beam", "beam"),
+        (Self::Particles, "particles", "particles"),
+        (Self::Dvts, "dvts", "dvts"),
         (Self::Diversity, "diversity", "diversity"),
         (Self::Auc, "auc", "auc"),
         (Self::AucOutcome, "auc_outcome", "auc_verdict"),
@@ -181,6 +187,8 @@ impl MetricName {
             }
             Self::Rule(rule) => rule.describe(),
             Self::Beam => "accuracy of beam search; k is width times candidates",
+            Self::Particles => "accuracy of particle filtering; k is the number of particles",
+            Self::Dvts => "accuracy of diverse verifier tree search; k is width times candidates",
             Self::Diversity => {
                 "mean pairwise cosine dissimilarity of the thoughts at the same step; k is N"
             }
@@ -214,7 +222,21 @@ impl MetricName {
 
     /// Whether it is the accuracy of one answer per question.
     pub fn is_accuracy(self) -> bool {
-        matches!(self, Self::Greedy | Self::Rule(_) | Self::Beam)
+        matches!(self, Self::Greedy | Self::Rule(_)) || self.is_search()
+    }
+
+    /// The accuracy of a search method.
+    pub fn of_search(method: SearchMethod) -> Self {
+        match method {
+            SearchMethod::Beam => Self::Beam,
+            SearchMethod::Particles => Self::Particles,
+            SearchMethod::Dvts => Self::Dvts,
+        }
+    }
+
+    /// Whether it is the accuracy of a search, which has a cost of its own.
+    pub fn is_search(self) -> bool {
+        matches!(self, Self::Beam | Self::Particles | Self::Dvts)
     }
 }
 

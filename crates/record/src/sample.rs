@@ -5,7 +5,7 @@
 //! `index`, and one without an answer is not correct.
 
 use aggregate::EarlyStop;
-use schema::TrajectoryRecord;
+use schema::{SearchMethod, TrajectoryRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::error::FieldError;
@@ -53,9 +53,12 @@ pub struct Sample {
     pub flops: f64,
 }
 
-/// The best path of a reward-guided beam search.
+/// The path that a reward-guided search selected.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BeamResult {
+    /// How the search selected paths; beam search if absent.
+    #[serde(default, skip_serializing_if = "is_beam")]
+    pub method: SearchMethod,
     /// Beams selected at each step, B.
     pub width: u32,
     /// Candidates sampled per beam and step, K.
@@ -85,6 +88,10 @@ pub struct BeamResult {
     /// Floating-point operations of the search.
     #[serde(default)]
     pub flops: f64,
+}
+
+fn is_beam(method: &SearchMethod) -> bool {
+    *method == SearchMethod::Beam
 }
 
 const NOT_FINITE: &str = "contains a non-finite number";

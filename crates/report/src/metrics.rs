@@ -314,7 +314,7 @@ fn sample_metrics(sample: &Sample, ks: &[usize], settings: &MetricSettings) -> V
     }
     if let Some(beam) = &sample.beam {
         let k = (beam.width as usize).saturating_mul(beam.candidates as usize);
-        add(MetricName::Beam, k, indicator(beam.correct));
+        add(MetricName::of_search(beam.method), k, indicator(beam.correct));
     }
     if let Some(steps @ [_, ..]) = sample.diversity.as_deref() {
         let requested = sample.stopped.map_or(n, |stopped| stopped.requested as usize);

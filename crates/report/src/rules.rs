@@ -8,13 +8,15 @@ use record::MetricName;
 use crate::run_data::RunData;
 
 /// The rules shown in tables and figures, in order.
-pub const DISPLAY_ORDER: [MetricName; 7] = [
+pub const DISPLAY_ORDER: [MetricName; 9] = [
     MetricName::Greedy,
     MetricName::MAJORITY,
     MetricName::WEIGHTED,
     MetricName::NORMALIZED,
     MetricName::BEST_OF,
     MetricName::Beam,
+    MetricName::Particles,
+    MetricName::Dvts,
     MetricName::Coverage,
 ];
 
@@ -47,6 +49,8 @@ pub fn display_name(name: MetricName) -> String {
     match name {
         MetricName::Rule(rule) => rule.label().to_owned(),
         MetricName::Beam => "beam search".to_owned(),
+        MetricName::Particles => "particle filtering".to_owned(),
+        MetricName::Dvts => "verifier tree search".to_owned(),
         other => other.name().replace('_', " "),
     }
 }

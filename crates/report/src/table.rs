@@ -31,6 +31,8 @@ fn rule_rows(results: &Results) -> Vec<RuleRow> {
     };
     let others = [
         (MetricName::Beam, "beam", "beam search guided by rewards, k candidates per step"),
+        (MetricName::Particles, "particles", "k particles resampled by rewards at each step"),
+        (MetricName::Dvts, "dvts", "search in independent subtrees, k candidates per step"),
         (
             MetricName::Coverage,
             "coverage",

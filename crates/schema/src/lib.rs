@@ -38,7 +38,7 @@ pub use manifest::{FORMAT, Manifest, OLDEST_FORMAT};
 pub use number::{InvalidNumber, NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
 pub use options::{SamplerKind, SamplingError, SamplingOptions};
 pub use output::{ComputeCost, StageSeconds, TrajectoryRecord, Vote};
-pub use params::{AdaptiveSampling, BeamSize, ColdStop, SamplingParams};
+pub use params::{AdaptiveSampling, ColdStop, SamplingParams, Search, SearchMethod};
 pub use perturbation::{
     DropoutScope, DropoutSites, MaskLifetime, OneSidedNoise, Perturbation, PromptSharing,
 };

@@ -12,7 +12,7 @@ use crate::defaults::ModelDefaults;
 use crate::latent_length::LatentLength;
 use crate::latent_sampler::CustomSampler;
 use crate::number::{NoiseStd, PositiveWeight, Probability, Temperature, TopP, Weight};
-use crate::params::{AdaptiveSampling, BeamSize, ColdStop, SamplingParams};
+use crate::params::{AdaptiveSampling, ColdStop, SamplingParams, Search, SearchMethod};
 use crate::perturbation::{DropoutScope, DropoutSites, MaskLifetime, OneSidedNoise, Perturbation};
 
 /// How to sample and aggregate. Omitted fields take the model's defaults.
@@ -214,7 +214,7 @@ pub struct SamplingOptions {
     )]
     pub calibration: Option<Calibration>,
 
-    /// Also run a beam search guided by rewards
+    /// Also run a search over thoughts guided by rewards (see search)
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -223,15 +223,31 @@ pub struct SamplingOptions {
     ))]
     pub beam: Option<bool>,
 
-    /// Beam search: number of beams kept per step [default: sqrt(samples), rounded]
+    /// How the search selects the paths that it continues; giving a method also runs the search
+    /// [default: beam]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_enum, help_heading = "Aggregation"))]
+    pub search: Option<SearchMethod>,
+
+    /// Search: number of beams, particles or subtrees kept per step [default: sqrt(samples),
+    /// rounded; samples with particles]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "B", help_heading = "Aggregation"))]
     pub beam_width: Option<NonZeroU32>,
 
-    /// Beam search: number of candidate extensions per beam [default: sqrt(samples), rounded]
+    /// Search: number of candidate extensions per beam or subtree [default: sqrt(samples), rounded]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", help_heading = "Aggregation"))]
     pub beam_candidates: Option<NonZeroU32>,
+
+    /// Particles: temperature of the softmax over rewards by which they are resampled, above 0
+    /// [default: 1]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Aggregation")
+    )]
+    pub search_temperature: Option<PositiveWeight>,
 
     /// Stop sampling a question when its vote can no longer change, or when the majority answer
     /// leads by enough (see target confidence)
@@ -396,6 +412,14 @@ pub enum SamplingError {
         /// The option that disables the feature.
         switch: &'static str,
     },
+    /// A field that the requested search method does not have.
+    #[error("{field} has no effect with search {search}; omit one of them")]
+    NotOfSearch {
+        /// The name of the field.
+        field: &'static str,
+        /// The name of the search method.
+        search: &'static str,
+    },
     /// Not the name of a sampler.
     #[error("unknown sampler {0:?}; use one of dropout, noise, gumbel, multiplex, tokens, none")]
     UnknownSampler(String),
@@ -408,6 +432,7 @@ impl SamplingError {
             Self::Misplaced { field, .. } => vec![field, "sampler"],
             Self::Ambiguous { first, second, .. } => vec![first, second],
             Self::SwitchedOff { field, switch } => vec![field, switch],
+            Self::NotOfSearch { field, .. } => vec![field, "search"],
             Self::UnknownSampler(_) => vec!["sampler"],
         }
     }
@@ -454,8 +479,10 @@ impl SamplingOptions {
             check_steps: self.check_steps.or(defaults.check_steps),
             calibration: self.calibration.or(defaults.calibration),
             beam: self.beam.or(defaults.beam),
+            search: self.search.or(defaults.search),
             beam_width: self.beam_width.or(defaults.beam_width),
             beam_candidates: self.beam_candidates.or(defaults.beam_candidates),
+            search_temperature: self.search_temperature.or(defaults.search_temperature),
             adaptive: self.adaptive.or(defaults.adaptive),
             target_confidence: self.target_confidence.or(defaults.target_confidence),
         }
@@ -626,9 +653,23 @@ impl SamplingOptions {
         Some(ColdStop { entropy, steps })
     }
 
-    fn beam_size(&self, samples: NonZeroUsize) -> Result<Option<BeamSize>, SamplingError> {
-        let sizes = [("beam_width", self.beam_width), ("beam_candidates", self.beam_candidates)];
-        let given = sizes.into_iter().find(|(_, size)| size.is_some());
+    /// The given fields of the search.
+    fn search_fields(&self) -> [(&'static str, bool); 4] {
+        [
+            ("search", self.search.is_some()),
+            ("beam_width", self.beam_width.is_some()),
+            ("beam_candidates", self.beam_candidates.is_some()),
+            ("search_temperature", self.search_temperature.is_some()),
+        ]
+    }
+
+    /// Whether the options ask for a search.
+    pub fn searches(&self) -> bool {
+        self.beam == Some(true) || self.search_fields().iter().any(|(_, given)| *given)
+    }
+
+    fn search_params(&self, samples: NonZeroUsize) -> Result<Option<Search>, SamplingError> {
+        let given = self.search_fields().into_iter().find(|(_, given)| *given);
         match (self.beam, given) {
             (Some(false), Some((field, _))) => {
                 return Err(SamplingError::SwitchedOff { field, switch: "beam" });
@@ -636,10 +677,25 @@ impl SamplingOptions {
             (Some(false), None) | (None, None) => return Ok(None),
             (Some(true), _) | (None, Some(_)) => {}
         }
-        let default = BeamSize::for_samples(samples);
-        Ok(Some(BeamSize {
+        let implied = match self.search_temperature {
+            Some(_) => SearchMethod::Particles,
+            None => SearchMethod::Beam,
+        };
+        let method = self.search.unwrap_or(implied);
+        let is_particles = method == SearchMethod::Particles;
+        let foreign = match is_particles {
+            true => ("beam_candidates", self.beam_candidates.is_some_and(|k| k.get() > 1)),
+            false => ("search_temperature", self.search_temperature.is_some()),
+        };
+        if let (field, true) = foreign {
+            return Err(SamplingError::NotOfSearch { field, search: method.name() });
+        }
+        let default = Search::for_samples(method, samples);
+        Ok(Some(Search {
+            method,
             width: self.beam_width.map_or(default.width, to_usize),
             candidates: self.beam_candidates.map_or(default.candidates, to_usize),
+            temperature: self.search_temperature.map_or(1.0, PositiveWeight::get),
         }))
     }
 
@@ -672,7 +728,7 @@ impl SamplingOptions {
             samples,
             greedy: self.greedy.unwrap_or(false),
             adaptive: self.adaptive_sampling()?,
-            beam: self.beam_size(samples)?,
+            search: self.search_params(samples)?,
             perturbation: self.perturbation(&model)?,
             length: self.latent_length.unwrap_or(model.latent_length),
             cold_stop: self.cold_stop(&model),
@@ -759,9 +815,15 @@ impl From<SamplingParams> for SamplingOptions {
             lcb_coefficient: Weight::new(params.vote.lcb_coefficient),
             check_steps: params.check_steps.then_some(true),
             calibration: params.vote.calibration,
-            beam: Some(params.beam.is_some()),
-            beam_width: params.beam.map(|beam| to_u32(beam.width)),
-            beam_candidates: params.beam.map(|beam| to_u32(beam.candidates)),
+            beam: Some(params.search.is_some()),
+            // A plain beam search is recorded as by earlier versions.
+            search: params.search.map(|search| search.method).filter(|&m| m != SearchMethod::Beam),
+            beam_width: params.search.map(|search| to_u32(search.width)),
+            beam_candidates: params.search.map(|search| to_u32(search.candidates)),
+            search_temperature: params
+                .search
+                .filter(|search| search.method == SearchMethod::Particles)
+                .and_then(|search| PositiveWeight::new(search.temperature)),
             adaptive: Some(params.adaptive.is_some()),
             target_confidence: params.adaptive.map(|adaptive| adaptive.confidence),
             ..Self::from(params.perturbation)

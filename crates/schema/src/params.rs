@@ -3,7 +3,7 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use aggregate::{Confidence, Rule, VoteParams};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::defaults::ModelDefaults;
 use crate::latent_length::LatentLength;
@@ -39,8 +39,8 @@ pub struct SamplingParams {
     pub greedy: bool,
     /// Stops before all N trajectories are sampled once the vote is decided.
     pub adaptive: Option<AdaptiveSampling>,
-    /// Also runs a beam search, which needs a reward model.
-    pub beam: Option<BeamSize>,
+    /// Also runs a search guided by rewards, which needs a reward model.
+    pub search: Option<Search>,
     /// How trajectories are perturbed.
     pub perturbation: Perturbation,
     /// Number of thoughts per trajectory.
@@ -59,26 +59,68 @@ pub struct SamplingParams {
     pub vote: VoteParams,
 }
 
-/// The size of a beam search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BeamSize {
-    /// Number of beams kept per step, B.
+/// A search over thoughts that rewards guide.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Search {
+    /// How paths are selected at each step.
+    pub method: SearchMethod,
+    /// Number of paths retained per step: beams, particles or subtrees.
     pub width: NonZeroUsize,
-    /// Number of candidate extensions per beam, K.
+    /// Number of candidate extensions per path; 1 with particles.
     pub candidates: NonZeroUsize,
+    /// Temperature of the softmax over rewards by which particles are resampled.
+    pub temperature: f64,
 }
 
-impl BeamSize {
-    /// The size that costs about as much as `samples` trajectories: B = K = round(sqrt(N)).
-    pub fn for_samples(samples: NonZeroUsize) -> Self {
+impl Search {
+    /// A beam search.
+    pub fn beam(width: NonZeroUsize, candidates: NonZeroUsize) -> Self {
+        Self { method: SearchMethod::Beam, width, candidates, temperature: 1.0 }
+    }
+
+    /// A search that costs about as much as `samples` trajectories: B = K = round(sqrt(N)), or N
+    /// particles.
+    pub fn for_samples(method: SearchMethod, samples: NonZeroUsize) -> Self {
         let root = (samples.get() as f64).sqrt().round() as usize;
         let root = NonZeroUsize::new(root).unwrap_or(NonZeroUsize::MIN);
-        Self { width: root, candidates: root }
+        let (width, candidates) = match method {
+            SearchMethod::Particles => (samples, NonZeroUsize::MIN),
+            SearchMethod::Beam | SearchMethod::Dvts => (root, root),
+        };
+        Self { method, ..Self::beam(width, candidates) }
     }
 
     /// Number of extensions per step of a question, B x K.
     pub fn extensions(self) -> usize {
         self.width.get() * self.candidates.get()
+    }
+}
+
+/// How a search selects the paths that it continues.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "json-schema", derive(schemars::JsonSchema), schemars(inline))]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum SearchMethod {
+    /// Beam search: the paths with the largest cumulative reward
+    #[default]
+    Beam,
+    /// Particle filtering: paths resampled in proportion to exp(reward / temperature)
+    Particles,
+    /// Diverse verifier tree search: the best extension of each of several independent subtrees
+    Dvts,
+}
+
+impl SearchMethod {
+    /// The name in options, results and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Beam => "beam",
+            Self::Particles => "particles",
+            Self::Dvts => "dvts",
+        }
     }
 }
 
@@ -138,7 +180,7 @@ impl SamplingParams {
             samples: NonZeroUsize::MIN,
             greedy: false,
             adaptive: None,
-            beam: None,
+            search: None,
             perturbation,
             length: model.latent_length,
             cold_stop: model.cold_stop,

@@ -33,8 +33,10 @@ pub const FIELD_EXAMPLES: &[(&str, &str)] = &[
         r#"{"weights":{"votes":0.5,"likelihood":0.0,"reward":0.0,"probe":1.5,"arithmetic":0.0,"grounding":0.0,"conclusion":0.0},"slope":0.75,"intercept":-0.5}"#,
     ),
     ("beam", "true"),
+    ("search", "\"particles\""),
     ("beam_width", "3"),
     ("beam_candidates", "2"),
+    ("search_temperature", "0.5"),
     ("adaptive", "true"),
     ("target_confidence", "0.9"),
 ];

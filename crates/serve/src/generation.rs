@@ -163,7 +163,7 @@ impl Generation {
     fn streams_tokens(&self) -> bool {
         let is_alone = self.choices == Choices::Each || self.params.samples.get() == 1;
         let is_plain =
-            self.params.beam.is_none() && self.format.is_none() && self.deadline.is_none();
+            self.params.search.is_none() && self.format.is_none() && self.deadline.is_none();
         self.stream.is_some() && is_alone && is_plain
     }
 
@@ -276,8 +276,7 @@ fn sampling_error(error: &SamplingError) -> ApiError {
 /// Options that sample in rounds until a deadline. Without a target they only stop early when the
 /// vote can no longer change.
 fn with_deadline(options: SamplingOptions) -> Result<SamplingOptions, ApiError> {
-    let searches =
-        options.beam == Some(true) || options.beam_width.or(options.beam_candidates).is_some();
+    let searches = options.searches();
     if searches || options.adaptive == Some(false) {
         let field = if searches { "latent.beam" } else { "latent.adaptive" };
         let message = format!("{field} cannot be combined with deadline_ms; omit one of them");

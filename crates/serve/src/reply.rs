@@ -135,13 +135,21 @@ impl ReplyReader<'_> {
         Choice { text, finish_reason, latent, reasoning, refusal: None }
     }
 
+    /// The name of the rule or of the search that determined the answer.
+    fn rule(&self, reply: &Reply) -> &'static str {
+        match self.generation.params.search.filter(|_| reply.beam.is_some()) {
+            Some(search) => search.method.name(),
+            None => reply.rule.name(),
+        }
+    }
+
     fn latent(&self, reply: &Reply, chosen: &Trajectory) -> Value {
         let returned = self.generation.returned;
         let trajectories = &reply.trajectories;
         let mut latent = json!({
             "seed": self.seed,
             "samples": trajectories.len(),
-            "rule": if reply.beam.is_some() { "beam" } else { reply.rule.name() },
+            "rule": self.rule(reply),
             "chosen": reply.chosen.map(|index| trajectories[index].number),
             "answer": chosen.answer(),
             "stopped": reply.stopped,

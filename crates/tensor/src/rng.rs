@@ -122,6 +122,8 @@ pub enum Site {
     /// Gumbel noise on the logits of a mixture of tokens; its elements are tokens. It has no layer,
     /// so the layer's bits extend the element.
     Gumbel = 10,
+    /// The offset of systematic resampling in a particle filter.
+    Resampling = 11,
 }
 
 /// The key of the random numbers of one position of one trajectory: Philox's key and the upper

@@ -2,9 +2,10 @@
 
 use std::num::NonZeroUsize;
 
+use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use latent_tts::engine::family::FAMILIES;
-use latent_tts::{DeviceKind, Family, Probability, Rule};
+use latent_tts::{DeviceKind, Family, Probability, Rule, SearchMethod};
 
 /// Parses the name of a family.
 pub fn family() -> impl TypedValueParser<Value = Family> {
@@ -12,13 +13,13 @@ pub fn family() -> impl TypedValueParser<Value = Family> {
         .try_map(|name| Family::from_name(&name).ok_or_else(|| format!("unknown family {name:?}")))
 }
 
-/// A value of `--aggregate`: a rule over sampled trajectories, or beam search.
+/// A value of `--aggregate`: a rule over sampled trajectories, or a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AggregateRule {
     /// A vote or a selection among sampled trajectories.
     Sampled(Rule),
-    /// Beam search guided by process rewards.
-    Beam,
+    /// A search guided by process rewards.
+    Search(SearchMethod),
 }
 
 impl AggregateRule {
@@ -26,7 +27,7 @@ impl AggregateRule {
     pub fn name(self) -> &'static str {
         match self {
             Self::Sampled(rule) => rule.name(),
-            Self::Beam => "beam",
+            Self::Search(method) => method.name(),
         }
     }
 }
@@ -36,10 +37,15 @@ pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     let names = Rule::ALL.iter().map(|rule| PossibleValue::new(rule.name()));
     let old = ["maj", "likely", "pessimistic"];
     let old = old.into_iter().map(|name| PossibleValue::new(name).hide(true));
-    let all: Vec<PossibleValue> = names.chain([PossibleValue::new("beam")]).chain(old).collect();
-    PossibleValuesParser::new(all).try_map(|name| match name.as_str() {
-        "beam" => Ok(AggregateRule::Beam),
-        name => name.parse().map(AggregateRule::Sampled),
+    let searches = SearchMethod::value_variants();
+    let search_names = searches.iter().map(|method| PossibleValue::new(method.name()));
+    let all: Vec<PossibleValue> = names.chain(search_names).chain(old).collect();
+    PossibleValuesParser::new(all).try_map(|name| {
+        let search = searches.iter().find(|method| method.name() == name);
+        match search {
+            Some(method) => Ok(AggregateRule::Search(*method)),
+            None => name.parse().map(AggregateRule::Sampled),
+        }
     })
 }
 

@@ -9,8 +9,8 @@ use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
     Lens, LensToken, Note, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
-    StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, apply_scorer, evaluation_params,
-    notes,
+    SearchMethod, StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, apply_scorer,
+    evaluation_params, notes,
 };
 use serde_json::{Value, json};
 
@@ -147,8 +147,9 @@ impl SolveReport<'_> {
         };
         let mut rule_answers: Vec<RuleAnswer<'_>> = rules.iter().map(rule_answer).collect();
         let beam = self.reply.beam.as_ref();
+        let search = self.params.search.map_or("beam", |search| search.method.name());
         rule_answers
-            .extend(beam.map(|beam| RuleAnswer { rule: "beam", answer: beam.best.answer() }));
+            .extend(beam.map(|beam| RuleAnswer { rule: search, answer: beam.best.answer() }));
         rule_answers
     }
 
@@ -225,7 +226,7 @@ impl SolveReport<'_> {
         document["votes"] = votes.iter().map(vote).collect();
         document["without_answer"] = json!(self.without_answer());
         document["trajectories"] = self.trajectories().iter().map(trajectory).collect();
-        if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
+        if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.search) {
             document["search"] = json!({
                 "width": size.width,
                 "candidates": size.candidates,
@@ -394,11 +395,20 @@ impl SolveReport<'_> {
             );
             text.push_str(&labelled("best sample", &content));
         }
-        if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.beam) {
+        if let (Some(beam), Some(size)) = (&self.reply.beam, self.params.search) {
             let rewards = beam.best.process_rewards.as_deref().unwrap_or_default();
             let rewards = format_process_rewards(rewards);
-            let beams = count(size.width.get(), "beam");
-            let content = format!("{beams} x {}{rewards}", size.candidates);
+            let content = match size.method {
+                SearchMethod::Beam => {
+                    format!("{} x {}{rewards}", count(size.width.get(), "beam"), size.candidates)
+                }
+                SearchMethod::Particles => {
+                    format!("{}{rewards}", count(size.width.get(), "particle"))
+                }
+                SearchMethod::Dvts => {
+                    format!("{} x {}{rewards}", count(size.width.get(), "subtree"), size.candidates)
+                }
+            };
             text.push_str(&labelled("search", &content));
         }
         if let Some(stopped) = self.reply.stopped {

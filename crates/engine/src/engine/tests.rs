@@ -14,7 +14,7 @@ use tensor::Device;
 use super::*;
 use crate::family::Family;
 use crate::method::{LatentLength, LengthRange};
-use crate::sampling_params::{AdaptiveSampling, BeamSize};
+use crate::sampling_params::{AdaptiveSampling, Search, SearchMethod};
 use schema::{
     DropoutScope, DropoutSites, MaskLifetime, Perturbation, Probability, Temperature, TopP,
 };
@@ -114,9 +114,13 @@ pub(crate) fn all_params(engine: &Engine, thoughts: usize, tokens: usize) -> Vec
         SamplingParams { perturbation: dropout(0.2, DropoutScope::All), greedy: false, ..base };
     let mut all = vec![base, noise, sampled, rounds, private];
     if engine.reward_model().is_some() {
-        let beam = Some(BeamSize { width: count(2), candidates: count(2) });
-        all.push(SamplingParams { beam, ..base });
-        all.push(SamplingParams { beam, samples: count(1), greedy: false, ..noise });
+        let search = Some(Search::beam(count(2), count(2)));
+        all.push(SamplingParams { search, ..base });
+        all.push(SamplingParams { search, samples: count(1), greedy: false, ..noise });
+        let particles = Some(Search::for_samples(SearchMethod::Particles, count(4)));
+        all.push(SamplingParams { search: particles, ..base });
+        let subtrees = Some(Search::for_samples(SearchMethod::Dvts, count(4)));
+        all.push(SamplingParams { search: subtrees, ..noise });
     }
     all
 }
@@ -127,14 +131,14 @@ pub(crate) fn request(id: u32, params: SamplingParams) -> Request {
 
 /// Parameters of beam searches whose first extensions are among the samples.
 fn searches(engine: &Engine) -> Vec<SamplingParams> {
-    let beam = Some(BeamSize { width: count(3), candidates: count(2) });
+    let search = Some(Search::beam(count(3), count(2)));
     let [base, noise, _, _, private, ..] = all_params(engine, 4, 3)[..] else { panic!("too few") };
     let open = SamplingParams { length: noise.length, ..base };
     let drawn = LengthRange::new(count(1), count(4)).unwrap();
     let drawn = SamplingParams { length: LatentLength::Between(drawn), greedy: false, ..base };
     let clean = SamplingParams { perturbation: Perturbation::None, ..base };
     [base, noise, open, drawn, clean, private]
-        .map(|params| SamplingParams { beam, samples: count(7), ..params })
+        .map(|params| SamplingParams { search, samples: count(7), ..params })
         .to_vec()
 }
 
@@ -217,7 +221,7 @@ fn assert_cancels_at_every_check(
     assert!(expected.iter().all(Result::is_ok), "{what}: {expected:?}");
     // At most one check per sequence at the end of thinking, after it, while answering, and in a
     // beam search; plus some of the whole request.
-    let rows = cancelled.params.rows() + cancelled.params.beam.map_or(0, BeamSize::extensions);
+    let rows = cancelled.params.rows() + cancelled.params.search.map_or(0, Search::extensions);
     let more = 4 * rows + 8;
     for check in 0..never.checks() {
         let token = CancelToken::at_check(check);

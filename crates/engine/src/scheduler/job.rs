@@ -47,7 +47,7 @@ impl Job {
 
     /// Whether it runs alone, as a closed batch.
     pub(crate) fn runs_alone(&self) -> bool {
-        self.request.params.beam.is_some()
+        self.request.params.search.is_some()
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {

@@ -17,7 +17,7 @@ use crate::request::{CancelToken, Request};
 fn requests_that_begin_anew_get_what_they_get_otherwise() {
     for (model, rewards) in MODELS {
         let engine = engine(model, rewards);
-        let params = all_params(&engine, 2, 3).into_iter().filter(|params| params.beam.is_none());
+        let params = all_params(&engine, 2, 3).into_iter().filter(|params| params.search.is_none());
         let requests: Vec<Request> =
             (1..).zip(params).map(|(id, params)| request(id, params)).collect();
         let tokens: Vec<u32> = (0..40).map(|i| (7 * i + 3) % 50).collect();

@@ -1,11 +1,11 @@
-//! Compares beam search with its definition: every extension recomputed from scratch, every reward
+//! Compares searches with their definitions: every extension recomputed from scratch, every reward
 //! computed from the whole path, the best selected by sorting.
 
 use std::collections::BTreeSet;
 
 use latent_tts_engine::{
-    AnswerBatch, BeamSize, LatentLength, Perturbation, Prompt, Reply, Rewards, SamplingParams,
-    reference,
+    AnswerBatch, LatentLength, Perturbation, Prompt, Reply, Rewards, SamplingParams, Search,
+    SearchMethod, reference,
 };
 use model::testkit::CheckpointFamily;
 use model::{Config, RewardHead, TensorSource};
@@ -15,9 +15,21 @@ use crate::common::*;
 use crate::length::{OPEN_LENGTH, open_length};
 use crate::naive::{NaiveEngine, argmax};
 
-/// A search of that size.
-pub fn size(width: usize, candidates: usize) -> Option<BeamSize> {
-    Some(BeamSize { width: nonzero(width), candidates: nonzero(candidates) })
+/// A beam search of that size.
+pub fn size(width: usize, candidates: usize) -> Option<Search> {
+    Some(Search::beam(nonzero(width), nonzero(candidates)))
+}
+
+/// A particle filter.
+fn particles(count: usize, temperature: f64) -> Option<Search> {
+    let filter = Search::for_samples(SearchMethod::Particles, nonzero(count));
+    Some(Search { temperature, ..filter })
+}
+
+/// A diverse verifier tree search.
+fn subtrees(width: usize, candidates: usize) -> Option<Search> {
+    let search = Search::beam(nonzero(width), nonzero(candidates));
+    Some(Search { method: SearchMethod::Dvts, ..search })
 }
 
 /// A path with all of its inputs; its last thought is not fed yet.
@@ -58,6 +70,18 @@ struct NaiveSearch<'a> {
     prompt: &'a Prompt,
 }
 
+/// Paths with the random numbers of the trajectories from `first` on.
+fn numbered<'a>(
+    mut paths: Vec<NaivePath<'a>>,
+    first: usize,
+    prompt: &Prompt,
+) -> Vec<NaivePath<'a>> {
+    for (index, path) in paths.iter_mut().enumerate() {
+        path.naive.row = row_id(prompt.id, first + index);
+    }
+    paths
+}
+
 /// The best path: its thoughts, their rewards, the answer's tokens and its reward.
 #[derive(Debug, PartialEq)]
 struct NaiveResult {
@@ -69,27 +93,100 @@ struct NaiveResult {
 
 impl<'a> NaiveSearch<'a> {
     fn run(self) -> NaiveResult {
-        let BeamSize { width, candidates } = self.params.beam.unwrap();
-        let width = width.get();
-        let candidates = candidates.get();
+        let search = self.params.search.unwrap();
+        let width = search.width.get();
+        let candidates = search.candidates.get();
         let mut extensions: Vec<_> = (0..width * candidates).map(|c| self.empty_path(c)).collect();
         let mut finished = Vec::new();
         while !extensions.is_empty() {
             let mut open = Vec::new();
             self.extend(extensions, &mut open, &mut finished);
-            open.sort_by(|a, b| b.cumulative().total_cmp(&a.cumulative()));
-            open.truncate(width);
-            let forks = open.iter().flat_map(|beam| std::iter::repeat_n(beam.clone(), candidates));
-            extensions = forks.collect();
-            for (c, path) in extensions.iter_mut().enumerate() {
-                path.naive.row = row_id(self.prompt.id, c);
-                path.feed_last_thought();
-            }
+            extensions = match search.method {
+                SearchMethod::Beam => {
+                    open.sort_by(|a, b| b.cumulative().total_cmp(&a.cumulative()));
+                    open.truncate(width);
+                    let copies = |path: &NaivePath<'a>| vec![path.clone(); candidates];
+                    numbered(open.iter().flat_map(copies).collect(), 0, self.prompt)
+                }
+                SearchMethod::Particles => numbered(self.resampled(&open), 0, self.prompt),
+                SearchMethod::Dvts => {
+                    let best_of = |subtree: usize| {
+                        let number = |path: &&NaivePath<'a>| path.naive.row.trajectory as usize;
+                        let own = open.iter().filter(|path| number(path) / candidates == subtree);
+                        // The first of equals.
+                        let best =
+                            own.rev().max_by(|a, b| a.cumulative().total_cmp(&b.cumulative()));
+                        let copies = best.map(|path| vec![path.clone(); candidates]);
+                        numbered(copies.unwrap_or_default(), subtree * candidates, self.prompt)
+                    };
+                    (0..width).flat_map(best_of).collect()
+                }
+            };
+            extensions.iter_mut().for_each(NaivePath::feed_last_thought);
         }
         finished.sort_by(|a, b| b.mean().total_cmp(&a.mean()));
+        if search.method == SearchMethod::Dvts {
+            let mut subtrees = BTreeSet::new();
+            finished
+                .retain(|path| subtrees.insert(path.naive.row.trajectory as usize / candidates));
+        }
+        if search.method != SearchMethod::Beam {
+            return self.vote(finished.into_iter().map(|path| self.answer(path)).collect());
+        }
         finished.truncate(if self.pair.reward_model.outcome_head.is_some() { width } else { 1 });
         let answered = finished.into_iter().map(|path| self.answer(path));
         answered.reduce(|best, path| if path.outcome > best.outcome { path } else { best }).unwrap()
+    }
+
+    /// Particles by the inverse of the cumulative weights at equidistant points.
+    fn resampled(self, open: &[NaivePath<'a>]) -> Vec<NaivePath<'a>> {
+        let Some(first) = open.first() else { return Vec::new() };
+        let temperature = self.params.search.unwrap().temperature;
+        let id = row_id(self.prompt.id, u32::MAX as usize);
+        let key = id.rng_key(self.params.seed, first.thoughts.rows());
+        let offset = key.uniform(tensor::rng::Site::Resampling);
+        let weight = |path: &NaivePath<'a>| {
+            (f64::from(*path.process_rewards.last().unwrap()) / temperature).exp()
+        };
+        let weights: Vec<f64> = open.iter().map(weight).collect();
+        let total: f64 = weights.iter().sum();
+        let chosen = |point: usize| {
+            let position = (point as f64 + offset) / open.len() as f64 * total;
+            let up_to = |count: usize| weights[..count].iter().sum::<f64>();
+            (0..open.len() - 1).find(|&i| position < up_to(i + 1)).unwrap_or(open.len() - 1)
+        };
+        (0..open.len()).map(|point| open[chosen(point)].clone()).collect()
+    }
+
+    /// The path that the vote selects, weighted by the outcome reward, else by the last reward of a
+    /// particle and the mean reward of a subtree; the first of those with the chosen answer.
+    fn vote(self, paths: Vec<NaiveResult>) -> NaiveResult {
+        let search = self.params.search.unwrap();
+        let weight = |path: &NaiveResult| {
+            let rewards = path.process_rewards.iter().copied().map(f64::from);
+            let mean = rewards.clone().sum::<f64>() / path.process_rewards.len() as f64;
+            let own = match search.method {
+                SearchMethod::Particles => rewards.last().unwrap() / search.temperature,
+                _ => mean,
+            };
+            path.outcome.map_or(own, f64::from).exp()
+        };
+        let answer = |path: &NaiveResult| {
+            let kind = latent_tts_engine::Request::new("", *self.params).answer_kind;
+            let (_, answer) = self.pair.reasoner.parse_answer(kind, &path.tokens).unwrap();
+            answer.map(|answer| answer.as_str().to_owned())
+        };
+        let answers: Vec<Option<String>> = paths.iter().map(answer).collect();
+        let share = |of: &Option<String>| {
+            let votes = paths.iter().zip(&answers).filter(|(_, answer)| *answer == of);
+            votes.map(|(path, _)| weight(path)).sum::<f64>()
+        };
+        let answered = (0..paths.len()).filter(|&i| answers[i].is_some());
+        let best = answered.reduce(|best, i| match share(&answers[i]) > share(&answers[best]) {
+            true => i,
+            false => best,
+        });
+        paths.into_iter().nth(best.unwrap_or(0)).unwrap()
     }
 
     /// A path without thoughts, with the random numbers of trajectory `c`.
@@ -181,7 +278,7 @@ fn every_family_finds_what_the_definition_does() {
         let pair = RewardedReasoner::of(family);
         for perturbation in perturbations() {
             let params = short_params(&pair.reasoner, 1, perturbation);
-            let params = SamplingParams { beam: size(2, 3), ..params };
+            let params = SamplingParams { search: size(2, 3), ..params };
             assert_naive(&pair, params, &format!("{family:?}, {perturbation:?}"));
         }
     }
@@ -195,7 +292,7 @@ fn a_reference_trace_and_an_outcome_head_guide_as_in_the_definition() {
         without_outcome.reward_model_mut().outcome_head = None;
         for perturbation in perturbations() {
             let params = short_params(&with_outcome.reasoner, 1, perturbation);
-            let params = SamplingParams { beam: size(3, 3), ..params };
+            let params = SamplingParams { search: size(3, 3), ..params };
             let what = format!("{family:?}, {perturbation:?}");
             assert_naive(&with_outcome, params, &format!("{what}, with an outcome head"));
             assert_naive(&without_outcome, params, &format!("{what}, without"));
@@ -209,7 +306,7 @@ fn every_size_finds_what_the_definition_does() {
     for (width, candidates) in [(1, 1), (1, 4), (3, 1), (4, 2)] {
         for perturbation in [thought_dropout(0.3), Perturbation::Gaussian { std: 0.6 }] {
             let params = short_params(&pair.reasoner, 1, perturbation);
-            let params = SamplingParams { beam: size(width, candidates), ..params };
+            let params = SamplingParams { search: size(width, candidates), ..params };
             assert_naive(&pair, params, &format!("{width} x {candidates}, {perturbation:?}"));
         }
     }
@@ -224,9 +321,9 @@ fn paths_of_different_lengths_compete_by_their_mean() {
         let pair = open_length(family);
         for perturbation in [thought_dropout(0.3), Perturbation::Gaussian { std: 0.6 }] {
             let base = short_params(&pair.reasoner, 1, perturbation);
-            for beam in [size(2, 2), size(3, 2)] {
-                let params = SamplingParams { beam, length: at_most(5), ..base };
-                let what = format!("{family:?}, {perturbation:?}, {beam:?}");
+            for search in [size(2, 2), size(3, 2)] {
+                let params = SamplingParams { search, length: at_most(5), ..base };
+                let what = format!("{family:?}, {perturbation:?}, {search:?}");
                 lengths.extend(assert_naive(&pair, params, &what));
             }
         }
@@ -234,11 +331,56 @@ fn paths_of_different_lengths_compete_by_their_mean() {
     let pair = RewardedReasoner::of(CheckpointFamily::CodiGpt2);
     let base = short_params(&pair.reasoner, 1, thought_dropout(0.3));
     for seed in 0..3 {
-        let params = SamplingParams { seed, beam: size(2, 3), length: between(1, 5), ..base };
+        let params = SamplingParams { seed, search: size(2, 3), length: between(1, 5), ..base };
         lengths.extend(assert_naive(&pair, params, &format!("seed {seed}")));
     }
     let different: BTreeSet<usize> = lengths.iter().copied().collect();
     assert!(different.len() >= 3, "{lengths:?}");
+}
+
+#[test]
+fn particles_and_subtrees_find_what_the_definition_does() {
+    for family in [CheckpointFamily::Coconut, CheckpointFamily::CodiGpt2] {
+        let with_outcome = RewardedReasoner::with_reference(family);
+        let without_outcome = RewardedReasoner::of(family);
+        for perturbation in perturbations() {
+            for search in [particles(6, 1.0), particles(5, 0.05), subtrees(3, 2), subtrees(1, 4)] {
+                for pair in [&with_outcome, &without_outcome] {
+                    let params = short_params(&pair.reasoner, 1, perturbation);
+                    let params = SamplingParams { search, ..params };
+                    assert_naive(
+                        pair,
+                        params,
+                        &format!("{family:?}, {perturbation:?}, {search:?}"),
+                    );
+                }
+            }
+        }
+    }
+    let mut lengths = Vec::new();
+    for family in OPEN_LENGTH {
+        let pair = open_length(family);
+        for search in [particles(6, 0.3), subtrees(3, 3)] {
+            let base = short_params(&pair.reasoner, 1, thought_dropout(0.3));
+            let params = SamplingParams { search, length: at_most(5), ..base };
+            lengths.extend(assert_naive(&pair, params, &format!("{family:?}, {search:?}")));
+        }
+    }
+    assert!(lengths.iter().any(|&thoughts| thoughts != lengths[0]), "{lengths:?}");
+}
+
+/// One particle is never resampled, and a search of one path has nothing to choose.
+#[test]
+fn one_particle_is_trajectory_0() {
+    let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
+    for perturbation in perturbations() {
+        for search in [particles(1, 1.0), subtrees(1, 1)] {
+            let params = short_params(&pair.reasoner, 2, perturbation);
+            for reply in pair.run(SamplingParams { search, ..params }, &questions()) {
+                assert_is_trajectory_0(&reply, &format!("{perturbation:?}, {search:?}"));
+            }
+        }
+    }
 }
 
 #[test]
@@ -248,7 +390,7 @@ fn one_beam_with_one_extension_is_trajectory_0() {
         for perturbation in perturbations() {
             let base = short_params(&pair.reasoner, 2, perturbation);
             for length in [base.length, between(1, 4)] {
-                let params = SamplingParams { beam: size(1, 1), length, ..base };
+                let params = SamplingParams { search: size(1, 1), length, ..base };
                 for reply in pair.run(params, &questions()) {
                     let what = format!("{family:?}, {perturbation:?}, {length:?}");
                     assert_is_trajectory_0(&reply, &what);
@@ -295,13 +437,13 @@ fn equal_rewards_find_trajectory_0_and_without_perturbation_the_greedy_one() {
         let pair = with_equal_rewards(family);
         for perturbation in perturbations() {
             let params = short_params(&pair.reasoner, 2, perturbation);
-            let params = SamplingParams { beam: size(3, 2), length: exactly(4), ..params };
+            let params = SamplingParams { search: size(3, 2), length: exactly(4), ..params };
             for reply in pair.run(params, &questions()) {
                 assert_is_trajectory_0(&reply, &format!("{family:?}, {perturbation:?}"));
             }
         }
         let params = short_params(&pair.reasoner, 1, Perturbation::None);
-        let params = SamplingParams { beam: size(2, 2), greedy: true, ..params };
+        let params = SamplingParams { search: size(2, 2), greedy: true, ..params };
         for reply in pair.run(params, &questions()) {
             let best = reply.beam.unwrap().best;
             let greedy = reply.greedy.unwrap();
@@ -317,7 +459,7 @@ fn a_search_does_not_depend_on_what_shares_its_batch() {
         let pair = RewardedReasoner::of(family);
         for perturbation in perturbations() {
             let params = short_params(&pair.reasoner, 10, perturbation);
-            let params = SamplingParams { beam: size(3, 3), ..params };
+            let params = SamplingParams { search: size(3, 3), ..params };
             let together = pair.run(params, &questions());
             let requests: Vec<_> = questions().iter().map(|q| q.request(params)).collect();
             // From enough memory for a search alone to enough for searches in addition to their
@@ -344,7 +486,7 @@ fn a_search_does_not_depend_on_what_shares_its_batch() {
 fn a_search_finds_larger_rewards_than_samples_do() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     let params = short_params(&pair.reasoner, 4, thought_dropout(0.3));
-    let params = SamplingParams { beam: size(4, 4), ..params };
+    let params = SamplingParams { search: size(4, 4), ..params };
     let sum = |rewards: &Option<Vec<f32>>| rewards.as_ref().unwrap().iter().sum::<f32>();
     let mut found = 0.0;
     let mut sampled = 0.0;
@@ -360,7 +502,7 @@ fn a_search_finds_larger_rewards_than_samples_do() {
 fn a_search_without_reward_model_thoughts_or_memory_is_refused() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     let params = short_params(&pair.reasoner, 1, thought_dropout(0.3));
-    let params = SamplingParams { beam: size(40, 40), ..params };
+    let params = SamplingParams { search: size(40, 40), ..params };
     let refused = |engine: &latent_tts_engine::Engine, params| {
         run(engine, params, &questions()).unwrap_err().to_string()
     };
@@ -378,6 +520,10 @@ fn a_search_without_reward_model_thoughts_or_memory_is_refused() {
 fn the_default_size_is_the_root() {
     let roots = [(1, 1), (2, 1), (3, 2), (4, 2), (16, 4), (32, 6), (64, 8)];
     for (samples, root) in roots {
-        assert_eq!(Some(BeamSize::for_samples(nonzero(samples))), size(root, root), "{samples}");
+        assert_eq!(
+            Some(Search::for_samples(SearchMethod::Beam, nonzero(samples))),
+            size(root, root),
+            "{samples}"
+        );
     }
 }

@@ -124,6 +124,9 @@ fn unfit_thoughts_are_refused() {
         EngineError::NothingToReplace { family } if family == Family::COCONUT
     ));
     let mut searching = forcing(&requests[0], vec![Tensor::zeros(1, width)]);
-    searching.params.beam = Some(latent_tts_engine::BeamSize::for_samples(nonzero(4)));
+    searching.params.search = Some(latent_tts_engine::Search::for_samples(
+        latent_tts_engine::SearchMethod::Beam,
+        nonzero(4),
+    ));
     assert!(matches!(error(&searching), EngineError::ForcedSearch { id: 9 }));
 }

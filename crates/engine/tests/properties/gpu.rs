@@ -239,7 +239,7 @@ fn mixed_requests_get_what_they_get_alone() {
         let mixed: Vec<Request> = mixed_requests::mixed_requests(&pair.reasoner)
             .into_iter()
             .map(|request| Request {
-                params: SamplingParams { beam: None, adaptive: None, ..request.params },
+                params: SamplingParams { search: None, adaptive: None, ..request.params },
                 ..request
             })
             .collect();
@@ -375,7 +375,7 @@ fn a_beam_search_finds_what_it_finds_on_the_cpu() {
         let cpu = RewardedReasoner::of(family);
         for perturbation in perturbations() {
             let params = short_params(&cpu.reasoner, 1, perturbation);
-            let params = SamplingParams { beam: beam_search::size(2, 3), ..params };
+            let params = SamplingParams { search: beam_search::size(2, 3), ..params };
             let [found, expected] = [&gpu, &cpu].map(|on| on.run(params, &questions()));
             for (a, b) in found.into_iter().zip(expected) {
                 let a = a.beam.unwrap().best;

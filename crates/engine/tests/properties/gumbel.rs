@@ -72,7 +72,7 @@ fn a_small_temperature_samples_a_token() {
 fn rollouts_and_beam_searches_draw_mixtures_by_their_definitions() {
     let (pair, params) = mixing(3, 0.5);
     rollout::assert_naive_labels(&pair.reasoner, &params, 3, "gumbel");
-    let search = SamplingParams { beam: beam_search::size(2, 2), ..params };
+    let search = SamplingParams { search: beam_search::size(2, 2), ..params };
     beam_search::assert_naive(&pair, search, "gumbel");
 }
 

@@ -112,8 +112,11 @@ fn the_thoughts_of_a_reply_give_its_answer_again() {
 fn thoughts_that_are_computed_together_are_not_searched() {
     let pair = lotus();
     let params = short_params(&pair.reasoner, 4, thought_dropout(0.2));
-    let beam = Some(latent_tts_engine::BeamSize::for_samples(params.samples));
-    let request = questions()[0].request(SamplingParams { beam, ..params });
+    let search = latent_tts_engine::Search::for_samples(
+        latent_tts_engine::SearchMethod::Beam,
+        params.samples,
+    );
+    let request = questions()[0].request(SamplingParams { search: Some(search), ..params });
     let error = pair.engine().solve(&request).unwrap_err();
     assert!(matches!(error, EngineError::ParallelThoughts { .. }), "{error}");
 }

@@ -32,7 +32,8 @@ pub fn mixed_requests(reasoner: &Reasoner) -> Vec<Request> {
     let prompt = |p| dropout(p, DropoutSites::ATTN, DropoutScope::Prompt);
     let all = |p| dropout(p, DropoutSites::BOTH, DropoutScope::All);
     let tokens = |n| nonzero(n);
-    let searched = SamplingParams { beam: size(2, 2), ..with(2, thought_dropout(0.3), exactly(3)) };
+    let searched =
+        SamplingParams { search: size(2, 2), ..with(2, thought_dropout(0.3), exactly(3)) };
     let params = [
         SamplingParams { greedy: true, ..with(2, Perturbation::None, exactly(3)) },
         with(3, thought_dropout(0.2), exactly(4)),
@@ -47,9 +48,9 @@ pub fn mixed_requests(reasoner: &Reasoner) -> Vec<Request> {
         SamplingParams { max_new_tokens: tokens(12), ..with(2, sampled(1.5, 1.0), exactly(2)) },
         searched,
         SamplingParams { adaptive: adaptive(1.0), greedy: true, ..with(9, all(0.4), exactly(1)) },
-        SamplingParams { beam: size(3, 1), max_new_tokens: tokens(3), ..searched },
-        SamplingParams { beam: size(1, 3), ..with(2, gaussian(0.6), at_most(3)) },
-        SamplingParams { beam: size(2, 2), greedy: true, ..with(1, prompt(0.3), between(1, 3)) },
+        SamplingParams { search: size(3, 1), max_new_tokens: tokens(3), ..searched },
+        SamplingParams { search: size(1, 3), ..with(2, gaussian(0.6), at_most(3)) },
+        SamplingParams { search: size(2, 2), greedy: true, ..with(1, prompt(0.3), between(1, 3)) },
         searched,
         SamplingParams { max_new_tokens: tokens(1), ..with(3, thought_dropout(0.5), exactly(1)) },
         SamplingParams { adaptive: adaptive(0.6), ..with(6, sampled(1.0, 0.5), exactly(2)) },
@@ -64,7 +65,7 @@ pub fn mixed_requests(reasoner: &Reasoner) -> Vec<Request> {
 
 /// The same without beam searches, for an engine without a reward model.
 pub fn without_searches(requests: &[Request]) -> Vec<Request> {
-    let unsearched = |params| SamplingParams { beam: None, ..params };
+    let unsearched = |params| SamplingParams { search: None, ..params };
     let requests = requests.iter().cloned();
     requests.map(|r| Request { params: unsearched(r.params), ..r }).collect()
 }
@@ -211,7 +212,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
                 samples: nonzero(samples),
                 greedy,
                 adaptive: confidence.and_then(adaptive),
-                beam: beam.and_then(|(width, candidates)| size(width, candidates)),
+                search: beam.and_then(|(width, candidates)| size(width, candidates)),
                 perturbation,
                 length,
                 max_new_tokens: nonzero(max_new_tokens),

@@ -54,7 +54,8 @@ fn refused_requests(params: SamplingParams) -> [Request; 3] {
     let gaussian = Perturbation::Gaussian { std: 0.3 };
     let none = SamplingParams { length: LatentLength::None, ..params };
     let unperturbed = SamplingParams { perturbation: gaussian, ..none };
-    let unsearched = SamplingParams { beam: size(2, 2), perturbation: Perturbation::None, ..none };
+    let unsearched =
+        SamplingParams { search: size(2, 2), perturbation: Perturbation::None, ..none };
     [long, question(101, "x").request(unperturbed), question(102, "x").request(unsearched)]
 }
 

@@ -82,7 +82,7 @@ pub(super) fn style(index: usize, name: MetricName) -> SeriesStyle {
             ..style
         },
         MetricName::Coverage => SeriesStyle { line: LineStyle::Dashed, ..style },
-        MetricName::Beam => SeriesStyle {
+        name if name.is_search() => SeriesStyle {
             symbol: Symbol::Star,
             intervals: IntervalStyle::Bars,
             radius: 4.0,

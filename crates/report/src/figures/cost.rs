@@ -15,12 +15,14 @@ use crate::rules;
 use crate::run_data::RunData;
 use crate::table::gflop;
 
-const RULES: [(MetricName, Symbol); 5] = [
+const RULES: [(MetricName, Symbol); 7] = [
     (MetricName::Greedy, Symbol::Triangle),
     (MetricName::MAJORITY, Symbol::Circle),
     (MetricName::WEIGHTED, Symbol::Square),
     (MetricName::BEST_OF, Symbol::Diamond),
     (MetricName::Beam, Symbol::Star),
+    (MetricName::Particles, Symbol::Star),
+    (MetricName::Dvts, Symbol::Star),
 ];
 
 /// Whether the costs of the runs differ by at least 5%.
@@ -39,12 +41,12 @@ struct RuleCost {
 }
 
 impl RuleCost {
-    /// The cost of the search for beam search, and the cost of sampling for other rules. `None` if
+    /// The cost of the search for a search, and the cost of sampling for other rules. `None` if
     /// it was not recorded.
     fn of(run: &RunData, rule: MetricName) -> Option<Self> {
         let cost = &run.results.cost;
         let (flops, seconds) = match rule {
-            MetricName::Beam => (cost.beam?.flops, cost.seconds.beam),
+            search if search.is_search() => (cost.beam?.flops, cost.seconds.beam),
             _ => (cost.flops, cost.seconds.total - cost.seconds.beam),
         };
         let count = (run.results.questions * run.results.seeds).max(1) as f64;
@@ -56,7 +58,7 @@ impl RuleCost {
 fn caption(device: &str) -> String {
     format!(
         "Each point is a whole run: all N trajectories, the greedy trajectory, and rewards if \
-         there is a reward model. Beam search is shown at its own cost, which other rules do not \
+         there is a reward model. A search is shown at its own cost, which other rules do not \
          include. Lines connect points of the same model and sampler. Symbols distinguish rules, \
          colors distinguish models (rules, if there is one model). Seconds are averages over many \
          concurrent questions on {device}. Bars: 95% confidence interval over questions for \
@@ -136,11 +138,8 @@ fn data_point(run: &RunData, rule: MetricName, axis: fn(RuleCost) -> f64) -> Opt
     if rule == MetricName::Greedy && run.traits.n > 1 {
         return None;
     }
-    let accuracy = if rule == MetricName::Beam {
-        run.curve(rule).pop()?.1
-    } else {
-        run.metric(rule, run.traits.n)?
-    };
+    let accuracy =
+        if rule.is_search() { run.curve(rule).pop()?.1 } else { run.metric(rule, run.traits.n)? };
     let accuracy_text = format!(
         "{}\n{}\naccuracy {}",
         run.label,

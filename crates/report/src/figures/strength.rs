@@ -96,7 +96,7 @@ fn strength_name(sampler: &SamplerInfo) -> &'static str {
 fn curve(sorted: &[&RunData], k: usize, index: usize, name: MetricName) -> Option<Series> {
     let label = rules::display_name(name);
     // Greedy is measured at k = 1 and beam search at its beam size.
-    let own_k = matches!(name, MetricName::Greedy | MetricName::Beam);
+    let own_k = name == MetricName::Greedy || name.is_search();
     let point = |run: &&RunData| {
         let interval = match own_k {
             true => run.curve(name).pop()?.1,
@@ -113,7 +113,7 @@ fn curve(sorted: &[&RunData], k: usize, index: usize, name: MetricName) -> Optio
     let points: Vec<DataPoint> = sorted.iter().filter_map(point).collect();
     let style = accuracy::style(index, name);
     let style = match name {
-        MetricName::Beam => SeriesStyle { intervals: IntervalStyle::None, ..style },
+        name if name.is_search() => SeriesStyle { intervals: IntervalStyle::None, ..style },
         _ => style,
     };
     (points.len() > 1).then_some(Series { label, style, points })

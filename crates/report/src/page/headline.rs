@@ -12,12 +12,14 @@ use crate::table::{count, gflop};
 use crate::write::BestRun;
 
 /// The metrics with a tile, if they were measured.
-const TILES: [MetricName; 6] = [
+const TILES: [MetricName; 8] = [
     MetricName::Greedy,
     MetricName::MAJORITY,
     MetricName::WEIGHTED,
     MetricName::BEST_OF,
     MetricName::Beam,
+    MetricName::Particles,
+    MetricName::Dvts,
     MetricName::Coverage,
 ];
 

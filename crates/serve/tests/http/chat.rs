@@ -168,12 +168,11 @@ fn settings_reach_the_engine() {
 
     let latent = json!({ "samples": 4, "seed": 3, "beam_width": 2, "beam_candidates": 2 });
     let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
-    let size =
-        latent_tts::BeamSize { width: 2.try_into().unwrap(), candidates: 2.try_into().unwrap() };
+    let search = latent_tts::Search::beam(2.try_into().unwrap(), 2.try_into().unwrap());
     let searched = latent_tts::SamplingParams {
         samples: 4.try_into().unwrap(),
         seed: 3,
-        beam: Some(size),
+        search: Some(search),
         ..base
     };
     let best = solve_with(QUESTION, searched).beam.unwrap().best;

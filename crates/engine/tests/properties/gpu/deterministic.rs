@@ -193,8 +193,8 @@ fn replayed_graphs_and_launched_passes_are_the_same() {
 fn a_beam_search_is_the_same_beside_others() {
     for_each_model(some_models(), |pair, what| {
         for perturbation in [thought_dropout(0.2), perturbations()[2]] {
-            let beam = beam_search::size(3, 4);
-            let params = SamplingParams { beam, ..short_params(&pair.reasoner, 3, perturbation) };
+            let search = beam_search::size(3, 4);
+            let params = SamplingParams { search, ..short_params(&pair.reasoner, 3, perturbation) };
             let what = format!("{what}, {perturbation:?}");
             batching::assert_same_alone(pair, params, &questions(), &what);
         }
