@@ -242,6 +242,11 @@ impl Rule {
         self.implementation().name()
     }
 
+    /// See [`VotingRule::aliases`].
+    pub fn aliases(self) -> &'static [&'static str] {
+        self.implementation().aliases()
+    }
+
     /// See [`VotingRule::label`].
     pub fn label(self) -> &'static str {
         self.implementation().label()

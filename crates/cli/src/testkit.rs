@@ -29,7 +29,11 @@ pub fn check_settings(bytes: &[u8]) -> bool {
     // Mutually exclusive flags are allowed in a file, where they are defaults.
     let typed = layers::parse_layers(&[argv, typed].concat(), None);
     if let Ok(typed) = &typed {
-        assert_eq!(format!("{layered:?}"), format!("{typed:?}"), "a file is read as it is typed");
+        assert_eq!(
+            format!("{layered:?}"),
+            format!("{typed:?}"),
+            "a file is read like the command line"
+        );
     }
     typed.is_ok()
 }

@@ -1,8 +1,8 @@
 //! Searches over thoughts that process rewards guide: beam search (the paper's section 4.2),
 //! particle filtering, and diverse verifier tree search.
 //!
-//! Beam search: at each step every beam of a question is extended K times; the reward model scores each
-//! extension's new thought; the B extensions with the largest cumulative reward are selected:
+//! Beam search: at each step every beam of a question is extended K times; the reward model scores
+//! each extension's new thought; the B extensions with the largest cumulative reward are selected:
 //!
 //! ```text
 //! R_t     = R_{t-1} + r_t

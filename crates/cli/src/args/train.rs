@@ -57,7 +57,7 @@ Examples:
   latent-tts train reward --model models/latent --annotations labels/ --out models/rm-bce \
     --objective bce --head linear
   latent-tts train reward --model models/lora --lora 16 --reference reasoner --reads-answers \
-    --objective pairwise --annotations labels/ --out models/judge
+    --objective pairwise --annotations labels/ --out models/reward
   latent-tts train reward --model models/latent --out models/rm-none --objective untrained")]
     Reward(Box<RewardArgs>),
 

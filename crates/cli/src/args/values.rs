@@ -35,8 +35,8 @@ impl AggregateRule {
 /// Parses the name of an aggregation rule, including names from earlier versions.
 pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
     let names = Rule::ALL.iter().map(|rule| PossibleValue::new(rule.name()));
-    let old = ["maj", "likely", "pessimistic"];
-    let old = old.into_iter().map(|name| PossibleValue::new(name).hide(true));
+    let old = Rule::ALL.iter().flat_map(|rule| rule.aliases());
+    let old = old.map(|name| PossibleValue::new(*name).hide(true));
     let searches = SearchMethod::value_variants();
     let search_names = searches.iter().map(|method| PossibleValue::new(method.name()));
     let all: Vec<PossibleValue> = names.chain(search_names).chain(old).collect();

@@ -1,7 +1,7 @@
 //! `latent-tts augment`: generates variants of problems with annotated steps, and problems from
 //! story templates.
 //!
-//! Variants are written as they are generated; only the input and one hash per question are kept in
+//! Variants are written during generation; only the input and one hash per question are kept in
 //! memory. The table is printed on standard output, or on standard error if the data is written to
 //! standard output.
 

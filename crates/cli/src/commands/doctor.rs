@@ -27,7 +27,7 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<ExitCode> {
     let advice = report.advice();
     let document = json!({
         "device": report.device,
-        "processor": report.processor,
+        "cpu": report.processor,
         "cores": report.cores,
         "isa": report.isa.to_string(),
         "threads": report.threads,

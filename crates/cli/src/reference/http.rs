@@ -43,7 +43,7 @@ pub(super) fn page() -> String {
     page
 }
 
-/// A link to the schema of a body, if it has one of its own.
+/// A link to the schema of a body, if it is a named one.
 fn schema_link(content: &Value) -> String {
     let Some((media, body)) = content.as_object().and_then(|content| content.iter().next()) else {
         return String::new();
