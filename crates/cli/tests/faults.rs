@@ -65,7 +65,7 @@ fn partial_latents_are_completed_or_rejected() {
         assert!(!sandbox.path(&part).exists());
         // Truncated, or missing.
         sandbox.write(&done, &whole[..whole.len() - 1]);
-        with(&["--latents", "--resume"]).refused(&["latents.safetensors", "cut", "--out"]);
+        with(&["--latents", "--resume"]).refused(&["latents.safetensors", "truncated", "--out"]);
         fs::remove_file(sandbox.path(&done)).unwrap();
         with(&["--latents", "--resume"]).refused(&["latents.safetensors", "missing", "--out"]);
     }

@@ -128,7 +128,7 @@ fn flags_that_do_not_fit_together_are_refused() {
         (&["--method", "codi", "--mode", "cot"], "--mode"),
         (&["--method", "colar", "--step-decoder", "1", "--init", "llama"], "--step-decoder"),
         (&["--method", "colar"], "pretrained"),
-        (&["--method", "latent-sft", "--mode", "cot"], "--method latent-sft learns"),
+        (&["--method", "latent-sft", "--mode", "cot"], "--method latent-sft only supports"),
         (&["--method", "rot", "--step-decoder", "1"], "--step-decoder"),
         (&["--method", "rot", "--thoughts", "300"], "positions"),
         (&["--method", "codi", "--compression", "2"], "latent-sft and rot"),

@@ -20,12 +20,12 @@ fn solve_reports_questions_outside_the_training_distribution() {
         "{}",
         done.err
     );
-    assert!(done.err.contains("1 sentence instead of 2 to 9"), "{}", done.err);
+    assert!(done.err.contains("1 sentence (expected 2 to 9)"), "{}", done.err);
     assert!(done.out.contains("outside the model's range"), "{}", done.out);
     assert!(!done.out.contains("100% of"), "{}", done.out);
     assert!(done.out.contains("not the probability of being correct"), "{}", done.out);
     let json = sandbox.run(&["solve", "What is 7 times 8?", "--samples", "2", "--json"]).ok();
-    assert_eq!(json.json()["out_of_range"][0], "1 sentence instead of 2 to 9");
+    assert_eq!(json.json()["out_of_range"][0], "1 sentence (expected 2 to 9)");
 }
 
 #[test]

@@ -366,7 +366,9 @@ fn reward_models_reject_thoughts_of_another_width() {
         train(&sandbox, "reward", &reward_args).refused(&["width 32", "16"]);
     }
     reasoner(&sandbox, &["--mode", "cot", "--out", "cot"]).ok();
-    for (reference, why) in [("narrow", "16 wide"), ("cot", "no thoughts"), ("absent", "absent")] {
+    for (reference, why) in
+        [("narrow", "width is 16"), ("cot", "no thoughts"), ("absent", "absent")]
+    {
         let reward_args =
             ["--model", "wide", "--out", "rm", "--annotations", "labels", "--mind", reference];
         train(&sandbox, "reward", &reward_args).refused(&[reference, why]);

@@ -26,7 +26,7 @@ use crate::error::EngineError;
 use crate::prompt::Prompt;
 use crate::question::{QuestionContext, QuestionState};
 use crate::reasoner::{Reasoner, RewardModel};
-use crate::reply::{Reply, StageSeconds};
+use crate::reply::{Output, StageSeconds};
 use crate::request::{CancelToken, Request};
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
@@ -145,7 +145,7 @@ impl Engine {
     /// # Errors
     ///
     /// When the request cannot be run, is cancelled, or the device fails.
-    pub fn solve(&self, request: &Request) -> Result<Reply, EngineError> {
+    pub fn solve(&self, request: &Request) -> Result<Output, EngineError> {
         self.solve_prompt(self.admit(request)?, request)
     }
 
@@ -161,7 +161,7 @@ impl Engine {
     pub fn run<E: From<EngineError>>(
         &self,
         requests: &[Request],
-        take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
+        take: impl FnMut(usize, Result<Output, EngineError>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut prompts = Vec::new();
         let mut rejected = VecDeque::new();
@@ -179,7 +179,7 @@ impl Engine {
         &self,
         prompt: Prompt,
         request: &Request,
-    ) -> Result<Reply, EngineError> {
+    ) -> Result<Output, EngineError> {
         let mut reply = None;
         let requests = std::slice::from_ref(request);
         let take = |_, result| -> Result<(), EngineError> {
@@ -197,7 +197,7 @@ impl Engine {
         requests: &[Request],
         prompts: &[(usize, Prompt)],
         mut rejected: VecDeque<(usize, EngineError)>,
-        mut take: impl FnMut(usize, Result<Reply, EngineError>) -> Result<(), E>,
+        mut take: impl FnMut(usize, Result<Output, EngineError>) -> Result<(), E>,
     ) -> Result<(), E> {
         let items: Vec<BatchItem<'_>> =
             prompts.iter().map(|(index, prompt)| requests[*index].item(prompt)).collect();
@@ -234,7 +234,7 @@ impl Engine {
 
     /// Runs requests on a separate thread and iterates over their replies in request order.
     /// Dropping the iterator cancels the remaining requests.
-    pub fn stream(&self, mut requests: Vec<Request>) -> Replies {
+    pub fn stream(&self, mut requests: Vec<Request>) -> OutputStream {
         // The caller's tokens may be shared with other requests: only children are cancelled.
         let stop = CancelToken::default();
         let token = |own: &CancelToken| own.joined(&stop);
@@ -249,7 +249,7 @@ impl Engine {
                 let _ = sender.send(Err(error));
             }
         });
-        Replies { receiver: Some(receiver), worker: Some(worker), stop }
+        OutputStream { receiver: Some(receiver), worker: Some(worker), stop }
     }
 
     pub(crate) fn context(&self) -> BatchContext<'_> {
@@ -310,22 +310,22 @@ impl From<EngineError> for StreamEnd {
     }
 }
 
-/// Replies as they are finished; see [`Engine::stream`].
-pub struct Replies {
-    receiver: Option<Receiver<Result<Reply, EngineError>>>,
+/// OutputStream as they are finished; see [`Engine::stream`].
+pub struct OutputStream {
+    receiver: Option<Receiver<Result<Output, EngineError>>>,
     worker: Option<JoinHandle<()>>,
     stop: CancelToken,
 }
 
-impl Iterator for Replies {
-    type Item = Result<Reply, EngineError>;
+impl Iterator for OutputStream {
+    type Item = Result<Output, EngineError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.receiver.as_ref()?.recv().ok()
     }
 }
 
-impl Drop for Replies {
+impl Drop for OutputStream {
     fn drop(&mut self) {
         self.stop.cancel();
         self.receiver = None;
@@ -382,7 +382,7 @@ struct Collector<'a> {
 }
 
 /// A finished question's index and its reply.
-type Finished = (usize, Result<Reply, EngineError>);
+type Finished = (usize, Result<Output, EngineError>);
 
 impl<'a> Collector<'a> {
     fn new(

@@ -47,7 +47,7 @@ mod streams;
 mod wave;
 
 pub use answer_text::AnswerText;
-pub use engine::{Engine, Replies};
+pub use engine::{Engine, OutputStream};
 pub use error::EngineError;
 pub use executor::AnswerTokens;
 pub use family::{Family, FamilySpec};
@@ -58,7 +58,7 @@ pub use perturbation_keys::{PassStage, PerturbationKeys};
 pub use prompt::Prompt;
 pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};
-pub use reply::{BeamReply, ComputeCost, LensToken, Reply, StageSeconds, Trajectory};
+pub use reply::{ComputeCost, LensToken, Output, SearchResult, StageSeconds, Trajectory};
 pub use request::{AnswerSampling, CancelToken, Lens, Request};
 pub use sampler::{RecordedNoise, RowId};
 pub use scheduler::Scheduler;

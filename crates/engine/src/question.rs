@@ -19,7 +19,7 @@ use crate::error::EngineError;
 use crate::executor::{AnswerTokens, SequenceState};
 use crate::perturb::Perturbation;
 use crate::probed::Probed;
-use crate::reply::{BeamReply, LensToken, Reply, StageSeconds, Trajectory};
+use crate::reply::{LensToken, Output, SearchResult, StageSeconds, Trajectory};
 use crate::sampler::RowId;
 use crate::sampling_params::{AdaptiveSampling, SamplingParams, SearchMethod};
 use crate::score::Rewards;
@@ -159,9 +159,9 @@ fn add_step_signals(
 /// A question whose sequences are being collected.
 pub(crate) struct QuestionState {
     answer_kind: AnswerKind,
-    reply: Reply,
+    reply: Output,
     diversity: StepDiversity,
-    /// See [`Reply::fed_diversity`].
+    /// See [`Output::fed_diversity`].
     fed_diversity: StepDiversity,
     /// The sequences of the current round.
     pub(crate) round: Range<usize>,
@@ -174,7 +174,7 @@ impl QuestionState {
         let width = of.engine.reasoner().decoder.config().width;
         Self {
             answer_kind,
-            reply: Reply { id: of.item.prompt.id, ..Reply::default() },
+            reply: Output { id: of.item.prompt.id, ..Output::default() },
             diversity: StepDiversity::new(width),
             fed_diversity: StepDiversity::new(width),
             round: 0..0,
@@ -272,7 +272,7 @@ impl QuestionState {
         of: QuestionContext<'_>,
         beam: Option<SearchOutput>,
         seconds: StageSeconds,
-    ) -> Result<Reply, EngineError> {
+    ) -> Result<Output, EngineError> {
         let params = of.item.params;
         if self.cancelled || (params.search.is_some() && beam.is_none()) {
             return Err(EngineError::Cancelled { id: self.reply.id });
@@ -283,7 +283,7 @@ impl QuestionState {
         let confidence = params.vote.confidence(&self.reply.trajectories, chosen);
         let diversity = self.diversity.values();
         let fed_diversity = self.fed_diversity.values();
-        Ok(Reply {
+        Ok(Output {
             beam,
             diversity,
             fed_diversity,
@@ -299,7 +299,7 @@ impl QuestionState {
         &self,
         of: QuestionContext<'_>,
         output: SearchOutput,
-    ) -> Result<BeamReply, EngineError> {
+    ) -> Result<SearchResult, EngineError> {
         let SearchOutput { paths, cost } = output;
         let trajectory = |(number, path): (usize, AnsweredPath)| {
             let AnsweredPath { thoughts, tokens, rewards } = path;
@@ -319,7 +319,7 @@ impl QuestionState {
         let mut paths = paths.collect::<Result<Vec<Trajectory>, EngineError>>()?;
         let chosen = vote_of_paths(&paths, of.item.params);
         let best = Trajectory { number: 0, ..paths.swap_remove(chosen) };
-        Ok(BeamReply { best, cost })
+        Ok(SearchResult { best, cost })
     }
 }
 

@@ -102,7 +102,7 @@ impl From<&Trajectory> for TrajectoryRecord {
 
 /// The result of a beam search.
 #[derive(Clone, Debug, PartialEq)]
-pub struct BeamReply {
+pub struct SearchResult {
     /// The best path and its answer, with number 0.
     pub best: Trajectory,
     /// The cost of the search, excluding the samples.
@@ -113,20 +113,20 @@ pub struct BeamReply {
 ///
 /// ```
 /// use aggregate::{Rule, VoteParams};
-/// use latent_tts_engine::Reply;
+/// use latent_tts_engine::Output;
 ///
 /// /// The answer chosen by each rule.
-/// fn answers(reply: &Reply) -> Vec<(&'static str, Option<&str>)> {
+/// fn answers(reply: &Output) -> Vec<(&'static str, Option<&str>)> {
 ///     let by = |&rule: &Rule| {
 ///         let chosen = reply.choose(rule, &VoteParams::default());
 ///         (rule.name(), chosen.and_then(|chosen| chosen.answer.as_ref()).map(|a| a.as_str()))
 ///     };
 ///     Rule::DEFAULT.iter().map(by).collect()
 /// }
-/// assert_eq!(answers(&Reply::default())[0], ("majority", None));
+/// assert_eq!(answers(&Output::default())[0], ("majority", None));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reply {
+pub struct Output {
     /// The request's id.
     pub id: u32,
     /// The sampled trajectories, by number.
@@ -134,7 +134,7 @@ pub struct Reply {
     /// The unperturbed trajectory, if requested.
     pub greedy: Option<Trajectory>,
     /// The beam search, if requested.
-    pub beam: Option<BeamReply>,
+    pub beam: Option<SearchResult>,
     /// d_t of each thought step: the mean pairwise cosine dissimilarity of the trajectories'
     /// thoughts before Gaussian noise is added, as the paper's algorithm stores them.
     pub diversity: Vec<f64>,
@@ -155,7 +155,7 @@ pub struct Reply {
     pub seconds: StageSeconds,
 }
 
-impl Reply {
+impl Output {
     /// The answer chosen by the rule.
     pub fn answer(&self) -> Option<&str> {
         self.trajectories[self.chosen?].answer()

@@ -36,7 +36,7 @@ use crate::error::EngineError;
 use crate::executor::Lookahead;
 use crate::logprobs::{self, TokenScore};
 use crate::prompt::Prompt;
-use crate::reply::{Reply, Trajectory};
+use crate::reply::{Output, Trajectory};
 use crate::request::{CancelToken, Request};
 use crate::score::Rewards;
 use job::{CompletedRequest, Job};
@@ -70,7 +70,7 @@ pub enum Event {
         rewards: Rewards,
     },
     /// The last event.
-    Done(Result<Box<Reply>, EngineError>),
+    Done(Result<Box<Output>, EngineError>),
 }
 
 /// The events that a request receives, and the contents of its output.

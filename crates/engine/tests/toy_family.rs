@@ -9,7 +9,7 @@ use std::path::Path;
 use data::answer::AnswerRule;
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, FamilySpec, LatentLength,
-    MaskLifetime, Method, Perturbation, Probability, Prompt, Reasoner, Reply, Request,
+    MaskLifetime, Method, Output, Perturbation, Probability, Prompt, Reasoner, Request,
     SamplingParams, TokenLookup, reference,
 };
 use model::head::MlpNames;
@@ -91,7 +91,7 @@ fn requests(params: SamplingParams) -> Vec<Request> {
     (0..).zip(texts).map(|(id, text)| Request { id, ..Request::new(text, params) }).collect()
 }
 
-fn run(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
+fn run(engine: &Engine, requests: &[Request]) -> Vec<Output> {
     let mut replies = Vec::new();
     engine
         .run(requests, |_, reply| -> Result<(), EngineError> {
@@ -103,8 +103,8 @@ fn run(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
 }
 
 /// An output without its timings.
-fn without_seconds(reply: &Reply) -> Reply {
-    Reply { seconds: Default::default(), ..reply.clone() }
+fn without_seconds(reply: &Output) -> Output {
+    Output { seconds: Default::default(), ..reply.clone() }
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod rounding;
 use std::num::NonZeroUsize;
 
 use data::Question;
-use engine::{Engine, EngineError, LatentLength, Perturbation, Reply, Request, SamplingParams};
+use engine::{Engine, EngineError, LatentLength, Output, Perturbation, Request, SamplingParams};
 use record::{AblatedAnswer, AblatedQuestion, Ablation, AblationKind};
 use report::interval::Bootstrap;
 use tensor::Tensor;
@@ -70,7 +70,7 @@ impl Ablator<'_> {
         } else {
             replies(&engine, questions.iter().enumerate().map(forced).collect())?
         };
-        let answer = |question: &Question, reply: &Reply, k: usize| {
+        let answer = |question: &Question, reply: &Output, k: usize| {
             let record = grade::trajectory_record(question, &reply.trajectories[k]);
             AblatedAnswer { correct: record.is_correct(), answer: record.answer }
         };
@@ -99,7 +99,7 @@ impl Ablator<'_> {
 }
 
 /// The replies of all requests, or the first error.
-fn replies(engine: &Engine, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
+fn replies(engine: &Engine, requests: Vec<Request>) -> Result<Vec<Output>, Error> {
     let mut replies = Vec::with_capacity(requests.len());
     engine.run(&requests, |_, reply| -> Result<(), Error> {
         replies.push(reply?);

@@ -2,7 +2,7 @@
 
 use aggregate::Candidate;
 use data::Question;
-use engine::{Reply, Request, SamplingParams, Trajectory};
+use engine::{Output, Request, SamplingParams, Trajectory};
 use record::{BeamResult, Sample, TrajectoryRecord};
 
 /// The request for a question of a data set.
@@ -16,7 +16,7 @@ pub fn request(question: &Question, params: SamplingParams) -> Request {
 
 /// The record of a question's reply under these parameters. Each answer is compared with the gold
 /// answer.
-pub fn grade(question: &Question, params: &SamplingParams, reply: &Reply) -> Sample {
+pub fn grade(question: &Question, params: &SamplingParams, reply: &Output) -> Sample {
     let limit = params.max_new_tokens.get();
     let trajectory = |trajectory: &Trajectory| TrajectoryRecord {
         truncated: trajectory.answer.is_none() && trajectory.tokens.len() >= limit,
@@ -47,7 +47,7 @@ pub(crate) fn trajectory_record(question: &Question, trajectory: &Trajectory) ->
     TrajectoryRecord { correct, ..TrajectoryRecord::from(trajectory) }
 }
 
-fn beam_record(question: &Question, params: &SamplingParams, reply: &Reply) -> Option<BeamResult> {
+fn beam_record(question: &Question, params: &SamplingParams, reply: &Output) -> Option<BeamResult> {
     let (beam, size) = (reply.beam.as_ref()?, params.search?);
     let process_rewards = beam.best.process_rewards.clone().unwrap_or_default();
     Some(BeamResult {

@@ -22,7 +22,7 @@
 //! * [`Model`] loads a reasoner and its reward model: embedded, from a directory, or by Hugging
 //!   Face Hub id.
 //! * [`Engine`] runs [`Request`]s, each with its own [`SamplingParams`] and [`CancelToken`], and
-//!   returns [`Reply`]s. Different requests are batched together without changing each other's
+//!   returns [`Output`]s. Different requests are batched together without changing each other's
 //!   results.
 //! * [`Scheduler`] runs requests that arrive at any time with continuous batching, and reports
 //!   events as their trajectories finish.
@@ -73,11 +73,11 @@ pub use data::{self, FieldNames, Question};
 pub use data_source::DataSource;
 pub use device::{DeviceKind, DeviceOptions, default_memory};
 pub use engine::{
-    self, AdaptiveSampling, BeamReply, CancelToken, ComputeCost, DropoutScope, DropoutSites,
-    Engine, EngineError, Family, GivenTrajectory, HiddenStates, LatentLength, LengthRange, Lens,
-    LensToken, MaskLifetime, Perturbation, Probability, Reasoner, Replies, Replies as OutputStream,
-    Reply, Reply as Output, Request, RewardModel, SamplingParams, Scheduler, Search, SearchMethod,
-    StageSeconds, Temperature, TopP, Trajectory, scheduler,
+    self, AdaptiveSampling, CancelToken, ComputeCost, DropoutScope, DropoutSites, Engine,
+    EngineError, Family, GivenTrajectory, HiddenStates, LatentLength, LengthRange, Lens, LensToken,
+    MaskLifetime, Output, OutputStream, Perturbation, Probability, Reasoner, Request, RewardModel,
+    SamplingParams, Scheduler, Search, SearchMethod, SearchResult, StageSeconds, Temperature, TopP,
+    Trajectory, scheduler,
 };
 pub use error::Error;
 pub use evaluate::{EvalObserver, EvalOutput, Evaluation, OnExisting, RunRecorder};

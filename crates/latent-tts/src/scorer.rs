@@ -14,7 +14,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 
 use aggregate::Rule;
-use engine::{Reply, SamplingParams, Trajectory};
+use engine::{Output, SamplingParams, Trajectory};
 
 use crate::Error;
 
@@ -70,7 +70,7 @@ pub fn apply_scorer(
     scorer: &dyn Scorer,
     question: &str,
     params: &SamplingParams,
-    reply: &mut Reply,
+    reply: &mut Output,
 ) -> Result<(), Error> {
     let trajectories: Vec<&Trajectory> = reply.trajectories.iter().chain(&reply.greedy).collect();
     let rewards = scorer.score(question, &trajectories).map_err(|error| Error::Callback {

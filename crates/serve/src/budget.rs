@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use engine::scheduler::Event;
-use engine::{Reply, SamplingParams, Trajectory};
+use engine::{Output, SamplingParams, Trajectory};
 use latent_tts::Rule;
 use latent_tts::aggregate::{EarlyStop, StopReason};
 
@@ -62,7 +62,7 @@ impl PartialReplies {
     }
 
     /// The replies of the unfinished prompts, from a vote over the completed trajectories.
-    pub(crate) fn take(&mut self, params: &SamplingParams, rule: Rule) -> Vec<(usize, Reply)> {
+    pub(crate) fn take(&mut self, params: &SamplingParams, rule: Rule) -> Vec<(usize, Output)> {
         let open = self.of_prompts.iter_mut().enumerate();
         let taken = open.filter_map(|(prompt, trajectories)| Some((prompt, trajectories.take()?)));
         taken
@@ -73,17 +73,17 @@ impl PartialReplies {
 
 /// A vote over some of the trajectories. Rewards are computed last, so a rule that needs them is
 /// replaced by majority voting if they are missing.
-fn partial_reply(trajectories: Vec<Trajectory>, params: &SamplingParams, rule: Rule) -> Reply {
+fn partial_reply(trajectories: Vec<Trajectory>, params: &SamplingParams, rule: Rule) -> Output {
     let rule = if rule.applies(&trajectories, &params.vote) { rule } else { Rule::MAJORITY };
     let requested = u32::try_from(params.samples.get()).unwrap_or(u32::MAX);
     let chosen = rule.choose(&trajectories, &params.vote);
-    Reply {
+    Output {
         chosen,
         confidence: params.vote.confidence(&trajectories, chosen),
         rule,
         stopped: Some(EarlyStop { requested, reason: StopReason::Deadline }),
         trajectories,
-        ..Reply::default()
+        ..Output::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Converts replies of the engine to the JSON of choices and usage.
 
-use engine::{Reply, Trajectory};
+use engine::{Output, Trajectory};
 use latent_tts::aggregate::{self, AnswerVotes, Candidate};
 use latent_tts::{AnswerRule, RewardReduction};
 use schema::{TrajectoryRecord, Vote};
@@ -31,7 +31,7 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    pub(crate) fn of(prompt: usize, reply: &Reply) -> Self {
+    pub(crate) fn of(prompt: usize, reply: &Output) -> Self {
         let mut usage = Self { prompt, ..Self::default() };
         let beam = reply.beam.iter().map(|beam| &beam.best);
         for trajectory in reply.trajectories.iter().chain(beam) {
@@ -75,7 +75,7 @@ pub(crate) struct ReplyReader<'a> {
 
 impl ReplyReader<'_> {
     /// The choices of a reply, in order.
-    pub(crate) fn choices(&self, reply: &Reply) -> Vec<Choice> {
+    pub(crate) fn choices(&self, reply: &Output) -> Vec<Choice> {
         let mut choices = match self.generation.choices {
             Choices::Vote => vec![self.voted(reply)],
             Choices::Each => {
@@ -98,7 +98,7 @@ impl ReplyReader<'_> {
 
     /// The choice determined by the vote or the beam search. If no trajectory has an answer, the
     /// text of the first one is returned.
-    fn voted(&self, reply: &Reply) -> Choice {
+    fn voted(&self, reply: &Output) -> Choice {
         let chosen = reply.chosen.or((!reply.trajectories.is_empty()).then_some(0));
         let sampled = chosen.map(|index| &reply.trajectories[index]);
         let beam = reply.beam.as_ref().map(|beam| &beam.best);
@@ -136,14 +136,14 @@ impl ReplyReader<'_> {
     }
 
     /// The name of the rule or of the search that determined the answer.
-    fn rule(&self, reply: &Reply) -> &'static str {
+    fn rule(&self, reply: &Output) -> &'static str {
         match self.generation.params.search.filter(|_| reply.beam.is_some()) {
             Some(search) => search.method.name(),
             None => reply.rule.name(),
         }
     }
 
-    fn latent(&self, reply: &Reply, chosen: &Trajectory) -> Value {
+    fn latent(&self, reply: &Output, chosen: &Trajectory) -> Value {
         let returned = self.generation.returned;
         let trajectories = &reply.trajectories;
         let mut latent = json!({
@@ -198,7 +198,7 @@ impl ReplyReader<'_> {
     }
 
     /// A one-line summary of the vote.
-    fn summary(&self, reply: &Reply) -> String {
+    fn summary(&self, reply: &Output) -> String {
         let mut votes = reply.votes();
         votes.sort_by_key(|answer| std::cmp::Reverse(answer.votes));
         let votes: Vec<String> =

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::scheduler::{Event, Submission};
-use engine::{CancelToken, EngineError, Prompt, Reply, Request, TokenScore};
+use engine::{CancelToken, EngineError, Output, Prompt, Request, TokenScore};
 use latent_tts::apply_scorer;
 use model::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -234,7 +234,7 @@ impl RunningRequest {
     pub(crate) fn finish(
         &self,
         prompt: usize,
-        done: Result<Box<Reply>, EngineError>,
+        done: Result<Box<Output>, EngineError>,
     ) -> Result<(Vec<Choice>, Usage), ApiError> {
         let mut reply = done.map_err(|error| self.deadline.error(error))?;
         self.score(prompt, &mut reply)?;
@@ -254,7 +254,7 @@ impl RunningRequest {
     }
 
     /// Takes the rewards from the external scorer, if the server has one.
-    fn score(&self, prompt: usize, reply: &mut Reply) -> Result<(), ApiError> {
+    fn score(&self, prompt: usize, reply: &mut Output) -> Result<(), ApiError> {
         let Some(scorer) = &self.state.options.scorer else { return Ok(()) };
         let text = &self.prompts[prompt].text;
         let params = &self.generation.params;
@@ -264,7 +264,7 @@ impl RunningRequest {
     }
 
     /// Waits for the only prompt; returns its reply, usage and seed.
-    pub(crate) async fn reply(mut self) -> Result<(Box<Reply>, Usage, u64), ApiError> {
+    pub(crate) async fn reply(mut self) -> Result<(Box<Output>, Usage, u64), ApiError> {
         loop {
             if let (prompt, Event::Done(done)) = self.next().await? {
                 let reply = done.map_err(|error| self.deadline.error(error))?;

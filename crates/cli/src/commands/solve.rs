@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use latent_tts::aggregate::{AnswerVotes, Candidate, StopReason};
 use latent_tts::report::table::count;
 use latent_tts::{
-    Lens, LensToken, Note, Reply, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
+    Lens, LensToken, Note, Output, Request, RewardReduction, Rule, SamplingOptions, SamplingParams,
     SearchMethod, StageSeconds, Trajectory, TrajectoryRecord, Vote, aggregate, apply_scorer,
     evaluation_params, notes,
 };
@@ -105,7 +105,7 @@ fn read_stdin() -> Result<String> {
 /// A reply with the context needed to print it.
 struct SolveReport<'a> {
     question: &'a str,
-    reply: &'a Reply,
+    reply: &'a Output,
     params: SamplingParams,
     /// The rules in `--aggregate`.
     rules: Option<Vec<Rule>>,

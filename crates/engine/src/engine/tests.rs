@@ -191,11 +191,11 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
 }
 
 /// All results, with times set to zero because they vary between runs.
-fn run(engine: &Engine, requests: &[Request]) -> Vec<Result<Reply, EngineError>> {
+fn run(engine: &Engine, requests: &[Request]) -> Vec<Result<Output, EngineError>> {
     let mut results = Vec::new();
-    let take = |index, result: Result<Reply, EngineError>| -> Result<(), EngineError> {
+    let take = |index, result: Result<Output, EngineError>| -> Result<(), EngineError> {
         assert_eq!(index, results.len());
-        results.push(result.map(|reply| Reply { seconds: StageSeconds::default(), ..reply }));
+        results.push(result.map(|reply| Output { seconds: StageSeconds::default(), ..reply }));
         Ok(())
     };
     engine.run(requests, take).unwrap();

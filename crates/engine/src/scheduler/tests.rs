@@ -9,7 +9,7 @@ use super::{Event, EventOptions};
 use crate::engine::tests::{MODELS, all_params, engine, request};
 use crate::executor::Lookahead;
 use crate::prompt::Prompt;
-use crate::reply::{Reply, StageSeconds};
+use crate::reply::{Output, StageSeconds};
 use crate::request::{CancelToken, Request};
 
 /// After an out-of-memory error at any step, outputs are unchanged and tokens are sent once.
@@ -54,13 +54,13 @@ fn requests_that_begin_anew_get_what_they_get_otherwise() {
                 let what = format!("{model:?}, {rewards:?}, {:?}, {steps} steps", request.params);
                 let own = || events.iter().filter(|(id, _)| *id == request.id).map(|(_, e)| e);
                 let reply = own().find_map(|event| match event {
-                    Event::Done(reply) => Some(Reply::clone(reply.as_ref().unwrap())),
+                    Event::Done(reply) => Some(Output::clone(reply.as_ref().unwrap())),
                     _ => None,
                 });
                 let reply = reply.unwrap();
                 let expected = engine.solve(request).unwrap();
                 let seconds = StageSeconds::default();
-                let untimed = |reply: &Reply| Reply { seconds, ..reply.clone() };
+                let untimed = |reply: &Output| Output { seconds, ..reply.clone() };
                 assert_eq!(untimed(&reply), untimed(&expected), "{what}");
                 for trajectory in &reply.trajectories {
                     let told = own().filter_map(|event| match *event {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use latent_tts_engine::reference::{self, RandomSource, ReferenceRow, ReferenceRun};
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange,
-    MaskLifetime, Perturbation, Probability, Prompt, Reasoner, Reply, Request, RewardModel, RowId,
+    MaskLifetime, Output, Perturbation, Probability, Prompt, Reasoner, Request, RewardModel, RowId,
     SamplingParams, Temperature, TopP, Trajectory,
 };
 use model::RewardHead;
@@ -104,7 +104,7 @@ impl RewardedReasoner {
     }
 
     /// Runs the questions with the reward model.
-    pub fn run(&self, params: SamplingParams, questions: &[TestQuestion]) -> Vec<Reply> {
+    pub fn run(&self, params: SamplingParams, questions: &[TestQuestion]) -> Vec<Output> {
         run(&self.engine(), params, questions).unwrap()
     }
 
@@ -114,12 +114,12 @@ impl RewardedReasoner {
         memory: usize,
         params: SamplingParams,
         questions: &[TestQuestion],
-    ) -> Vec<Reply> {
+    ) -> Vec<Output> {
         run(&self.engine().with_memory(memory), params, questions).unwrap()
     }
 
     /// Runs one question.
-    pub fn solve(&self, params: SamplingParams, question: &TestQuestion) -> Reply {
+    pub fn solve(&self, params: SamplingParams, question: &TestQuestion) -> Output {
         self.engine().solve(&question.request(params)).unwrap()
     }
 }
@@ -172,7 +172,7 @@ pub fn load(device: &Device, dir: &Path, family: testkit::CheckpointFamily) -> R
 }
 
 /// The outputs of some requests, in order; or the first error.
-pub fn run_requests(engine: &Engine, requests: &[Request]) -> Result<Vec<Reply>, EngineError> {
+pub fn run_requests(engine: &Engine, requests: &[Request]) -> Result<Vec<Output>, EngineError> {
     let mut replies = Vec::new();
     engine.run(requests, |index, reply| -> Result<(), EngineError> {
         assert_eq!(index, replies.len(), "replies come in the order of the requests");
@@ -187,7 +187,7 @@ pub fn run(
     engine: &Engine,
     params: SamplingParams,
     questions: &[TestQuestion],
-) -> Result<Vec<Reply>, EngineError> {
+) -> Result<Vec<Output>, EngineError> {
     let requests: Vec<Request> = questions.iter().map(|q| q.request(params)).collect();
     run_requests(engine, &requests)
 }
@@ -237,7 +237,7 @@ pub fn questions() -> Vec<TestQuestion> {
 }
 
 /// The outputs of all requests.
-pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
+pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Output> {
     let mut replies = Vec::new();
     engine
         .run(requests, |_, reply| -> Result<(), EngineError> {
@@ -249,12 +249,12 @@ pub fn solve_all(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
 }
 
 /// The output with a given id.
-pub fn reply_to(replies: &[Reply], id: u32) -> &Reply {
+pub fn reply_to(replies: &[Output], id: u32) -> &Output {
     replies.iter().find(|reply| reply.id == id).unwrap()
 }
 
 /// The latents of an output's trajectories.
-pub fn latents(reply: &Reply) -> Vec<Tensor> {
+pub fn latents(reply: &Output) -> Vec<Tensor> {
     reply.trajectories.iter().map(|trajectory| trajectory.latents.clone()).collect()
 }
 
@@ -382,21 +382,21 @@ pub fn max_thoughts(params: &SamplingParams, id: RowId) -> usize {
 }
 
 /// Fails unless two outputs are bitwise equal except for their timings.
-pub fn assert_same(a: &Reply, b: &Reply, what: &str) {
+pub fn assert_same(a: &Output, b: &Output, what: &str) {
     assert_eq!(a.id, b.id, "{what}: id");
     assert_same_trajectories(&a.trajectories, &b.trajectories, what);
     assert_same_trajectories(a.greedy.as_slice(), b.greedy.as_slice(), what);
-    let best = |reply: &Reply| reply.beam.as_ref().map(|beam| beam.best.clone());
+    let best = |reply: &Output| reply.beam.as_ref().map(|beam| beam.best.clone());
     assert_same_trajectories(best(a).as_slice(), best(b).as_slice(), what);
-    let beam_cost = |reply: &Reply| reply.beam.as_ref().map(|beam| beam.cost);
+    let beam_cost = |reply: &Output| reply.beam.as_ref().map(|beam| beam.cost);
     assert_eq!((a.cost, beam_cost(a)), (b.cost, beam_cost(b)), "{what}: cost");
-    let bits = |reply: &Reply| reply.diversity.iter().map(|d| d.to_bits()).collect::<Vec<_>>();
+    let bits = |reply: &Output| reply.diversity.iter().map(|d| d.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(a), bits(b), "{what}: diversity");
     assert_eq!((a.stopped, a.rule, a.chosen), (b.stopped, b.rule, b.chosen), "{what}: vote");
 }
 
 /// Fails unless runs of the same questions have bitwise equal outputs.
-pub fn assert_all_same(a: &[Reply], b: &[Reply], what: &str) {
+pub fn assert_all_same(a: &[Output], b: &[Output], what: &str) {
     assert_eq!(a.len(), b.len(), "{what}: number of replies");
     a.iter().zip(b).for_each(|(a, b)| assert_same(a, b, what));
 }

@@ -2,7 +2,7 @@
 //! run.
 
 use aggregate::{Candidate, Confidence, StopReason, majority};
-use latent_tts_engine::{AdaptiveSampling, Engine, Perturbation, Reply, SamplingParams};
+use latent_tts_engine::{AdaptiveSampling, Engine, Output, Perturbation, SamplingParams};
 use model::testkit::CheckpointFamily;
 
 use crate::common::*;
@@ -11,7 +11,7 @@ pub fn adaptive(confidence: f64) -> Option<AdaptiveSampling> {
     Some(AdaptiveSampling { confidence: Confidence::new(confidence).unwrap() })
 }
 
-fn vote(reply: &Reply) -> Option<&str> {
+fn vote(reply: &Output) -> Option<&str> {
     majority(&reply.trajectories).and_then(|i| reply.trajectories[i].answer())
 }
 

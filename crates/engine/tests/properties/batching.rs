@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use latent_tts_engine::{AnswerTokens, Perturbation, Reasoner, Reply, SamplingParams};
+use latent_tts_engine::{AnswerTokens, Output, Perturbation, Reasoner, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, DeferredInputs, ForwardOptions, Pass, Sequence};
 use proptest::prelude::*;
@@ -167,7 +167,7 @@ fn prompts_that_are_cut_into_parts_give_the_same_replies() {
 }
 
 /// The samples of a small run, and the first samples of a large run.
-pub fn few_of_many(pair: &RewardedReasoner, perturbation: Perturbation) -> [Vec<Reply>; 2] {
+pub fn few_of_many(pair: &RewardedReasoner, perturbation: Perturbation) -> [Vec<Output>; 2] {
     [4, 16].map(|samples| {
         let params = short_params(&pair.reasoner, samples, perturbation);
         let mut replies = pair.run(params, &questions()[..3]);
@@ -214,7 +214,7 @@ fn threads_change_nothing() {
 pub fn run_in_little_memory(
     pair: &RewardedReasoner,
     perturbation: Perturbation,
-) -> (Vec<Reply>, [(usize, Vec<Reply>); 3]) {
+) -> (Vec<Output>, [(usize, Vec<Output>); 3]) {
     let params = short_params(&pair.reasoner, 6, perturbation);
     let params = SamplingParams { greedy: true, ..params };
     let longest = questions()[1].request(params);

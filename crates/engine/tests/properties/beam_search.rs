@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use latent_tts_engine::{
-    AnswerBatch, LatentLength, Perturbation, Prompt, Reply, Rewards, SamplingParams, Search,
+    AnswerBatch, LatentLength, Output, Perturbation, Prompt, Rewards, SamplingParams, Search,
     SearchMethod, reference,
 };
 use model::testkit::CheckpointFamily;
@@ -400,7 +400,7 @@ fn one_beam_with_one_extension_is_trajectory_0() {
     }
 }
 
-fn assert_is_trajectory_0(reply: &Reply, what: &str) {
+fn assert_is_trajectory_0(reply: &Output, what: &str) {
     let best = &reply.beam.as_ref().unwrap().best;
     let first = &reply.trajectories[0];
     assert_eq!((best.number, best.thoughts), (first.number, first.thoughts), "{what}");

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use latent_tts_engine::{
-    CancelToken, Engine, EngineError, Perturbation, Reply, Request, SamplingParams,
+    CancelToken, Engine, EngineError, Output, Perturbation, Request, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
@@ -17,9 +17,9 @@ use crate::requests::results;
 /// Fails unless the requests at `cancelled` are cancelled and the others have the outputs
 /// `expected`.
 fn assert_cancelled(
-    found: &[(usize, Result<Reply, EngineError>)],
+    found: &[(usize, Result<Output, EngineError>)],
     cancelled: &BTreeSet<usize>,
-    expected: &[Reply],
+    expected: &[Output],
     what: &str,
 ) {
     assert!(found.iter().map(|(index, _)| *index).eq(0..expected.len()), "{what}: order");

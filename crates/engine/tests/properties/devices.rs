@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use half::{bf16, f16};
-use latent_tts_engine::{Engine, Perturbation, Reasoner, Reply, reference};
+use latent_tts_engine::{Engine, Output, Perturbation, Reasoner, reference};
 use model::testkit::{CheckpointFamily, CheckpointSpec, WeightDtype, write_checkpoint};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -13,13 +13,13 @@ use tensor::{Device, DeviceError, Isa, Precision};
 use crate::common;
 use crate::common::*;
 
-fn run(reasoner: Reasoner, perturbation: Perturbation) -> Vec<Reply> {
+fn run(reasoner: Reasoner, perturbation: Perturbation) -> Vec<Output> {
     let params = short_params(&reasoner, 4, perturbation);
     common::run(&Engine::new(reasoner), params, &questions()).unwrap()
 }
 
 /// The largest relative error of any row's thoughts.
-fn latents_error(a: &[Reply], b: &[Reply]) -> f32 {
+fn latents_error(a: &[Output], b: &[Output]) -> f32 {
     let rows = a.iter().zip(b).flat_map(|(a, b)| a.trajectories.iter().zip(&b.trajectories));
     rows.map(|(a, b)| common_prefix_error(&a.latents, &b.latents)).fold(0.0, f32::max)
 }

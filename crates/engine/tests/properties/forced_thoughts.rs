@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use latent_tts_engine::{EngineError, Family, LatentLength, Perturbation, Reply, Request};
+use latent_tts_engine::{EngineError, Family, LatentLength, Output, Perturbation, Request};
 use model::testkit::CheckpointFamily;
 use tensor::Tensor;
 
 use crate::common::*;
 
 /// Unperturbed requests and their outputs.
-fn clean_run(pair: &RewardedReasoner) -> (Vec<Request>, Vec<Reply>) {
+fn clean_run(pair: &RewardedReasoner) -> (Vec<Request>, Vec<Output>) {
     let params = short_params(&pair.reasoner, 1, Perturbation::None);
     let requests: Vec<Request> = questions().iter().map(|q| q.request(params)).collect();
     let replies = solve_all(&pair.engine(), &requests);
@@ -41,7 +41,7 @@ fn a_row_does_not_depend_on_what_else_is_forced() {
         let pair = RewardedReasoner::of(family);
         let (requests, clean) = clean_run(&pair);
         let zeros = |own: &Tensor| Tensor::zeros(own.rows(), own.cols());
-        let both = |(request, reply): (&Request, &Reply)| {
+        let both = |(request, reply): (&Request, &Output)| {
             let own = latents(reply).remove(0);
             forcing(request, vec![zeros(&own), own])
         };

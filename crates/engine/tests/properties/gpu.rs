@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use latent_tts_engine::reference::{self, ReferenceRow, ReferenceRun};
 use latent_tts_engine::rollout::{AnnotatedQuestion, RolloutRunner};
 use latent_tts_engine::{
-    Engine, LatentLength, Perturbation, Reasoner, Reply, Request, SamplingParams,
+    Engine, LatentLength, Output, Perturbation, Reasoner, Request, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, Decoder, RandomWeights, RewardHead};
@@ -243,7 +243,7 @@ fn mixed_requests_get_what_they_get_alone() {
                 ..request
             })
             .collect();
-        let alone: Vec<Reply> =
+        let alone: Vec<Output> =
             mixed.iter().map(|request| engine.solve(request).unwrap()).collect();
         all.add_free(&run_requests(&engine, &mixed).unwrap(), &alone);
         // The same in a continuous batch, where they join while others run.
@@ -268,7 +268,8 @@ fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
         let params = short_params(&pair.reasoner, 16, thought_dropout(0.3));
         let params = SamplingParams { max_new_tokens: nonzero(40), ..params };
         batching::spread_answer_ends(pair.reasoner_mut(), params, &questions[..20]);
-        let few: Vec<Reply> = questions.chunks(4).flat_map(|some| pair.run(params, some)).collect();
+        let few: Vec<Output> =
+            questions.chunks(4).flat_map(|some| pair.run(params, some)).collect();
         all.add_free(&pair.run(params, &questions), &few);
     }
     all.print("rows that end, many and few");
@@ -288,7 +289,7 @@ fn streams_change_nothing() {
         let questions = many_questions(200);
         let params = short_params(&pair.reasoner, 64, perturbation);
         let together = pair.run(params, &questions);
-        let few: Vec<Reply> =
+        let few: Vec<Output> =
             questions.chunks(40).flat_map(|some| pair.run(params, some)).collect();
         all.add_free(&together, &few);
         for _ in 0..2 {
@@ -324,7 +325,7 @@ fn streams_change_neither_labels_nor_votes() {
     let questions = many_questions(600);
     let together = pair.run(params, &questions);
     let few = questions.chunks(100).flat_map(|some| pair.run(params, some));
-    let samples = |reply: &Reply| (reply.id, reply.trajectories.len());
+    let samples = |reply: &Output| (reply.id, reply.trajectories.len());
     let agreeing = together.iter().zip(few).filter(|(a, b)| samples(a) == samples(b)).count();
     let all = questions.len();
     println!("{agreeing} of {all} adaptive questions stop where they do on one stream");

@@ -1,6 +1,6 @@
 //! The number of thoughts of a sequence: fixed, decided by the model up to a limit, or sampled.
 
-use latent_tts_engine::{LatentLength, Perturbation, Reply, SamplingParams, Trajectory};
+use latent_tts_engine::{LatentLength, Output, Perturbation, SamplingParams, Trajectory};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
 use crate::common::*;
@@ -18,23 +18,23 @@ pub fn open_length(family: CheckpointFamily) -> RewardedReasoner {
 pub const OPEN_LENGTH: [CheckpointFamily; 2] =
     [CheckpointFamily::Colar, CheckpointFamily::LatentSft];
 
-fn run(pair: &RewardedReasoner, length: LatentLength, perturbation: Perturbation) -> Vec<Reply> {
+fn run(pair: &RewardedReasoner, length: LatentLength, perturbation: Perturbation) -> Vec<Output> {
     let params = short_params(&pair.reasoner, 16, perturbation);
     pair.run(SamplingParams { length, ..params }, &questions())
 }
 
-fn trajectories(replies: &[Reply]) -> impl Iterator<Item = &Trajectory> {
+fn trajectories(replies: &[Output]) -> impl Iterator<Item = &Trajectory> {
     replies.iter().flat_map(|reply| &reply.trajectories)
 }
 
 /// Number of sequences with this number of thoughts, over all questions.
-fn rows_of_length(length: usize, replies: &[Reply]) -> usize {
+fn rows_of_length(length: usize, replies: &[Output]) -> usize {
     trajectories(replies).filter(|t| t.latents.rows() == length).count()
 }
 
 /// Fails unless the sequences of `some` whose length satisfies `which` are bitwise equal to those
 /// of `others`, including answers.
-fn assert_same_rows(some: &[Reply], others: &[Reply], which: impl Fn(usize) -> bool, what: &str) {
+fn assert_same_rows(some: &[Output], others: &[Output], which: impl Fn(usize) -> bool, what: &str) {
     let mut compared = 0;
     for (a, b) in trajectories(some).zip(trajectories(others)) {
         if which(a.latents.rows()) {
@@ -47,7 +47,7 @@ fn assert_same_rows(some: &[Reply], others: &[Reply], which: impl Fn(usize) -> b
 
 /// Random numbers are keyed by position, so a sequence that stops early starts like one that does
 /// not.
-fn assert_prefixes(short: &[Reply], long: &[Reply], what: &str) {
+fn assert_prefixes(short: &[Output], long: &[Output], what: &str) {
     for (a, b) in trajectories(short).zip(trajectories(long)) {
         let a = &a.latents;
         let b = &b.latents;

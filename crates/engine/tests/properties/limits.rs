@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use latent_tts_engine::{
-    Engine, EngineError, Perturbation, Reasoner, Reply, RewardModel, SamplingParams,
+    Engine, EngineError, Output, Perturbation, Reasoner, RewardModel, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
 use serde_json::{Value, json};
@@ -291,7 +291,7 @@ fn tokens_without_a_text_are_left_out_of_answers() {
     assert!(unnamed.contains(&reasoner.method.end_latent[0]));
     let params = short_params(&reasoner, 16, thought_dropout(0.5));
     let params = SamplingParams { max_new_tokens: nonzero(40), ..params };
-    let replies: Vec<Reply> = run(&Engine::new(reasoner), params, &questions()).unwrap();
+    let replies: Vec<Output> = run(&Engine::new(reasoner), params, &questions()).unwrap();
     assert_eq!(replies.len(), questions().len());
     let mut tokens = replies.iter().flat_map(|reply| &reply.trajectories).flat_map(|t| &t.tokens);
     assert!(tokens.any(|token| unnamed.contains(token)), "no row has a token without a text");

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use aggregate::Rule;
 use data::answer::AnswerKind;
 use latent_tts_engine::{
-    DropoutScope, DropoutSites, Engine, LatentLength, Perturbation, Reasoner, Reply, Request,
+    DropoutScope, DropoutSites, Engine, LatentLength, Output, Perturbation, Reasoner, Request,
     SamplingParams,
 };
 use model::testkit::CheckpointSpec;
@@ -71,7 +71,7 @@ pub fn without_searches(requests: &[Request]) -> Vec<Request> {
 }
 
 /// The output of each request run alone.
-pub fn solve_alone(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
+pub fn solve_alone(engine: &Engine, requests: &[Request]) -> Vec<Output> {
     requests.iter().map(|request| engine.solve(request).unwrap()).collect()
 }
 

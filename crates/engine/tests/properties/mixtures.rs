@@ -143,7 +143,7 @@ fn the_prompt_of_generated_dropout_is_shared_and_clean() {
             let firsts = reply.trajectories.iter().map(|trajectory| trajectory.tokens[0]);
             assert!(firsts.into_iter().all(|token| token == greedy.tokens[0]), "{family:?}");
         }
-        let differs = |reply: &latent_tts_engine::Reply| {
+        let differs = |reply: &latent_tts_engine::Output| {
             let greedy = reply.greedy.as_ref().unwrap();
             reply.trajectories.iter().any(|trajectory| trajectory.tokens != greedy.tokens)
         };

@@ -2,7 +2,7 @@
 //! the same score in every batch, and changes no trajectory. Likewise for checked steps.
 
 use aggregate::{Rule, signals};
-use latent_tts_engine::{Engine, Lens, Reply, Request, SamplingParams, Trajectory};
+use latent_tts_engine::{Engine, Lens, Output, Request, SamplingParams, Trajectory};
 use model::testkit::CheckpointFamily;
 use model::{Probe, ProbeConfig, ProbeKind, StateCounts};
 
@@ -23,12 +23,12 @@ fn requests(engine: &Engine) -> Vec<Request> {
     questions().iter().map(|question| question.request(params)).collect()
 }
 
-fn run(engine: &Engine, requests: &[Request]) -> Vec<Reply> {
+fn run(engine: &Engine, requests: &[Request]) -> Vec<Output> {
     requests.iter().map(|request| engine.solve(request).unwrap()).collect()
 }
 
 /// The trajectories without the results of a probe.
-fn plain(replies: &[Reply]) -> Vec<Trajectory> {
+fn plain(replies: &[Output]) -> Vec<Trajectory> {
     let all = replies.iter().flat_map(|reply| reply.trajectories.iter().chain(&reply.greedy));
     let plain = |trajectory: &Trajectory| Trajectory {
         signals: Default::default(),
@@ -93,7 +93,7 @@ fn scores_do_not_depend_on_the_batch() {
             Ok(())
         })
         .unwrap();
-    let signals = |replies: &[Reply]| -> Vec<_> {
+    let signals = |replies: &[Output]| -> Vec<_> {
         let all = replies.iter().flat_map(|reply| &reply.trajectories);
         all.map(|trajectory| trajectory.signals.clone()).collect()
     };

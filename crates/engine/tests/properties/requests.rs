@@ -3,7 +3,7 @@
 
 use aggregate::{Candidate, Rule};
 use latent_tts_engine::{
-    CancelToken, Engine, EngineError, LatentLength, Perturbation, Replies, Reply, Request,
+    CancelToken, Engine, EngineError, LatentLength, Output, OutputStream, Perturbation, Request,
     SamplingParams,
 };
 use model::testkit::CheckpointFamily;
@@ -18,14 +18,14 @@ const _: () = {
     const fn is_send<T: Send + 'static>() {}
     is_send_and_sync::<Engine>();
     is_send_and_sync::<Request>();
-    is_send_and_sync::<Reply>();
+    is_send_and_sync::<Output>();
     is_send_and_sync::<CancelToken>();
     is_send_and_sync::<EngineError>();
-    is_send::<Replies>();
+    is_send::<OutputStream>();
 };
 
 /// Every result with its index, in order of delivery.
-pub fn results(engine: &Engine, requests: &[Request]) -> Vec<(usize, Result<Reply, EngineError>)> {
+pub fn results(engine: &Engine, requests: &[Request]) -> Vec<(usize, Result<Output, EngineError>)> {
     let mut results = Vec::new();
     let take = |index, result| -> Result<(), EngineError> {
         results.push((index, result));
@@ -183,7 +183,7 @@ fn the_stream_of_replies_is_the_run() {
     let mut streamed: Vec<_> = pair.engine().stream(requests).collect();
     let refused = streamed.remove(2);
     assert!(matches!(refused, Err(EngineError::TooLong { id: 100, .. })), "{refused:?}");
-    let replies: Vec<Reply> = streamed.into_iter().map(Result::unwrap).collect();
+    let replies: Vec<Output> = streamed.into_iter().map(Result::unwrap).collect();
     assert_all_same(&replies, &expected, "streamed");
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use latent_tts_engine::scheduler::{Event, EventOptions, Scheduler, Submission, SubmitError};
 use latent_tts_engine::{
-    CancelToken, Engine, EngineError, Lens, Prompt, Reply, Request, SamplingParams, Trajectory,
+    CancelToken, Engine, EngineError, Lens, Output, Prompt, Request, SamplingParams, Trajectory,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 
@@ -29,7 +29,7 @@ fn submit(scheduler: &Scheduler, request: &Request) -> Receiver<Event> {
 /// All events of a request.
 struct Told {
     trajectories: Vec<Trajectory>,
-    result: Result<Reply, EngineError>,
+    result: Result<Output, EngineError>,
 }
 
 fn wait(events: &Receiver<Event>) -> Told {
@@ -55,11 +55,11 @@ fn wait(events: &Receiver<Event>) -> Told {
 }
 
 /// Submits `at_once` requests at a time, the next ones when the first of these replies.
-pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Reply> {
+pub fn replies(engine: &Engine, requests: &[Request], at_once: usize) -> Vec<Output> {
     replies_of(&Scheduler::start(engine.clone(), ROOM), requests, at_once)
 }
 
-fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Vec<Reply> {
+fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Vec<Output> {
     let mut pending = Vec::new();
     let mut replies = Vec::new();
     let mut reply = |events: Receiver<Event>| {
@@ -79,7 +79,8 @@ fn replies_of(scheduler: &Scheduler, requests: &[Request], at_once: usize) -> Ve
     pending.into_iter().flatten().for_each(reply);
     let stats = scheduler.stats();
     assert!(stats.passes > 0);
-    replies.sort_by_key(|reply: &Reply| requests.iter().position(|request| request.id == reply.id));
+    replies
+        .sort_by_key(|reply: &Output| requests.iter().position(|request| request.id == reply.id));
     replies
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use latent_tts_engine::{
-    DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, Perturbation, Reasoner,
-    Reply, SamplingParams,
+    DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, Output, Perturbation,
+    Reasoner, SamplingParams,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use tensor::Device;
@@ -104,7 +104,7 @@ fn the_cost_of_the_cot_baseline_is_counted() {
     let engine = cot_engine();
     let params = short_params(engine.reasoner(), 3, sampled(1.0, 1.0));
     let params = SamplingParams { greedy: true, ..params };
-    let replies: Vec<Reply> = common::run(&engine, params, &questions()).unwrap();
+    let replies: Vec<Output> = common::run(&engine, params, &questions()).unwrap();
     for (reply, question) in replies.iter().zip(questions()) {
         let prompt = prompt_of(engine.reasoner(), &question);
         let greedy =

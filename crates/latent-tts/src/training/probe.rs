@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use data::Question;
-use engine::{CancelToken, Engine, EngineError, Reply, Request, SamplingParams};
+use engine::{CancelToken, Engine, EngineError, Output, Request, SamplingParams};
 use model::{Probe, ProbeConfig, StateCounts};
 use record::files;
 use train::TrainError;
@@ -156,7 +156,7 @@ fn sample(
     Ok(examples)
 }
 
-fn example(question: &Question, reply: Reply) -> ProbeExample {
+fn example(question: &Question, reply: Output) -> ProbeExample {
     let mut example = ProbeExample::default();
     for trajectory in reply.trajectories {
         let positions = trajectory.states.rows();

@@ -140,7 +140,10 @@ fn bad_field() {
         c["hidden_size"] = json!(1u64 << 31);
         c["intermediate_size"] = json!(1u64 << 31);
     });
-    assert_is!(fixture.open_error(&["hidden_size", "at most 262144"]), ModelError::BadField { .. });
+    assert_is!(
+        fixture.open_error(&["hidden_size", "the maximum is 262144"]),
+        ModelError::BadField { .. }
+    );
 }
 
 #[test]

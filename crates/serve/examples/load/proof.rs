@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use latent_tts::scheduler::Event;
 use latent_tts::{
-    DataSource, Engine, EngineError, Model, Question, Reply, Request, SamplingOptions, Scheduler,
+    DataSource, Engine, EngineError, Model, Output, Question, Request, SamplingOptions, Scheduler,
 };
 use latent_tts_serve::ServeOptions;
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ pub fn run(args: &ProofArgs) -> ExitCode {
 }
 
 /// The same work in one run of the engine (like `eval`), with its scheduler, and by many clients.
-fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Reply]) -> usize {
+fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Output]) -> usize {
     let (questions, samples) = (load.questions.len(), load.samples);
     println!("throughput: {questions} questions x {samples}, {} clients", args.clients);
     let mut wrong = 0;
@@ -70,7 +70,7 @@ fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Rep
 }
 
 /// Ten times as many clients as the queue has room for.
-fn overload(load: &Load, args: &ProofArgs, expected: &[Reply]) -> usize {
+fn overload(load: &Load, args: &ProofArgs, expected: &[Output]) -> usize {
     let room = 8;
     let options = ServeOptions { max_waiting_rows: room * load.samples, ..ServeOptions::default() };
     let server = Running::start(&load.engine, MODEL, options);
@@ -113,7 +113,7 @@ fn disconnects(load: &Load, server: SocketAddr) {
 }
 
 /// Draining in the middle of the work: accepted requests are answered.
-fn drain(load: &Load, server: Running, expected: &[Reply]) -> usize {
+fn drain(load: &Load, server: Running, expected: &[Output]) -> usize {
     let address = server.address;
     let mut clients: Vec<(usize, Client)> = Vec::new();
     for question in 0..load.questions.len().min(100) {
@@ -233,10 +233,10 @@ impl Load {
     }
 
     /// Runs all questions in one batch, like `eval`.
-    fn run_engine(&self) -> Vec<Reply> {
+    fn run_engine(&self) -> Vec<Output> {
         let requests = self.requests();
         let mut replies = Vec::new();
-        let take = |_, reply: Result<Reply, EngineError>| -> Result<(), EngineError> {
+        let take = |_, reply: Result<Output, EngineError>| -> Result<(), EngineError> {
             replies.push(reply?);
             Ok(())
         };
@@ -275,7 +275,7 @@ impl Load {
         asked.into_inner().unwrap()
     }
 
-    fn count_wrong(&self, asked: &[QuestionResult], expected: &[Reply]) -> usize {
+    fn count_wrong(&self, asked: &[QuestionResult], expected: &[Output]) -> usize {
         let is_wrong = |asked: &&QuestionResult| {
             let reply = &expected[asked.question];
             let text = &reply.trajectories[reply.chosen.unwrap_or(0)].text;

@@ -144,7 +144,7 @@ fn settings_reach_the_engine() {
     let latent = json!({ "samples": 8, "seed": 0, "sampler": "noise", "noise_std": 0.5, "latent_length": 4,
         "rule": "majority", "return": ["trajectories"] });
     let reply = server.post(CHAT, &chat(QUESTION, json!({ "latent": latent }))).ok();
-    let texts = |reply: &latent_tts::Reply| -> Vec<String> {
+    let texts = |reply: &latent_tts::Output| -> Vec<String> {
         reply.trajectories.iter().map(|t| t.text.clone()).collect()
     };
     let told = |reply: &Value| -> Vec<String> {

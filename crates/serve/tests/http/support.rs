@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use latent_tts::{Engine, Model, Reply, Request, SamplingOptions, SamplingParams};
+use latent_tts::{Engine, Model, Output, Request, SamplingOptions, SamplingParams};
 use latent_tts_serve::{LoadedModel, ModelSource, ServeError, ServeOptions, Server};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -247,14 +247,14 @@ pub fn chat(question: &str, more: Value) -> Value {
 }
 
 /// The engine's own answer.
-pub fn solve(question: &str, samples: usize, seed: u64) -> Reply {
+pub fn solve(question: &str, samples: usize, seed: u64) -> Output {
     let samples = u32::try_from(samples).unwrap().try_into().unwrap();
     let options =
         SamplingOptions { seed: Some(seed), greedy: Some(true), ..SamplingOptions::new(samples) };
     solve_with(question, options.resolve(&model().reasoner().method).unwrap())
 }
 
-pub fn solve_with(question: &str, params: SamplingParams) -> Reply {
+pub fn solve_with(question: &str, params: SamplingParams) -> Output {
     engine().solve(&Request::new(question, params)).unwrap()
 }
 
@@ -264,6 +264,6 @@ pub fn without_marker(text: &str) -> &str {
 }
 
 /// The text selected by the vote.
-pub fn chosen_text(reply: &Reply) -> &str {
+pub fn chosen_text(reply: &Output) -> &str {
     &reply.trajectories[reply.chosen.unwrap()].text
 }

@@ -2,7 +2,7 @@
 
 use aggregate::{Rule, VoteParams};
 use data::answer::Answer;
-use engine::{Reply, Trajectory};
+use engine::{Output, Trajectory};
 use serde::{Deserialize, Serialize};
 
 /// The reward of a trajectory.
@@ -32,7 +32,7 @@ pub struct RewardConfig {
 
 impl RewardConfig {
     /// The reward of every trajectory of a question.
-    pub fn rewards(&self, reply: &Reply, gold: &str) -> Vec<f64> {
+    pub fn rewards(&self, reply: &Output, gold: &str) -> Vec<f64> {
         let leading = match self.kind {
             RewardKind::Correct | RewardKind::Model => None,
             RewardKind::Majority => reply

@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use data::TrainExample;
 use engine::{
-    AnswerSampling, Engine, LatentLength, Perturbation, Prompt, Reply, Request, SamplingParams,
+    AnswerSampling, Engine, LatentLength, Output, Perturbation, Prompt, Request, SamplingParams,
     Trajectory,
 };
 use record::Losses;
@@ -112,7 +112,7 @@ impl RolloutConfig {
         &self,
         engine: &Engine,
         prompt: Vec<u32>,
-        reply: Reply,
+        reply: Output,
         example: &TrainExample,
     ) -> SampledGroup {
         let gold = &example.answer;

@@ -1,6 +1,6 @@
 //! The agreement of two runs up to rounding.
 
-use latent_tts_engine::Reply;
+use latent_tts_engine::Output;
 use latent_tts_engine::reference::ReferenceRow;
 
 use crate::common::*;
@@ -33,7 +33,7 @@ impl AgreementCount {
     }
 
     /// Adds sequences that fed their own thoughts; errors count where both have the same answer.
-    pub fn add_free(&mut self, found: &[Reply], expected: &[Reply]) {
+    pub fn add_free(&mut self, found: &[Output], expected: &[Output]) {
         assert_eq!(found.len(), expected.len());
         let mut rewards = Vec::new();
         let mut wanted = Vec::new();

@@ -6,7 +6,7 @@
 //! whose shapes have specialized kernels are tested as well.
 
 use latent_tts_engine::rollout::AnnotatedQuestion;
-use latent_tts_engine::{Perturbation, Reply, Request, SamplingParams};
+use latent_tts_engine::{Output, Perturbation, Request, SamplingParams};
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use tensor::{Device, Precision};
 
@@ -154,7 +154,7 @@ fn rows_that_end_at_different_tokens_do_not_disturb_the_others() {
             let params = short_params(&pair.reasoner, 16, thought_dropout(0.3));
             let params = SamplingParams { max_new_tokens: nonzero(40), ..params };
             batching::spread_answer_ends(pair.reasoner_mut(), params, &questions[..20]);
-            let few: Vec<Reply> =
+            let few: Vec<Output> =
                 questions.chunks(4).flat_map(|some| pair.run(params, some)).collect();
             let what = format!("{:?}, {} wide, in {precision}", spec.family, spec.width);
             assert_all_same(&pair.run(params, &questions), &few, &what);
@@ -169,7 +169,7 @@ fn streams_change_nothing() {
         let questions = many_questions(200);
         let params = short_params(&pair.reasoner, 64, thought_dropout(0.2));
         let together = pair.run(params, &questions);
-        let few: Vec<Reply> =
+        let few: Vec<Output> =
             questions[..40].chunks(8).flat_map(|some| pair.run(params, some)).collect();
         assert_all_same(&together[..40], &few, what);
     });

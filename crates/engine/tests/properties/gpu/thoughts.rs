@@ -17,7 +17,7 @@ fn forced_thoughts_give_the_answers_of_the_cpu() {
         let gpu = RewardedReasoner::new(&gpu.device, &tiny(family));
         let params = short_params(&cpu.reasoner, 1, Perturbation::None);
         let clean = cpu.run(params, &many_questions(20));
-        let request = |(question, reply): (&TestQuestion, &latent_tts_engine::Reply)| {
+        let request = |(question, reply): (&TestQuestion, &latent_tts_engine::Output)| {
             let own = latents(reply).remove(0);
             let zeros = Tensor::zeros(own.rows(), own.cols());
             let params = SamplingParams { samples: nonzero(3), ..params };
