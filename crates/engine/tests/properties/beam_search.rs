@@ -163,8 +163,8 @@ impl<'a> NaiveSearch<'a> {
     fn vote(self, paths: Vec<NaiveResult>) -> NaiveResult {
         let search = self.params.search.unwrap();
         let weight = |path: &NaiveResult| {
-            let rewards = path.process_rewards.iter().copied().map(f64::from);
-            let mean = rewards.clone().sum::<f64>() / path.process_rewards.len() as f64;
+            let rewards: Vec<f64> = path.process_rewards.iter().copied().map(f64::from).collect();
+            let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
             let own = match search.method {
                 SearchMethod::Particles => rewards.last().unwrap() / search.temperature,
                 _ => mean,
