@@ -1,4 +1,4 @@
-//! Training of a reasoner as a [`TrainTask`](crate::trainer::TrainTask): a method's train step on
+//! Training of a reasoner as a [`TrainTask`]: a method's train step on
 //! batches of its encoder. Evaluation decodes greedily from the weights in memory.
 
 use std::num::NonZeroUsize;

@@ -1,4 +1,4 @@
-//! The word-level tokenizer of models trained on [`crate::corpus`].
+//! The word-level tokenizer of models trained on the crate `corpus`.
 //!
 //! A closed vocabulary of whole words in lower case. Ids depend only on the corpus: added tokens,
 //! digits, punctuation, then words in alphabetical order. White space separates tokens but is never

@@ -206,10 +206,10 @@ impl CudaAttentionMetadata {
     }
 }
 
-/// The binary logarithm of the number of unshared slots of each row that a warp processes at a time:
-/// as many as always fit a unit. The 16 consecutive heads of a warp belong to at most
-/// `16 >> own_shift` rows of `group` heads each. A power of two, so that a row's slots are always on
-/// the same side of the middle.
+/// The binary logarithm of the number of unshared slots of each row that a warp processes at a
+/// time: as many as always fit a unit. The 16 consecutive heads of a warp belong to at most
+/// `16 >> own_shift` rows of `group` heads each. A power of two, so that a row's slots are always
+/// on the same side of the middle.
 fn own_shift(group: usize) -> u32 {
     let most = (0..group).map(|warp| (16 * warp % group + UNIT - 1) / group + 1).max();
     (UNIT / most.unwrap_or(1)).ilog2()
