@@ -2,7 +2,7 @@
 //!
 //! Rust cannot turn a failed allocation into an error, so a thread that exceeds its budget is
 //! stopped permanently inside the allocation. It never runs again, its memory is never freed, and a
-//! waiting thread detects this with [`Budget::is_exceeded`]. The caller must bound the number of
+//! waiting thread detects this with `Budget::is_exceeded`. The caller must bound the number of
 //! such threads. The program's global allocator must call [`charge`] and [`refund`]; otherwise
 //! budgets are never exceeded.
 
