@@ -169,6 +169,17 @@ def beams():
         row(str(n), *(r.with_interval(rule, n) for rule in ("majority", "best_of", "beam")), r.gain("beam", "majority"))
 
 
+def searches():
+    """Searches that rewards guide, beside the vote over as many samples."""
+    head("64 trajectories or paths", "problems", "accuracy", "over majority", "GFLOP per question")
+    labels = {"weighted": "weighted vote", "beam": "beam search, 8 x 8", "particles": "particle filter", "dvts": "tree search, 8 x 8"}
+    for split in ("test", "hard"):
+        for rule, label in labels.items():
+            r = Results(f"searches/{split}-{'beam' if rule == 'weighted' else rule}")
+            cost = r.cost if rule == "weighted" else r.cost["beam"]
+            row(label, split, r.with_interval(rule, 64), r.gain(rule, "majority"), f"{cost['flops'] / 1e9:.1f}")
+
+
 def lengths():
     """Four to six thoughts, drawn."""
     head("4 to 6 thoughts, accuracy in %", *SPLITS)
@@ -339,12 +350,12 @@ def thoughts():
     def interval(of, sign=""):
         return f"{100 * of['value']:{sign}.1f} ({100 * of['low']:{sign}.1f} to {100 * of['high']:{sign}.1f})"
     head("thoughts", "accuracy", "difference", "changed")
-    row("clean", interval(content["clean"]), "", "")
+    row("greedy", interval(content["clean"]), "", "")
     for kind in content["ablations"]:
         row(kind["kind"], interval(kind["accuracy"]), interval(kind["difference"], "+"), f"{100 * kind['changed']:.1f}")
 
 
-TABLES = {f.__name__: f for f in (rules, reward_models, moved, coverage, strengths, doublings, ablation, beams, lengths, smollm2,
+TABLES = {f.__name__: f for f in (rules, reward_models, moved, coverage, strengths, doublings, ablation, beams, searches, lengths, smollm2,
                                   smollm2_heads, smollm2_sweep, smollm2_sampling, smollm2_masks, smollm2_choice, smollm2_auc,
                                   smollm2_thoughts, thoughts, families, baselines, rollouts, formats)}
 
