@@ -24,7 +24,7 @@ grep -v '"source": *"mawps"' "$data/extra_train.jsonl" | awk 'NR % 12 == 0' >"$w
 grep '"source": *"mawps"' "$data/extra_train.jsonl" | awk 'NR % 12 == 0' >"$work/mawps.source"
 awk 'NR % 12 == 0' "$data/gsm8k_train.jsonl" >"$work/gsm.source"
 part() { # NAME COUNT flags...
-  "$binary" augment "$work/$1.source" --count "$2" --without "$without" --seed 1 --quiet --out "$work/$1.jsonl" "${@:3}" >/dev/null
+  "$binary" augment "$work/$1.source" --count "$2" --decontaminate "$without" --seed 1 --quiet --out "$work/$1.jsonl" "${@:3}" >/dev/null
 }
 part gsm 8 --keep-original &
 part extra 3 &

@@ -17,7 +17,7 @@ part() {
   shift 2
   [[ -e $source ]] || source=$out/$name.stories
   echo "== $name"
-  "$binary" augment "$source" --count "$count" --without "$without" --out "$out/$name.jsonl" "$@"
+  "$binary" augment "$source" --count "$count" --decontaminate "$without" --out "$out/$name.jsonl" "$@"
 }
 
 grep -v '"source": *"mawps"' "$data/extra_train.jsonl" >"$out/extra.all"

@@ -290,7 +290,7 @@ Examples:
   latent-tts augment gsm8k_train.jsonl --out more.jsonl
   latent-tts augment gsm8k_train.jsonl extra.jsonl --count 20 --keep-original --out more.jsonl
   latent-tts augment gsm8k_train.jsonl --total 400000 --seed 1 --out more.jsonl \
-    --without gsm8k_test.jsonl,multiarith.json
+    --decontaminate gsm8k_test.jsonl,multiarith.json
   latent-tts augment assets/stories/short_a.stories --count 300 --out stories.jsonl
   latent-tts augment gsm8k_train.jsonl --count 1 | head -3
   latent-tts train reasoner --mode cot --init ./gpt2 --data more.jsonl --out models/cot

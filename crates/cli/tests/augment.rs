@@ -44,7 +44,7 @@ fn the_table_names_reasons_and_files_are_left_out() {
         "{table}"
     );
     let nothing =
-        sandbox.run(&["augment", "in.jsonl", "--without", "in.jsonl", "--out", "b.jsonl"]);
+        sandbox.run(&["augment", "in.jsonl", "--decontaminate", "in.jsonl", "--out", "b.jsonl"]);
     nothing.refused(&["b.jsonl", "no variants", "2 of 2 problems were rejected"]);
     assert!(!sandbox.path("b.jsonl").exists());
 }

@@ -120,7 +120,7 @@ fn an_input_is_not_written_over() {
     );
     symlink("problems.jsonl", sandbox.path("link.jsonl")).unwrap();
     fs::hard_link(sandbox.path("problems.jsonl"), sandbox.path("hard.jsonl")).unwrap();
-    let augment = ["augment", "problems.jsonl", "--without", "data.jsonl"];
+    let augment = ["augment", "problems.jsonl", "--decontaminate", "data.jsonl"];
     let trained = ["train", "reasoner", "--steps", "1", "--threads", "1", "--data"];
     let trained = [&trained[..], &["problems.jsonl", "--overwrite"]].concat();
     let reward = ["train", "reward", "--objective", "untrained", "--threads", "1", "--overwrite"];

@@ -32,14 +32,14 @@ pub struct AugmentArgs {
     pub seed: u64,
 
     /// Also write the original problems as variant 0, including rejected ones, unless they overlap
-    /// with --without
+    /// with --decontaminate
     #[arg(long)]
     pub keep_original: bool,
 
     /// Drop problems and variants that share nine consecutive words with a question of these files,
     /// such as test sets
-    #[arg(long, value_name = "FILE", value_delimiter = ',')]
-    pub without: Vec<PathBuf>,
+    #[arg(long, alias = "without", value_name = "FILE", value_delimiter = ',')]
+    pub decontaminate: Vec<PathBuf>,
 
     /// The file to write, replaced if it exists [default: standard output]
     #[arg(long, value_name = "FILE")]

@@ -26,7 +26,7 @@ use crate::printer::Printer;
 
 /// Runs `augment`.
 pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
-    let inputs: InputPaths = args.files.iter().chain(&args.without).collect();
+    let inputs: InputPaths = args.files.iter().chain(&args.decontaminate).collect();
     args.out.iter().try_for_each(|out| inputs.check_output(out))?;
     tensor::start_global_threads(None)?;
     let problems = read_sources(&args.files, &args.fields)?;
@@ -37,7 +37,7 @@ pub fn run(args: &AugmentArgs, printer: &Printer) -> Result<ExitCode> {
             None => VariantCount::PerProblem(args.count.get()),
         },
         keep_original: args.keep_original,
-        without: overlap_index(&args.without)?,
+        without: overlap_index(&args.decontaminate)?,
     };
     let start = Instant::now();
     let job = AugmentJob { problems: &problems, options: &options, printer };
@@ -118,7 +118,7 @@ fn nothing_written(report: &AugmentReport) -> String {
     let refused: usize = report.refused.values().sum();
     format!(
         "no variants: {refused} of {} problems were rejected, and {} variants overlap with the \
-         files of --without",
+         files of --decontaminate",
         report.problems, report.overlapping
     )
 }
