@@ -31,8 +31,8 @@ model() { # FOLDER NAME
 }
 model reasoner reasoner
 model reward reward
-model reward/mind reward/mind
-model reward/mind reference
+model reward/reference reward/reference
+model reward/reference reference
 for split in "${splits[@]}"; do
     "$binary" corpus --split "$split" --offset 2000 --count "$problems" --out "$work/$split.json"
 done

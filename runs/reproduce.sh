@@ -91,7 +91,7 @@ embedded() {
     program
     # The reference reasoner of the embedded reward model, as a model with its tokenizer.
     folder=$root/assets/reward/reference
-    [[ -d $folder ]] || folder=$root/assets/reward/mind
+    [[ -d $folder ]] || folder=$root/assets/reward/reference
     mkdir -p "$out/reference"
     cp "$folder"/* "$root"/assets/tokenizer*.json "$out/reference/"
     for split in test hard ood; do

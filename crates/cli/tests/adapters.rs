@@ -128,7 +128,8 @@ fn a_reward_model_is_an_adapter_over_its_reasoner() {
     assert_eq!(sandbox.json("kit/judge/base.json")["path"], "../reasoner");
     let recorded = sandbox.json("kit/judge/config.json")["latent_tts"]["reference"].clone();
     assert_eq!(recorded["path"], "../reasoner");
-    assert!(!sandbox.path("kit/judge/mind").exists() && sandbox.path("kit/copied/mind").is_dir());
+    assert!(!sandbox.path("kit/judge/reference").exists());
+    assert!(sandbox.path("kit/copied/reference").is_dir());
     assert!(!sandbox.path("kit/judge/model.safetensors").exists());
 
     let models = |kit: &str, judge: &str| {

@@ -370,7 +370,7 @@ fn reward_models_reject_thoughts_of_another_width() {
         [("narrow", "width is 16"), ("cot", "no thoughts"), ("absent", "absent")]
     {
         let reward_args =
-            ["--model", "wide", "--out", "rm", "--annotations", "labels", "--mind", reference];
+            ["--model", "wide", "--out", "rm", "--annotations", "labels", "--reference", reference];
         train(&sandbox, "reward", &reward_args).refused(&[reference, why]);
     }
     assert!(!sandbox.path("rm").exists(), "a rejected request wrote files");

@@ -20,7 +20,7 @@ use crate::streams;
 
 /// A range of sequences of one question. Sequence 0 is the greedy one, if requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RowRange {
+pub(crate) struct SequenceRange {
     /// Index of the question among the plan's items.
     pub(crate) question: usize,
     pub(crate) rows: Range<usize>,
@@ -290,7 +290,7 @@ impl<'a> BatchPlan<'a> {
 
     /// The beam search of a question, if a batch that contains this range contains all of the
     /// search's first extensions.
-    fn search_after(&self, range: &RowRange) -> Option<&BeamFootprint> {
+    fn search_after(&self, range: &SequenceRange) -> Option<&BeamFootprint> {
         let first = usize::from(self.items.get(range.question)?.params.greedy);
         let beam = self.footprints[range.question].beam.as_ref()?;
         let is_held = range.rows.start <= first && first + beam.extensions <= range.rows.end;
@@ -299,34 +299,34 @@ impl<'a> BatchPlan<'a> {
 
     /// Positions of a search's first extensions within this range of its question; `None` if the
     /// range does not contain all of them.
-    pub(crate) fn first_extensions(&self, range: &RowRange) -> Option<Range<usize>> {
+    pub(crate) fn first_extensions(&self, range: &SequenceRange) -> Option<Range<usize>> {
         let beam = self.search_after(range)?;
         let first = usize::from(self.items[range.question].params.greedy) - range.rows.start;
         Some(first..first + beam.extensions)
     }
 
     /// Whether the caches have room for a batch and for the searches that start from its sequences.
-    pub(crate) fn holds_searches(&self, wave: &[RowRange]) -> bool {
-        let bytes = |range: &RowRange| {
+    pub(crate) fn holds_searches(&self, batch: &[SequenceRange]) -> bool {
+        let bytes = |range: &SequenceRange| {
             let footprint = &self.footprints[range.question];
             let search = self.search_after(range).map_or(0, |beam| self.bytes.of(beam.own));
             footprint.shared_bytes + range.rows.len() * footprint.row_bytes + search
         };
-        wave.iter().map(bytes).sum::<usize>() <= self.budget
+        batch.iter().map(bytes).sum::<usize>() <= self.budget
     }
 
     /// Maximum slots used by a batch, including the searches that start from its sequences if there
     /// is room for them.
-    pub(crate) fn slots(&self, wave: &[RowRange]) -> CacheSlots {
+    pub(crate) fn slots(&self, batch: &[SequenceRange]) -> CacheSlots {
         let mut slots = CacheSlots::default();
-        for range in wave {
+        for range in batch {
             let footprint = &self.footprints[range.question];
             let rows = range.rows.len();
             slots.reasoner += footprint.shared_slots() + rows * footprint.sequence_slots();
             slots.reward += footprint.reward_slots(rows);
         }
-        if self.holds_searches(wave) {
-            for beam in wave.iter().filter_map(|range| self.search_after(range)) {
+        if self.holds_searches(batch) {
+            for beam in batch.iter().filter_map(|range| self.search_after(range)) {
                 slots.reasoner += beam.own.reasoner;
                 slots.reward += beam.own.reward;
             }
@@ -394,23 +394,23 @@ impl<'a> BatchPlan<'a> {
 
     /// Maximum sequences per batch, chosen such that streams finish at the same time and no batch
     /// is left with the remainder of one question.
-    fn max_wave_rows(&self, ranges: &[RowRange]) -> usize {
+    fn max_batch_rows(&self, ranges: &[SequenceRange]) -> usize {
         let rows: usize = ranges.iter().map(|range| range.rows.len()).sum();
         if self.streams == 1 || rows < self.stream_min_rows {
             return self.max_rows;
         }
-        let waves = rows.div_ceil(self.max_rows).next_multiple_of(self.streams);
-        let even = rows.div_ceil(waves);
+        let batches = rows.div_ceil(self.max_rows).next_multiple_of(self.streams);
+        let even = rows.div_ceil(batches);
         let question = ranges.iter().map(|range| range.rows.len()).max().unwrap_or(1);
         let whole = if question <= even { even.next_multiple_of(question) } else { even };
         whole.min(self.max_rows)
     }
 
     /// Splits ranges of sequences into batches that fit, preserving their order.
-    pub(crate) fn waves(&self, ranges: &[RowRange]) -> Vec<Vec<RowRange>> {
-        let max_rows = self.max_wave_rows(ranges);
-        let mut waves = Vec::new();
-        let mut wave = Vec::new();
+    pub(crate) fn batches(&self, ranges: &[SequenceRange]) -> Vec<Vec<SequenceRange>> {
+        let max_rows = self.max_batch_rows(ranges);
+        let mut batches = Vec::new();
+        let mut batch = Vec::new();
         let mut used = 0;
         let mut rows = 0;
         for range in ranges {
@@ -423,27 +423,27 @@ impl<'a> BatchPlan<'a> {
                     (room / row_bytes.max(1)).min(left).min(max_rows - rows)
                 };
                 // A batch leaves room for its search unless that would split its question.
-                let part = RowRange { question: range.question, rows: first..range.rows.end };
+                let part = SequenceRange { question: range.question, rows: first..range.rows.end };
                 let search = self.search_after(&part).map_or(0, |beam| self.bytes.of(beam.own));
                 let (count, search) = match fitting(search) {
-                    count if count < left && wave.is_empty() => (fitting(0), 0),
+                    count if count < left && batch.is_empty() => (fitting(0), 0),
                     count => (count, search),
                 };
                 // A question that would be split starts a new batch, unless the batch is empty.
-                if count < left && !wave.is_empty() {
-                    waves.push(std::mem::take(&mut wave));
+                if count < left && !batch.is_empty() {
+                    batches.push(std::mem::take(&mut batch));
                     (used, rows) = (0, 0);
                     continue;
                 }
                 // One sequence always fits: this was checked before the plan was made.
                 let end = first + count.max(1);
-                wave.push(RowRange { question: range.question, rows: first..end });
+                batch.push(SequenceRange { question: range.question, rows: first..end });
                 used += shared_bytes + count * row_bytes + search;
                 (rows, first) = (rows + count, end);
             }
         }
-        waves.extend((!wave.is_empty()).then_some(wave));
-        waves
+        batches.extend((!batch.is_empty()).then_some(batch));
+        batches
     }
 }
 
@@ -540,7 +540,7 @@ mod tests {
     use super::*;
 
     /// Batch sizes for `questions` questions with `rows` sequences each, on two streams.
-    fn waves(questions: usize, rows: usize) -> Vec<usize> {
+    fn batches(questions: usize, rows: usize) -> Vec<usize> {
         let plan = BatchPlan {
             items: &[],
             footprints: vec![Footprint { row_bytes: 16, ..Footprint::default() }; questions],
@@ -550,24 +550,24 @@ mod tests {
             max_rows: 8192,
             budget: usize::MAX / 4,
         };
-        let range = |question| RowRange { question, rows: 0..rows };
-        let waves = plan.waves(&(0..questions).map(range).collect::<Vec<_>>());
-        waves.iter().map(|wave| wave.iter().map(|range| range.rows.len()).sum()).collect()
+        let range = |question| SequenceRange { question, rows: 0..rows };
+        let batches = plan.batches(&(0..questions).map(range).collect::<Vec<_>>());
+        batches.iter().map(|batch| batch.iter().map(|range| range.rows.len()).sum()).collect()
     }
 
     #[test]
-    fn streams_get_even_waves_of_whole_questions() {
-        assert_eq!(waves(192, 64), [6144, 6144]);
-        assert_eq!(waves(193, 64), [97 * 64, 96 * 64]);
-        assert_eq!(waves(256, 64), [8192, 8192]);
-        assert_eq!(waves(300, 64), [4800; 4]);
-        assert_eq!(waves(1, 15000), [7500, 7500]);
+    fn streams_get_even_batches_of_whole_questions() {
+        assert_eq!(batches(192, 64), [6144, 6144]);
+        assert_eq!(batches(193, 64), [97 * 64, 96 * 64]);
+        assert_eq!(batches(256, 64), [8192, 8192]);
+        assert_eq!(batches(300, 64), [4800; 4]);
+        assert_eq!(batches(1, 15000), [7500, 7500]);
     }
 
     #[test]
     fn few_rows_stay_together() {
-        assert_eq!(waves(64, 64), [64 * 64]);
-        assert_eq!(waves(128, 64), [128 * 64]);
-        assert_eq!(waves(1, 1), [1]);
+        assert_eq!(batches(64, 64), [64 * 64]);
+        assert_eq!(batches(128, 64), [128 * 64]);
+        assert_eq!(batches(1, 1), [1]);
     }
 }

@@ -55,7 +55,7 @@ use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTrace;
 use crate::reply::ComputeCost;
-use crate::sampler::{RowId, Sampler};
+use crate::sampler::{Sampler, SequenceId};
 use crate::sampling_params::{SamplingParams, Search, SearchMethod};
 use crate::score::{AnswerBatch, Rewards, ScoredPath, ScorerState};
 use resampling::systematic_resampling;
@@ -331,7 +331,7 @@ impl<'a> BeamSearch<'a> {
             let question = self.sampler.items[item].prompt.id;
             (0..self.search.extensions() as u32).map(move |trajectory| SequenceSpec {
                 item,
-                id: RowId { question, trajectory },
+                id: SequenceId { question, trajectory },
                 perturbed: true,
             })
         };
@@ -403,7 +403,7 @@ impl<'a> BeamSearch<'a> {
             let first = &particles[0].sequence;
             let item = self.sampler.items[first.spec.item];
             let step = first.thoughts.len();
-            let id = RowId { question: item.prompt.id, trajectory: RESAMPLING };
+            let id = SequenceId { question: item.prompt.id, trajectory: RESAMPLING };
             let offset = id.rng_key(item.params.seed, step).uniform(Site::Resampling);
             let rewards = particles.iter().map(|particle| particle.path.last_reward());
             let rewards: Vec<f64> = rewards.collect();

@@ -3,8 +3,9 @@
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
+use crate::aligned_batch::BatchCaches;
 use crate::batch::{BatchContext, BatchItem};
-use crate::batch_plan::{BatchPlan, RowRange};
+use crate::batch_plan::{BatchPlan, SequenceRange};
 use crate::cost::CostModel;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
@@ -15,7 +16,6 @@ use crate::request::CancelToken;
 use crate::rollout::{Grade, RolloutCost, RolloutRunner, RolloutState, ThoughtLabels};
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
-use crate::wave::WaveCaches;
 
 /// Times and operation counts of a benchmark run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,7 +37,7 @@ pub struct EngineBench<'a> {
     context: BatchContext<'a>,
     params: SamplingParams,
     memory: usize,
-    streams: Vec<StreamState<WaveCaches>>,
+    streams: Vec<StreamState<BatchCaches>>,
     rollout_streams: Vec<StreamState<RolloutState>>,
 }
 
@@ -74,11 +74,11 @@ impl<'a> EngineBench<'a> {
         if self.streams.len() != plan.streams() {
             self.streams = streams::open(plan.streams());
         }
-        let range = |question| RowRange { question, rows: 0..params.rows() };
-        let waves = plan.waves(&(0..prompts.len()).map(range).collect::<Vec<_>>());
-        context.run_waves(&plan, &waves, &self.streams, |wave, done, seconds| {
+        let range = |question| SequenceRange { question, rows: 0..params.rows() };
+        let batches = plan.batches(&(0..prompts.len()).map(range).collect::<Vec<_>>());
+        context.run_batches(&plan, &batches, &self.streams, |batch, done, seconds| {
             result.seconds += seconds;
-            for (range, rows) in wave.iter().zip(done) {
+            for (range, rows) in batch.iter().zip(done) {
                 let costs = CostModel { context, item: items[range.question] };
                 let first = if range.rows.start == 0 { costs.prompt() } else { Default::default() };
                 let mut cost: ComputeCost = first;

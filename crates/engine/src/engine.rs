@@ -19,8 +19,9 @@ use data::answer::AnswerKind;
 use model::Probe;
 use rayon::prelude::*;
 
+use crate::aligned_batch::{BatchCaches, FinishedRanges};
 use crate::batch::{BatchContext, BatchItem};
-use crate::batch_plan::{BatchPlan, RowRange};
+use crate::batch_plan::{BatchPlan, SequenceRange};
 use crate::beam_search::SearchOutput;
 use crate::error::EngineError;
 use crate::prompt::Prompt;
@@ -30,7 +31,6 @@ use crate::reply::{Output, StageSeconds};
 use crate::request::{CancelToken, Request};
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamState};
-use crate::wave::{FinishedRanges, WaveCaches};
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -62,7 +62,7 @@ pub struct Engine {
     memory: usize,
     /// On a CPU, the caches of the last run, reused by the next one because the operating system
     /// zeroes fresh memory page by page. A GPU's memory is released instead.
-    spare: Arc<StreamState<WaveCaches>>,
+    spare: Arc<StreamState<BatchCaches>>,
 }
 
 impl Engine {
@@ -218,12 +218,12 @@ impl Engine {
         for group in plan.question_groups() {
             collector.open(group, |question| requests[prompts[question].0].answer_kind);
             loop {
-                let waves = plan.waves(&collector.next_round());
-                if waves.is_empty() {
+                let batches = plan.batches(&collector.next_round());
+                if batches.is_empty() {
                     break;
                 }
-                context.run_waves(&plan, &waves, &streams, |wave, done, seconds| {
-                    collector.collect(wave, done, seconds)?;
+                context.run_batches(&plan, &batches, &streams, |batch, done, seconds| {
+                    collector.collect(batch, done, seconds)?;
                     let mut finished = collector.take_finished()?.into_iter();
                     finished.try_for_each(|(question, reply)| deliver(question, reply))
                 })?;
@@ -340,7 +340,7 @@ impl Drop for OutputStream {
 /// at the end.
 struct RunStreams<'a> {
     engine: &'a Engine,
-    streams: Vec<StreamState<WaveCaches>>,
+    streams: Vec<StreamState<BatchCaches>>,
 }
 
 impl<'a> RunStreams<'a> {
@@ -352,7 +352,7 @@ impl<'a> RunStreams<'a> {
 }
 
 impl Deref for RunStreams<'_> {
-    type Target = [StreamState<WaveCaches>];
+    type Target = [StreamState<BatchCaches>];
 
     fn deref(&self) -> &Self::Target {
         &self.streams
@@ -374,7 +374,7 @@ struct Collector<'a> {
     context: BatchContext<'a>,
     plan: &'a BatchPlan<'a>,
     /// The stream on which beam searches run.
-    stream: &'a StreamState<WaveCaches>,
+    stream: &'a StreamState<BatchCaches>,
     seconds: StageSeconds,
     states: VecDeque<QuestionState>,
     /// Index of the question of the first state.
@@ -389,7 +389,7 @@ impl<'a> Collector<'a> {
         engine: &'a Engine,
         context: BatchContext<'a>,
         plan: &'a BatchPlan<'a>,
-        stream: &'a StreamState<WaveCaches>,
+        stream: &'a StreamState<BatchCaches>,
     ) -> Self {
         let seconds = StageSeconds::default();
         let states = VecDeque::new();
@@ -407,13 +407,13 @@ impl<'a> Collector<'a> {
     }
 
     /// The next sequences of every question whose vote is still undecided.
-    fn next_round(&mut self) -> Vec<RowRange> {
+    fn next_round(&mut self) -> Vec<SequenceRange> {
         let states = self.states.iter_mut().enumerate().filter(|(_, state)| !state.done);
         let first = self.first;
         let items = self.plan.items();
         let range = |(i, state): (usize, &mut QuestionState)| {
             state.round = state.next_rows(items[first + i].params);
-            RowRange { question: first + i, rows: state.round.clone() }
+            SequenceRange { question: first + i, rows: state.round.clone() }
         };
         states.map(range).collect()
     }
@@ -422,7 +422,7 @@ impl<'a> Collector<'a> {
     /// and comparing thoughts takes longer than computing them on a GPU.
     fn collect(
         &mut self,
-        wave: &[RowRange],
+        batch: &[SequenceRange],
         done: FinishedRanges,
         seconds: StageSeconds,
     ) -> Result<(), EngineError> {
@@ -430,8 +430,8 @@ impl<'a> Collector<'a> {
         let first = self.first;
         // A batch contains a question at most once, and questions in order. A cancelled question
         // may have been handed over before the batches of its last sequences.
-        let open = |(range, _): &(&RowRange, Vec<_>)| range.question >= first;
-        let mut ranges = wave.iter().zip(done).filter(open).peekable();
+        let open = |(range, _): &(&SequenceRange, Vec<_>)| range.question >= first;
+        let mut ranges = batch.iter().zip(done).filter(open).peekable();
         let states = self.states.iter_mut().enumerate();
         let work: Vec<_> = states
             .filter_map(|(i, state)| {
@@ -440,7 +440,7 @@ impl<'a> Collector<'a> {
             .collect();
         let engine = self.engine;
         let items = self.plan.items();
-        let collect = |(state, (range, rows)): (&mut QuestionState, (&RowRange, Vec<_>))| {
+        let collect = |(state, (range, rows)): (&mut QuestionState, (&SequenceRange, Vec<_>))| {
             let of = QuestionContext { engine, item: items[range.question] };
             state.add_rows(of, &range.rows, rows)
         };

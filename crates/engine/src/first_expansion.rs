@@ -56,14 +56,14 @@ pub(crate) struct SearchedQuestion {
 }
 
 /// A finished batch.
-pub(crate) struct FinishedWave<'a> {
+pub(crate) struct FinishedBatch<'a> {
     pub(crate) sequences: &'a [SequenceState],
     pub(crate) scores: &'a ScoreOutput,
     pub(crate) cache: &'a Cache,
     pub(crate) reward_cache: &'a Cache,
 }
 
-impl FinishedWave<'_> {
+impl FinishedBatch<'_> {
     /// The first expansions of some questions; `None` if there are none, or if the reward model has
     /// scored nothing.
     pub(crate) fn first_expansion(

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! The executor advances sequences by one forward pass at a time. [`Engine`] runs a given list of
-//! requests in batches that fit the memory (`batch_plan`, `wave`); [`Scheduler`] runs requests that
+//! requests in batches that fit the memory (`batch_plan`, `aligned_batch`); [`Scheduler`] runs requests that
 //! arrive over time; [`family`] contains the differences between the families; [`rollout`] labels
 //! thoughts for reward model training; [`mod@reference`] exposes the individual steps for
 //! comparison with other implementations. The engine does not use gold answers and does not write
 //! result files.
 
+mod aligned_batch;
 mod answer_text;
 mod batch;
 mod batch_plan;
@@ -44,7 +45,6 @@ pub mod scheduler;
 mod score;
 mod stage_timer;
 mod streams;
-mod wave;
 
 pub use answer_text::AnswerText;
 pub use engine::{Engine, OutputStream};
@@ -56,11 +56,14 @@ pub use logprobs::TokenScore;
 pub use method::{LatentLoop, Method, TokenLookup};
 pub use perturbation_keys::{PassStage, PerturbationKeys};
 pub use prompt::Prompt;
-pub use reasoner::{FamilyParts, LatentModel, REFERENCE_DIR, Reasoner, RewardModel};
+pub use reasoner::{
+    FamilyParts, LatentModel, OLD_REFERENCE_DIR, REFERENCE_DIR, Reasoner, RewardModel,
+    reference_files,
+};
 pub use reference_trace::{ReferenceTrace, ReferenceTracer};
 pub use reply::{ComputeCost, LensToken, Output, SearchResult, StageSeconds, Trajectory};
 pub use request::{AnswerSampling, CancelToken, Lens, Request};
-pub use sampler::{RecordedNoise, RowId};
+pub use sampler::{RecordedNoise, SequenceId};
 pub use scheduler::Scheduler;
 pub use schema::{
     AdaptiveSampling, ColdStop, DropoutScope, DropoutSites, LatentLength, LengthRange,

@@ -9,7 +9,7 @@ use tensor::ops::{RowPerturbation, SiteSet};
 
 use crate::perturb::{Perturbation, mask_key, private_tokens, site_set};
 use crate::request::AnswerSampling;
-use crate::sampler::RowId;
+use crate::sampler::SequenceId;
 use crate::sampling_params::SamplingParams;
 
 /// The stage of a forward pass, which decides whether dropout is applied.
@@ -47,13 +47,18 @@ impl PerturbationKeys {
 
     /// The id under which the thoughts of a trajectory are sampled: trajectories that share
     /// thoughts share it.
-    pub fn thoughts_of(&self, id: RowId) -> RowId {
-        RowId { trajectory: id.trajectory / self.per_thoughts, ..id }
+    pub fn thoughts_of(&self, id: SequenceId) -> SequenceId {
+        SequenceId { trajectory: id.trajectory / self.per_thoughts, ..id }
     }
 
     /// The dropout of a perturbed trajectory at a position, counted from the first prompt token, if
     /// this stage has dropout. Shared prompt tokens have none.
-    pub fn dropout(&self, id: RowId, position: usize, stage: PassStage) -> Option<RowPerturbation> {
+    pub fn dropout(
+        &self,
+        id: SequenceId,
+        position: usize,
+        stage: PassStage,
+    ) -> Option<RowPerturbation> {
         let Perturbation::Dropout { p, sites, mask, .. } = self.perturbation else { return None };
         if stage == PassStage::Answer && !self.perturbation.affects_answer() {
             return None;
@@ -63,7 +68,7 @@ impl PerturbationKeys {
     }
 
     /// The Gaussian noise on the thought that a perturbed trajectory feeds at a position.
-    pub fn noise(&self, id: RowId, position: usize) -> Option<RowPerturbation> {
+    pub fn noise(&self, id: SequenceId, position: usize) -> Option<RowPerturbation> {
         let Perturbation::Gaussian { std } = self.perturbation else { return None };
         let key = self.thoughts_of(id).rng_key(self.seed, position);
         Some(RowPerturbation { key, strength: std, sites: SiteSet::NOISE })

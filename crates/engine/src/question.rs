@@ -20,14 +20,14 @@ use crate::executor::{AnswerTokens, SequenceState};
 use crate::perturb::Perturbation;
 use crate::probed::Probed;
 use crate::reply::{LensToken, Output, SearchResult, StageSeconds, Trajectory};
-use crate::sampler::RowId;
+use crate::sampler::SequenceId;
 use crate::sampling_params::{AdaptiveSampling, SamplingParams, SearchMethod};
 use crate::score::Rewards;
 
 /// A finished sequence with its answer.
 #[derive(Clone)]
 pub(crate) struct FinishedSequence {
-    pub(crate) id: RowId,
+    pub(crate) id: SequenceId,
     pub(crate) perturbed: bool,
     /// Number of thoughts.
     pub(crate) thoughts: usize,
@@ -235,7 +235,7 @@ impl QuestionState {
     /// Adds a sequence's thoughts to the diversity: before noise is added, as the paper's algorithm
     /// stores them, and as they are fed. The noise is a function of its key, so it is subtracted
     /// again instead of being stored.
-    fn add_thoughts(&mut self, of: QuestionContext<'_>, id: RowId, latents: &Tensor) {
+    fn add_thoughts(&mut self, of: QuestionContext<'_>, id: SequenceId, latents: &Tensor) {
         let BatchItem { prompt, params, forced_thoughts, .. } = of.item;
         let loops = of.engine.reasoner().method.looped.map_or(0, |looped| looped.loops);
         let first = prompt.tokens.len() + loops * latents.rows();

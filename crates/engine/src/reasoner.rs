@@ -194,7 +194,16 @@ pub struct RewardModel {
 }
 
 /// The subdirectory of a reward model that contains its reference reasoner.
-pub const REFERENCE_DIR: &str = "mind";
+pub const REFERENCE_DIR: &str = "reference";
+
+/// Its name in reward models of version 0.1.
+pub const OLD_REFERENCE_DIR: &str = "mind";
+
+/// The files of the reference reasoner in a reward model's directory, if it is there.
+pub fn reference_files(reward_model: &ModelFiles) -> Option<ModelFiles> {
+    let old = || reward_model.subdir(OLD_REFERENCE_DIR);
+    reward_model.subdir(REFERENCE_DIR).or_else(old)
+}
 
 impl RewardModel {
     /// Number of finished paths of a search that are decoded: all that are retained if they vote or
@@ -244,7 +253,7 @@ impl RewardModel {
     ) -> Result<Option<LatentModel>, EngineError> {
         let files = checkpoint.model_files();
         let width = checkpoint.config().width;
-        if let Some(copy) = files.subdir(REFERENCE_DIR) {
+        if let Some(copy) = reference_files(files) {
             return Self::load_reference(device, copy, width).map(Some);
         }
         let Some(record) = &checkpoint.config().reference else { return Ok(None) };

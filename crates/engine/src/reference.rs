@@ -18,7 +18,7 @@ use crate::prompt::Prompt;
 use crate::reasoner::{LatentModel, RewardModel};
 use crate::reference_trace::ReferenceTracer;
 use crate::request::{CancelToken, Lens};
-use crate::sampler::{RecordedNoise, RowId, Sampler};
+use crate::sampler::{RecordedNoise, Sampler, SequenceId};
 use crate::sampling_params::SamplingParams;
 use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScoredSequence, score};
 
@@ -79,7 +79,7 @@ pub fn prompt_hidden(model: &LatentModel, tokens: &[u32]) -> Result<Tensor, Devi
 }
 
 /// Runs the sequences of one prompt through prefill, thoughts and answer.
-pub fn run_rows(
+pub fn run_sequences(
     model: &LatentModel,
     prompt: &Prompt,
     run: ReferenceRun<'_>,
@@ -195,6 +195,6 @@ pub fn rewards_with_answers(
 }
 
 fn row_spec(prompt: &Prompt, row: usize) -> SequenceSpec {
-    let id = RowId { question: prompt.id, trajectory: row as u32 };
+    let id = SequenceId { question: prompt.id, trajectory: row as u32 };
     SequenceSpec { item: 0, id, perturbed: true }
 }

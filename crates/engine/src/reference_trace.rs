@@ -7,15 +7,15 @@
 use model::Cache;
 use tensor::{Device, DeviceError, Tensor, ops};
 
+use crate::aligned_batch::ensure_slots;
 use crate::batch::BatchItem;
 use crate::executor::{Executor, Gather, SequenceSpec};
 use crate::perturb::Perturbation;
 use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
 use crate::request::CancelToken;
-use crate::sampler::{RowId, Sampler};
+use crate::sampler::{Sampler, SequenceId};
 use crate::sampling_params::SamplingParams;
-use crate::wave::ensure_slots;
 
 /// A reference reasoner's thoughts about some prompts.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +70,7 @@ impl ReferenceTracer {
         let items: Vec<BatchItem<'_>> =
             prompts.iter().map(|&prompt| BatchItem::new(prompt, &params, &cancel)).collect();
         let spec = |(item, of): (usize, &&Prompt)| {
-            let id = RowId { question: of.id, trajectory: 0 };
+            let id = SequenceId { question: of.id, trajectory: 0 };
             SequenceSpec { item, id, perturbed: false }
         };
         let specs: Vec<SequenceSpec> = prompts.iter().enumerate().map(spec).collect();

@@ -34,6 +34,7 @@ use std::ops::Range;
 use model::Cache;
 use tensor::Tensor;
 
+use crate::aligned_batch::ensure_slots;
 use crate::batch::BatchContext;
 use crate::error::EngineError;
 use crate::executor::AnswerTokens;
@@ -41,10 +42,9 @@ use crate::prompt::Prompt;
 use crate::reasoner::LatentModel;
 use crate::reply::{ComputeCost, StageSeconds};
 use crate::request::CancelToken;
-use crate::sampler::RowId;
+use crate::sampler::SequenceId;
 use crate::sampling_params::SamplingParams;
 use crate::streams::{self, StreamJobs, StreamState};
-use crate::wave::ensure_slots;
 use plan::RolloutPlan;
 
 const THOUGHT_BITS: u32 = 9;
@@ -57,13 +57,13 @@ pub const MAX_THOUGHTS: usize = 1 << THOUGHT_BITS;
 pub const MAX_ROLLOUTS: usize = 1 << ROLLOUT_BITS;
 
 /// The random number key of a rollout from a thought (counted from 1) of a question's trajectory.
-pub fn rollout_row(trajectory: RowId, thought: usize, rollout: usize) -> RowId {
+pub fn rollout_row(trajectory: SequenceId, thought: usize, rollout: usize) -> SequenceId {
     debug_assert!((trajectory.trajectory as usize) < MAX_TRAJECTORIES && rollout < MAX_ROLLOUTS);
     debug_assert!((1..=MAX_THOUGHTS).contains(&thought));
     let place = trajectory.trajectory << (THOUGHT_BITS + ROLLOUT_BITS)
         | (thought as u32 - 1) << ROLLOUT_BITS
         | rollout as u32;
-    RowId { trajectory: 1 << 31 | place, ..trajectory }
+    SequenceId { trajectory: 1 << 31 | place, ..trajectory }
 }
 
 /// The label of a thought.
@@ -197,12 +197,12 @@ impl RolloutRunner<'_> {
         if states.len() != plan.streams {
             *states = streams::open(plan.streams);
         }
-        let each = |wave: &Range<usize>, state: &mut RolloutState| {
-            self.run_wave(&plan, wave.clone(), usize::MAX, state)
+        let each = |batch: &Range<usize>, state: &mut RolloutState| {
+            self.run_batch(&plan, batch.clone(), usize::MAX, state)
         };
         let device = self.model.decoder.device();
         let streams = states.as_slice();
-        let jobs = StreamJobs { device, streams, jobs: &plan.waves(), each };
+        let jobs = StreamJobs { device, streams, jobs: &plan.batches(), each };
         jobs.run(|_, annotated: Vec<_>| annotated.into_iter().try_for_each(&mut take))
     }
 
@@ -218,36 +218,37 @@ impl RolloutRunner<'_> {
 
     /// Annotates the prompts of a batch: in two halves if the device lacks the memory for all at
     /// once, and a single prompt with at most `max_rollouts` rollouts at a time.
-    fn run_wave(
+    fn run_batch(
         &self,
         plan: &RolloutPlan<'_>,
-        wave: Range<usize>,
+        batch: Range<usize>,
         max_rollouts: usize,
         state: &mut RolloutState,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
         let decoder = &self.model.decoder;
-        let at_once = plan.rollouts(wave.clone()).min(max_rollouts);
-        let slots = plan.slots(wave.clone(), at_once);
+        let at_once = plan.rollouts(batch.clone()).min(max_rollouts);
+        let slots = plan.slots(batch.clone(), at_once);
         let ready = ensure_slots(&mut state.cache, slots, decoder);
         let annotated = match (ready, &mut state.cache) {
             (Ok(()), Some(cache)) => {
-                let prompts = &plan.prompts[wave.clone()];
-                let wave = run::WaveRun { runner: self, first: wave.start, prompts, at_once };
-                decoder.device().run(|| wave.annotate(cache, &mut state.cost))
+                let prompts = &plan.prompts[batch.clone()];
+                let batch =
+                    run::RolloutBatch { runner: self, first: batch.start, prompts, at_once };
+                decoder.device().run(|| batch.annotate(cache, &mut state.cost))
             }
             (ready, _) => ready.map(|()| Vec::new()).map_err(EngineError::from),
         };
-        let count = wave.len();
+        let count = batch.len();
         match annotated {
             Err(EngineError::Device(e)) if e.is_out_of_memory() && (count > 1 || at_once > 1) => {
                 tracing::warn!(questions = count, "out of device memory; annotating in two halves");
                 state.cache = None;
                 if count == 1 {
-                    return self.run_wave(plan, wave, at_once / 2, state);
+                    return self.run_batch(plan, batch, at_once / 2, state);
                 }
-                let middle = wave.start + count / 2;
-                let mut all = self.run_wave(plan, wave.start..middle, at_once, state)?;
-                all.extend(self.run_wave(plan, middle..wave.end, at_once, state)?);
+                let middle = batch.start + count / 2;
+                let mut all = self.run_batch(plan, batch.start..middle, at_once, state)?;
+                all.extend(self.run_batch(plan, middle..batch.end, at_once, state)?);
                 Ok(all)
             }
             other => other,
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn every_rollout_has_a_name_of_its_own() {
-        let of = |trajectory: usize| RowId { question: 3, trajectory: trajectory as u32 };
+        let of = |trajectory: usize| SequenceId { question: 3, trajectory: trajectory as u32 };
         let mut seen = std::collections::HashSet::new();
         for trajectory in [0, 1, 7, MAX_TRAJECTORIES - 1] {
             seen.insert(of(trajectory).trajectory);

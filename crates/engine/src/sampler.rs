@@ -24,14 +24,14 @@ use crate::sampling_params::SamplingParams;
 
 /// The part of a random number key that identifies a trajectory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowId {
+pub struct SequenceId {
     /// The request's id: the question's index in its data set.
     pub question: u32,
     /// The trajectory's index within the question.
     pub trajectory: u32,
 }
 
-impl RowId {
+impl SequenceId {
     /// The random number key of this trajectory at a position, counted from the first prompt token.
     pub fn rng_key(self, seed: u64, position: usize) -> RngKey {
         RngKey {

@@ -100,7 +100,7 @@ pub enum SubmitError {
     Refused(#[from] EngineError),
     /// It has more sequences than the queue holds.
     #[error("{rows} trajectories exceed the queue limit of {limit}; request fewer")]
-    TooManyRows {
+    TooManySequences {
         /// The request's sequences.
         rows: usize,
         /// The queue limit, in sequences.
@@ -129,9 +129,9 @@ pub struct SchedulerStats {
     /// Requests in the queue.
     pub waiting_requests: usize,
     /// Sequences in the batch.
-    pub running_rows: usize,
+    pub running_sequences: usize,
     /// Sequences of the requests in the queue.
-    pub waiting_rows: usize,
+    pub waiting_sequences: usize,
     /// Reserved KV slots.
     pub used_slots: usize,
     /// Total KV slots.
@@ -155,7 +155,7 @@ pub struct Scheduler {
 struct Shared {
     engine: Engine,
     /// Queue limit, in sequences.
-    max_waiting_rows: usize,
+    max_waiting_sequences: usize,
     state: Mutex<QueueState>,
     arrived: Condvar,
     stop: CancelToken,
@@ -236,22 +236,22 @@ impl Work {
 }
 
 impl Scheduler {
-    /// Starts the engine's thread. At most `max_waiting_rows` sequences wait in addition to those
+    /// Starts the engine's thread. At most `max_waiting_sequences` sequences wait in addition to those
     /// that run.
-    pub fn start(engine: Engine, max_waiting_rows: usize) -> Self {
-        Self::start_with(engine, max_waiting_rows, Lookahead::WhileComputed)
+    pub fn start(engine: Engine, max_waiting_sequences: usize) -> Self {
+        Self::start_with(engine, max_waiting_sequences, Lookahead::WhileComputed)
     }
 
     /// The same, but also schedules one step ahead on a CPU, where this brings no speedup. Results
     /// are identical; for tests.
-    pub fn start_looking_ahead(engine: Engine, max_waiting_rows: usize) -> Self {
-        Self::start_with(engine, max_waiting_rows, Lookahead::Always)
+    pub fn start_looking_ahead(engine: Engine, max_waiting_sequences: usize) -> Self {
+        Self::start_with(engine, max_waiting_sequences, Lookahead::Always)
     }
 
-    fn start_with(engine: Engine, max_waiting_rows: usize, lookahead: Lookahead) -> Self {
+    fn start_with(engine: Engine, max_waiting_sequences: usize, lookahead: Lookahead) -> Self {
         let shared = Arc::new(Shared {
             engine,
-            max_waiting_rows,
+            max_waiting_sequences,
             state: Mutex::default(),
             arrived: Condvar::new(),
             stop: CancelToken::default(),
@@ -284,15 +284,15 @@ impl Scheduler {
         let admitted = submissions.into_iter().map(|submission| self.admit(submission.0));
         let work: Vec<Work> = admitted.collect::<Result<_, _>>()?;
         let rows = work.iter().map(Work::rows).sum();
-        let limit = self.shared.max_waiting_rows;
+        let limit = self.shared.max_waiting_sequences;
         if rows > limit {
-            return Err(SubmitError::TooManyRows { rows, limit });
+            return Err(SubmitError::TooManySequences { rows, limit });
         }
         let mut state = self.shared.lock();
         if state.closed || !self.is_alive() {
             return Err(SubmitError::Closed);
         }
-        let waiting = state.stats.waiting_rows;
+        let waiting = state.stats.waiting_sequences;
         if waiting + rows > limit {
             let retry_after = state.rate.time_for(waiting + rows - limit);
             return Err(SubmitError::QueueFull { waiting, limit, retry_after });
@@ -375,7 +375,7 @@ impl QueueState {
     fn count_waiting(&mut self) {
         let tokens: usize = self.tokens.iter().map(VecDeque::len).sum();
         self.stats.waiting_requests = self.requests.len() + tokens;
-        self.stats.waiting_rows =
+        self.stats.waiting_sequences =
             self.requests.iter().map(|job| job.rows()).sum::<usize>() + tokens;
     }
 

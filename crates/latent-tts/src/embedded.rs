@@ -39,8 +39,11 @@ static REWARD_MODEL: EmbeddedFiles = EmbeddedFiles {
     subdirs: &[(REFERENCE_DIR, REFERENCE_REASONER)],
 };
 
-const REFERENCE_REASONER: EmbeddedFiles =
-    EmbeddedFiles { name: "embedded:reward/mind", files: files!("reward/mind"), subdirs: &[] };
+const REFERENCE_REASONER: EmbeddedFiles = EmbeddedFiles {
+    name: "embedded:reward/reference",
+    files: files!("reward/reference"),
+    subdirs: &[],
+};
 
 /// The files of the embedded reasoner.
 pub fn reasoner() -> ModelFiles {

@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use data::{FieldNames, Question};
-use engine::REFERENCE_DIR;
+use engine::{OLD_REFERENCE_DIR, REFERENCE_DIR};
 use model::{EmbeddedFiles, ModelFiles};
 use record::Fingerprint;
 
@@ -98,7 +98,7 @@ fn hash_embedded(digest: Fingerprint, packed: &EmbeddedFiles) -> Fingerprint {
 
 fn hash_directory(mut digest: Fingerprint, dir: &Path) -> Result<Fingerprint, Error> {
     // CODI may have its projector in a subdirectory, a reward model its reference reasoner.
-    let inside = ["prj", REFERENCE_DIR].map(|name| dir.join(name));
+    let inside = ["prj", REFERENCE_DIR, OLD_REFERENCE_DIR].map(|name| dir.join(name));
     for dir in
         [dir].into_iter().chain(inside.iter().map(PathBuf::as_path).filter(|inner| inner.is_dir()))
     {

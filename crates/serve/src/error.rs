@@ -177,7 +177,9 @@ impl ApiError {
             SubmitError::QueueFull { retry_after, .. } => {
                 Self::queue_full(error.to_string(), retry_after)
             }
-            SubmitError::TooManyRows { .. } => Self::field("latent.samples", error.to_string()),
+            SubmitError::TooManySequences { .. } => {
+                Self::field("latent.samples", error.to_string())
+            }
             SubmitError::Closed => Self::draining(),
             SubmitError::Refused(error) => error.into(),
         }

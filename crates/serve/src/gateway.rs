@@ -81,7 +81,7 @@ struct QueuedCompletions {
 
 impl QueuedCompletions {
     fn new(state: &Arc<AppState>, count: usize) -> Result<Self, ApiError> {
-        let limit = state.options.max_waiting_rows;
+        let limit = state.options.max_waiting_sequences;
         let queued: &AtomicUsize = &state.upstream_queued;
         let add = |waiting: usize| Some(waiting + count).filter(|&sum| sum <= limit);
         let added = queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, add);

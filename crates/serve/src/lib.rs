@@ -96,7 +96,7 @@ pub struct ServeOptions {
     /// Maximum bytes of all models in memory; idle models are unloaded for others.
     pub model_memory: Option<u64>,
     /// Maximum number of trajectories of all queued requests, per model.
-    pub max_waiting_rows: usize,
+    pub max_waiting_sequences: usize,
     /// Maximum number of trajectories per prompt.
     pub max_samples: usize,
     /// Maximum number of connections.
@@ -138,7 +138,7 @@ impl Default for ServeOptions {
             allowed_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             model_memory: None,
-            max_waiting_rows: 4096,
+            max_waiting_sequences: 4096,
             max_samples: 512,
             max_connections: 1024,
             max_body_bytes: 1 << 20,

@@ -40,8 +40,8 @@ pub(crate) struct Metrics {
     pub(crate) http_in_flight: Gauge,
     running: Gauge,
     waiting: Gauge,
-    running_rows: Gauge,
-    waiting_rows: Gauge,
+    running_sequences: Gauge,
+    waiting_sequences: Gauge,
     kv_usage: Gauge<f64, AtomicU64>,
     passes: Gauge,
     models: Gauge,
@@ -71,8 +71,8 @@ impl Metrics {
             http_in_flight: Gauge::default(),
             running: Gauge::default(),
             waiting: Gauge::default(),
-            running_rows: Gauge::default(),
-            waiting_rows: Gauge::default(),
+            running_sequences: Gauge::default(),
+            waiting_sequences: Gauge::default(),
             kv_usage: Gauge::default(),
             passes: Gauge::default(),
             models: Gauge::default(),
@@ -103,9 +103,9 @@ impl Metrics {
         registry.register("num_requests_running", "requests in the batch", running);
         let waiting = self.waiting.clone();
         registry.register("num_requests_waiting", "requests in the queue", waiting);
-        let rows = self.running_rows.clone();
+        let rows = self.running_sequences.clone();
         registry.register("num_rows_running", "trajectories in the batch", rows);
-        let rows = self.waiting_rows.clone();
+        let rows = self.waiting_sequences.clone();
         registry.register("num_rows_waiting", "trajectories in the queue", rows);
         let usage = self.kv_usage.clone();
         registry.register("kv_cache_usage_perc", "used fraction of the KV cache", usage);
@@ -168,8 +168,8 @@ impl Metrics {
     pub(crate) fn render(&self, stats: SchedulerStats, models: usize) -> Result<String, Error> {
         self.running.set(stats.running_requests as i64);
         self.waiting.set(stats.waiting_requests as i64);
-        self.running_rows.set(stats.running_rows as i64);
-        self.waiting_rows.set(stats.waiting_rows as i64);
+        self.running_sequences.set(stats.running_sequences as i64);
+        self.waiting_sequences.set(stats.waiting_sequences as i64);
         self.passes.set(stats.passes as i64);
         self.models.set(models as i64);
         self.prefix_queries.set(stats.prompt_tokens as i64);

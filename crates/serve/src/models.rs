@@ -69,7 +69,7 @@ impl ServedModel {
             tokenizer_info: tokenizer_info(&engine, config),
             created: unix_seconds(),
             is_embedded: notes::is_embedded(&files),
-            scheduler: Scheduler::start(engine, options.max_waiting_rows),
+            scheduler: Scheduler::start(engine, options.max_waiting_sequences),
         })
     }
 
@@ -295,8 +295,8 @@ impl ModelPool {
         for stats in state.loaded.iter().map(|entry| entry.model.scheduler.stats()) {
             sum.running_requests += stats.running_requests;
             sum.waiting_requests += stats.waiting_requests;
-            sum.running_rows += stats.running_rows;
-            sum.waiting_rows += stats.waiting_rows;
+            sum.running_sequences += stats.running_sequences;
+            sum.waiting_sequences += stats.waiting_sequences;
             sum.used_slots += stats.used_slots;
             sum.slots += stats.slots;
             sum.passes += stats.passes;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use latent_tts::engine::{Family, FamilyParts, LatentLength, Method, REFERENCE_DIR};
+use latent_tts::engine::{Family, FamilyParts, LatentLength, Method, reference_files};
 use latent_tts::{NoiseStd, Probability, files_over};
 use model::config::Architecture;
 use model::{Checkpoint, LmHead, ModelFiles, RewardHead, Tokenizer};
@@ -266,7 +266,7 @@ impl InspectReport<'_> {
 
 /// The directory of a reward model's reference reasoner.
 fn reference_path(checkpoint: &Checkpoint) -> Option<PathBuf> {
-    let copy = checkpoint.model_files().subdir(REFERENCE_DIR);
+    let copy = reference_files(checkpoint.model_files());
     let recorded = || Some(checkpoint.dir().join(&checkpoint.config().reference.as_ref()?.path));
     copy.map(|files| files.path().to_owned()).or_else(recorded)
 }

@@ -139,7 +139,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         allowed_origins: http.allowed_origins.clone(),
         allowed_hosts: http.allowed_hosts.clone(),
         model_memory: http.model_memory.map(|bytes| bytes as u64),
-        max_waiting_rows: max_queue.get(),
+        max_waiting_sequences: max_queue.get(),
         max_samples: max_samples.get().min(max_queue.get()),
         max_connections: max_connections.get(),
         max_body_bytes: max_body,

@@ -144,7 +144,7 @@ fn searches(engine: &Engine) -> Vec<SamplingParams> {
 
 /// A search that starts from a batch's caches has the same result as a search run from scratch.
 #[test]
-fn a_search_is_the_same_after_its_wave_and_by_itself() {
+fn a_search_is_the_same_after_its_batch_and_by_itself() {
     let mut begun = 0;
     for (model, rewards) in MODELS {
         let engine = engine(model, rewards);
@@ -160,20 +160,21 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             let items: Vec<BatchItem<'_>> =
                 prompts.iter().map(|prompt| BatchItem::new(prompt, &params, &cancel)).collect();
             let plan = BatchPlan::new(&context, &items, engine.memory());
-            let waves = plan
-                .waves(&[0, 1, 2].map(|question| RowRange { question, rows: 0..params.rows() }));
+            let batches = plan.batches(
+                &[0, 1, 2].map(|question| SequenceRange { question, rows: 0..params.rows() }),
+            );
             let streams = streams::open(1);
             let seconds = &mut StageSeconds::default();
-            let mut search = |questions: &[usize], caches: &mut WaveCaches| {
+            let mut search = |questions: &[usize], caches: &mut BatchCaches| {
                 context.search(&plan, questions, caches, seconds).unwrap()
             };
             let what = format!("{model:?}, {rewards:?}, {params:?}");
-            let expected = search(&[0, 1, 2], &mut WaveCaches::default());
+            let expected = search(&[0, 1, 2], &mut BatchCaches::default());
             assert!(expected.iter().all(Option::is_some), "{what}");
             // All at once, and in consecutive groups.
             for groups in [vec![vec![0, 1, 2]], vec![vec![2], vec![0, 1]]] {
                 context
-                    .run_waves(&plan, &waves, &streams, |_: &[RowRange], _, _| {
+                    .run_batches(&plan, &batches, &streams, |_: &[SequenceRange], _, _| {
                         Ok::<_, EngineError>(())
                     })
                     .unwrap();
@@ -187,7 +188,7 @@ fn a_search_is_the_same_after_its_wave_and_by_itself() {
             }
         }
     }
-    assert_eq!(begun, 4 * 6 * 3, "every search begins with the wave's rows");
+    assert_eq!(begun, 4 * 6 * 3, "every search begins with the batch's rows");
 }
 
 /// All results, with times set to zero because they vary between runs.
@@ -279,7 +280,7 @@ fn a_request_can_be_cancelled_at_every_check_alone() {
 /// With little memory, where a request's sequences are split among batches, and its last sequences
 /// share a batch with those of the next request.
 #[test]
-fn a_request_can_be_cancelled_at_every_check_in_several_waves() {
+fn a_request_can_be_cancelled_at_every_check_in_several_batches() {
     let engine = engine(TinyModel::Coconut, TinyRewards::None);
     let [params, noise, ..] = all_params(&engine, 2, 3)[..] else { panic!("too few") };
     let split = SamplingParams { samples: count(7), ..params };

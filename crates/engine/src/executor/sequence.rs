@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tensor::Tensor;
 use tensor::ops::TokenLogprob;
 
-use crate::sampler::RowId;
+use crate::sampler::SequenceId;
 
 /// The tokens of an answer, stored inline while there are few.
 pub type AnswerTokens = SmallVec<[u32; 16]>;
@@ -17,7 +17,7 @@ pub type AnswerTokens = SmallVec<[u32; 16]>;
 pub(crate) struct SequenceSpec {
     /// Index of its question among the sampler's items.
     pub(crate) item: usize,
-    pub(crate) id: RowId,
+    pub(crate) id: SequenceId,
     /// False for the greedy trajectory, which is never perturbed.
     pub(crate) perturbed: bool,
 }

@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::engine::tests::{MODELS, all_params, count, engine, set_eos};
 use crate::prompt::Prompt;
 use crate::request::CancelToken;
-use crate::sampler::{RowId, Sampler};
+use crate::sampler::{Sampler, SequenceId};
 use crate::sampling_params::SamplingParams;
 
 const SEQUENCES: u32 = 40;
@@ -22,7 +22,7 @@ fn answers(
     let cancel = CancelToken::default();
     let prompt = Prompt::new(engine.reasoner(), 3, "A hen lays 12 eggs; what do 3 lay?").unwrap();
     let items = [BatchItem::new(&prompt, params, &cancel)];
-    let id = |trajectory| RowId { question: 3, trajectory };
+    let id = |trajectory| SequenceId { question: 3, trajectory };
     let specs: Vec<SequenceSpec> =
         (0..SEQUENCES).map(|k| SequenceSpec { item: 0, id: id(k), perturbed: true }).collect();
     let device = model.decoder.device();

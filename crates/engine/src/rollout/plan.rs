@@ -105,16 +105,16 @@ impl<'a> RolloutPlan<'a> {
     }
 
     /// Ranges of questions, one per batch; the same number of batches for every stream.
-    pub(super) fn waves(&self) -> Vec<Range<usize>> {
-        let mut waves = Vec::new();
+    pub(super) fn batches(&self) -> Vec<Range<usize>> {
+        let mut batches = Vec::new();
         let mut first = 0;
         let even = self.prompts.len().div_ceil(self.streams);
         while first < self.prompts.len() {
             let end = first + self.questions(first).min(even);
-            waves.push(first..end);
+            batches.push(first..end);
             first = end;
         }
-        waves
+        batches
     }
 
     /// Slots of a question until its last rollout is done.
@@ -141,16 +141,16 @@ impl<'a> RolloutPlan<'a> {
     }
 
     /// Number of concurrent rollouts that fit in addition to a batch: at least one.
-    pub(super) fn rollouts(&self, wave: Range<usize>) -> usize {
-        let lasting: usize = wave.clone().map(|q| self.lasting_slots(q)).sum();
+    pub(super) fn rollouts(&self, batch: Range<usize>) -> usize {
+        let lasting: usize = batch.clone().map(|q| self.lasting_slots(q)).sum();
         let room = self.budget.saturating_sub(lasting) / self.rollout_slots.max(1);
-        room.min(self.max_rows).min(wave.len() * self.max_rollouts).max(1)
+        room.min(self.max_rows).min(batch.len() * self.max_rollouts).max(1)
     }
 
     /// Slots used by a batch with `at_once` concurrent rollouts.
-    pub(super) fn slots(&self, wave: Range<usize>, at_once: usize) -> usize {
-        let lasting: usize = wave.clone().map(|q| self.lasting_slots(q)).sum();
-        let answers = wave.len() * self.trajectories * self.answer_slots;
+    pub(super) fn slots(&self, batch: Range<usize>, at_once: usize) -> usize {
+        let lasting: usize = batch.clone().map(|q| self.lasting_slots(q)).sum();
+        let answers = batch.len() * self.trajectories * self.answer_slots;
         lasting + answers.max(at_once * self.rollout_slots)
     }
 }

@@ -22,11 +22,11 @@ use crate::perturb::Perturbation;
 use crate::prompt::Prompt;
 use crate::reply::ComputeCost;
 use crate::request::CancelToken;
-use crate::sampler::{RowId, Sampler};
+use crate::sampler::{Sampler, SequenceId};
 use crate::stage_timer::StageTimer;
 
 /// A batch of questions and how it is annotated.
-pub(super) struct WaveRun<'a> {
+pub(super) struct RolloutBatch<'a> {
     pub(super) runner: &'a RolloutRunner<'a>,
     /// The index of the batch's first prompt.
     pub(super) first: usize,
@@ -47,20 +47,20 @@ struct RolloutSpec {
 }
 
 /// The trajectories of a batch, in the cache up to their last thoughts.
-struct TrajectoryWave<'a> {
+struct TrajectoryBatch<'a> {
     sampler: Sampler<'a>,
     sequences: Vec<SequenceState>,
     /// The state of the cache after the last thought.
     mark: CacheMark,
 }
 
-impl TrajectoryWave<'_> {
+impl TrajectoryBatch<'_> {
     fn prompt_len(&self, row: &SequenceState) -> usize {
         self.sampler.items[row.spec.item].prompt_len()
     }
 }
 
-impl WaveRun<'_> {
+impl RolloutBatch<'_> {
     /// Annotates the batch; the cache is planned and empty.
     pub(super) fn annotate(
         &self,
@@ -73,14 +73,14 @@ impl WaveRun<'_> {
         let item = |prompt| BatchItem::new(prompt, params, cancel);
         let items: Vec<BatchItem<'_>> = self.prompts.iter().map(item).collect();
         let sampler = Sampler::new(&items);
-        let (wave, tokens) = self.trajectories(cache, sampler, spent)?;
+        let (group, tokens) = self.trajectories(cache, sampler, spent)?;
         self.check_cancelled(cancel)?;
         let mut grades = GradeCache {
             grader: self.runner.grader,
             first: self.first,
             known: vec![HashMap::new(); self.prompts.len()],
         };
-        let graded = wave.sequences.iter().zip(tokens).map(|(row, tokens)| {
+        let graded = group.sequences.iter().zip(tokens).map(|(row, tokens)| {
             let grade = grades.grade(row.spec.item, &tokens)?;
             Ok((tokens, grade))
         });
@@ -95,13 +95,13 @@ impl WaveRun<'_> {
 
         let start = Instant::now();
         let per_thought = self.runner.labels.rollouts();
-        let specs = self.rollout_specs(&wave, &kept);
+        let specs = self.rollout_specs(&group, &kept);
         let mut right = Vec::with_capacity(specs.len());
         for batch in specs.chunks(self.at_once) {
-            let tokens = self.run_rollouts(cache, &wave, batch, &mut spent.cost)?;
+            let tokens = self.run_rollouts(cache, &group, batch, &mut spent.cost)?;
             self.check_cancelled(cancel)?;
             for (spec, tokens) in batch.iter().zip(tokens) {
-                let item = wave.sequences[spec.row].spec.item;
+                let item = group.sequences[spec.row].spec.item;
                 right.push(grades.grade(item, &tokens)?.correct);
             }
         }
@@ -111,7 +111,7 @@ impl WaveRun<'_> {
             let count = right.iter().filter(|right| **right).count();
             (specs[0], count as f32 / per_thought as f32)
         });
-        self.annotated(&wave, &kept, answers, shares)
+        self.annotated(&group, &kept, answers, shares)
     }
 
     /// Cancelled sequences end early: no result of the batch is complete.
@@ -124,12 +124,12 @@ impl WaveRun<'_> {
     /// else the trajectory's own outcome.
     fn annotated(
         &self,
-        wave: &TrajectoryWave<'_>,
+        group: &TrajectoryBatch<'_>,
         kept: &[bool],
         answers: Vec<(AnswerTokens, Grade)>,
         shares: impl Iterator<Item = (RolloutSpec, f32)>,
     ) -> Result<Vec<AnnotatedQuestion>, EngineError> {
-        let latents = self.latents_to_host(&wave.sequences, kept)?;
+        let latents = self.latents_to_host(&group.sequences, kept)?;
         let labelled = |(thoughts, (tokens, grade)): (Tensor, (AnswerTokens, Grade))| {
             let Grade { answer, correct } = grade;
             let labels = vec![f32::from(u8::from(correct)); thoughts.rows()];
@@ -140,7 +140,7 @@ impl WaveRun<'_> {
         let mut rollouts = vec![0; self.prompts.len()];
         for (RolloutSpec { row, thought, .. }, share) in shares {
             trajectories[row].labels[thought - 1] = share;
-            rollouts[wave.sequences[row].spec.item] += self.runner.labels.rollouts();
+            rollouts[group.sequences[row].spec.item] += self.runner.labels.rollouts();
         }
         let per_question = self.runner.params.samples.get();
         let mut trajectories = trajectories.into_iter();
@@ -161,11 +161,11 @@ impl WaveRun<'_> {
         cache: &mut Cache,
         sampler: Sampler<'s>,
         spent: &mut RolloutCost,
-    ) -> Result<(TrajectoryWave<'s>, Vec<AnswerTokens>), DeviceError> {
+    ) -> Result<(TrajectoryBatch<'s>, Vec<AnswerTokens>), DeviceError> {
         let RolloutRunner { model, params, labels, .. } = self.runner;
         let specs = sampler.items.iter().enumerate().flat_map(|(item, of)| {
             let question = of.prompt.id;
-            let id = move |trajectory| RowId { question, trajectory };
+            let id = move |trajectory| SequenceId { question, trajectory };
             let numbers = 0..params.samples.get() as u32;
             numbers.map(move |k| SequenceSpec { item, id: id(k), perturbed: true })
         });
@@ -187,7 +187,7 @@ impl WaveRun<'_> {
         for row in &sequences {
             spent.cost += costs(row.spec.item).row(row.thoughts.len(), row.tokens.len());
         }
-        Ok((TrajectoryWave { sampler, sequences, mark }, tokens))
+        Ok((TrajectoryBatch { sampler, sequences, mark }, tokens))
     }
 
     fn cost_model<'s>(&'s self, sampler: Sampler<'s>, item: usize) -> CostModel<'s> {
@@ -195,11 +195,11 @@ impl WaveRun<'_> {
     }
 
     /// The rollouts of a batch: those of one thought are adjacent.
-    fn rollout_specs(&self, wave: &TrajectoryWave<'_>, kept: &[bool]) -> Vec<RolloutSpec> {
-        let rows = wave.sequences.iter().enumerate();
+    fn rollout_specs(&self, group: &TrajectoryBatch<'_>, kept: &[bool]) -> Vec<RolloutSpec> {
+        let rows = group.sequences.iter().enumerate();
         let open = rows.filter(|(_, row)| kept[row.spec.item]).flat_map(|(r, row)| {
             (1..=row.thoughts.len())
-                .filter(|&thought: &usize| !self.is_settled(wave.sampler, row, thought))
+                .filter(|&thought: &usize| !self.is_settled(group.sampler, row, thought))
                 .map(move |thought| (r, thought))
         });
         let rollouts = 0..self.runner.labels.rollouts();
@@ -237,26 +237,26 @@ impl WaveRun<'_> {
     fn run_rollouts(
         &self,
         cache: &mut Cache,
-        wave: &TrajectoryWave<'_>,
+        group: &TrajectoryBatch<'_>,
         batch: &[RolloutSpec],
         cost: &mut ComputeCost,
     ) -> Result<Vec<AnswerTokens>, DeviceError> {
         let model = self.runner.model;
-        let sampler = wave.sampler;
+        let sampler = group.sampler;
         let device = model.decoder.device();
-        cache.rewind(wave.mark);
+        cache.rewind(group.mark);
         let perturbation = self.runner.params.perturbation;
         let feeds_thought = !matches!(
             perturbation,
             Perturbation::None | Perturbation::Gaussian { .. } | Perturbation::Custom(_)
         );
         let first_fed = |spec: &RolloutSpec| spec.thought + usize::from(!feeds_thought);
-        let trajectory = |spec: &RolloutSpec| &wave.sequences[spec.row];
+        let trajectory = |spec: &RolloutSpec| &group.sequences[spec.row];
         let left = |spec: &RolloutSpec| sampler.max_thoughts(trajectory(spec)) - first_fed(spec);
         let fork = |spec: &RolloutSpec| {
             let row = trajectory(spec);
             let id = rollout_row(row.spec.id, spec.thought, spec.rollout);
-            let position = wave.prompt_len(row) + first_fed(spec) - 1;
+            let position = group.prompt_len(row) + first_fed(spec) - 1;
             let kv = row.kv.fork_at(position);
             let limit = Some(left(spec) + 1);
             SequenceState { kv, limit, ..SequenceState::new(SequenceSpec { id, ..row.spec }) }

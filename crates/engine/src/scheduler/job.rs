@@ -17,7 +17,7 @@ use crate::prompt::Prompt;
 use crate::question::{FinishedSequence, QuestionContext, QuestionState};
 use crate::reply::StageSeconds;
 use crate::request::Request;
-use crate::sampler::RowId;
+use crate::sampler::SequenceId;
 use crate::score::Rewards;
 use crate::stage_timer::Stage;
 
@@ -138,7 +138,7 @@ impl<'a> RunningJob<'a> {
     }
 
     /// A sequence's index within the request: the greedy one comes first.
-    fn number(&self, id: RowId, perturbed: bool) -> usize {
+    fn number(&self, id: SequenceId, perturbed: bool) -> usize {
         let greedy = usize::from(self.job.request.params.greedy);
         if perturbed { id.trajectory as usize + greedy } else { 0 }
     }
@@ -228,7 +228,7 @@ impl SequenceSource for RunningJob<'_> {
         let number = self.waiting.pop_front()?;
         let greedy = usize::from(self.job.request.params.greedy);
         let trajectory = number.saturating_sub(greedy) as u32;
-        let id = RowId { question: self.job.prompt.id, trajectory };
+        let id = SequenceId { question: self.job.prompt.id, trajectory };
         Some(SequenceSpec { item, id, perturbed: number >= greedy })
     }
 

@@ -11,6 +11,7 @@ use super::SchedulerStats;
 use super::batch::SequenceBatch;
 use super::job::{AfterRound, CompletedRequest, Job, RunningJob};
 use super::token_scores::{TokenJob, TokenScores};
+use crate::aligned_batch::{ensure_slots, reference_trace};
 use crate::batch_plan::Footprint;
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -19,7 +20,6 @@ use crate::prompt::Prompt;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::ReferenceTracer;
 use crate::score::{AnswerBatch, Rewards, ScoreBatch, ScoredSequence, score};
-use crate::wave::{ensure_slots, reference_trace};
 
 /// The running requests.
 pub(crate) struct RunningRequests<'a> {
@@ -80,7 +80,7 @@ impl<'a> RunningRequests<'a> {
         let prefixes = self.batch.prefixes();
         SchedulerStats {
             running_requests: self.batch.sources.len(),
-            running_rows: self.batch.num_sequences(),
+            running_sequences: self.batch.num_sequences(),
             used_slots,
             slots,
             prefix_slots: prefixes.slots(),

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use latent_tts_engine::reference::{self, RandomSource, ReferenceRow, ReferenceRun};
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Family, LatentLength, LengthRange,
-    MaskLifetime, Output, Perturbation, Probability, Prompt, Reasoner, Request, RewardModel, RowId,
-    SamplingParams, Temperature, TopP, Trajectory,
+    MaskLifetime, Output, Perturbation, Probability, Prompt, Reasoner, Request, RewardModel,
+    SamplingParams, SequenceId, Temperature, TopP, Trajectory,
 };
 use model::RewardHead;
 use model::source::RandomWeights;
@@ -342,7 +342,7 @@ pub fn prompt_of(reasoner: &Reasoner, question: &TestQuestion) -> Prompt {
     Prompt::new(reasoner, question.id, &question.text).unwrap()
 }
 
-/// The arguments with which [`reference::run_rows`] runs the sequences of a request with these
+/// The arguments with which [`reference::run_sequences`] runs the sequences of a request with these
 /// parameters.
 pub fn reference_run(params: &SamplingParams) -> ReferenceRun<'static> {
     ReferenceRun {
@@ -356,21 +356,21 @@ pub fn reference_run(params: &SamplingParams) -> ReferenceRun<'static> {
 }
 
 /// The sequences of a request run individually, with their first logits.
-pub fn run_rows(
+pub fn run_sequences(
     reasoner: &Reasoner,
     params: &SamplingParams,
     prompt: &Prompt,
 ) -> Vec<ReferenceRow> {
-    reference::run_rows(reasoner, prompt, reference_run(params)).unwrap()
+    reference::run_sequences(reasoner, prompt, reference_run(params)).unwrap()
 }
 
 /// The random number key of a question's trajectory.
-pub fn row_id(question: u32, trajectory: usize) -> RowId {
-    RowId { question, trajectory: trajectory as u32 }
+pub fn row_id(question: u32, trajectory: usize) -> SequenceId {
+    SequenceId { question, trajectory: trajectory as u32 }
 }
 
 /// Maximum thoughts of a sequence, by definition.
-pub fn max_thoughts(params: &SamplingParams, id: RowId) -> usize {
+pub fn max_thoughts(params: &SamplingParams, id: SequenceId) -> usize {
     match params.length {
         LatentLength::Between(range) => id.rng_key(params.seed, 0).uniform_int(
             Site::Length,

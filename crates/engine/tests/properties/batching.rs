@@ -53,9 +53,9 @@ fn a_row_of_a_batch_is_the_row_alone() {
         let prompt = prompt_of(&reasoner, &questions()[2]);
         for perturbation in perturbations() {
             let params = short_params(&reasoner, 7, perturbation);
-            let many = run_rows(&reasoner, &params, &prompt);
+            let many = run_sequences(&reasoner, &params, &prompt);
             let params = SamplingParams { samples: nonzero(1), ..params };
-            let one = run_rows(&reasoner, &params, &prompt);
+            let one = run_sequences(&reasoner, &params, &prompt);
             let what = format!("{family:?}, {perturbation:?}");
             assert_eq!(many[0].tokens, one[0].tokens, "{what}");
             assert_eq!(many[0].first_logits, one[0].first_logits, "{what}");
@@ -75,7 +75,7 @@ pub fn spread_answer_ends(
     let params = SamplingParams { samples: nonzero(1), ..params };
     let unended: Vec<AnswerTokens> = questions
         .iter()
-        .map(|q| run_rows(reasoner, &params, &prompt_of(reasoner, q)).remove(0).tokens)
+        .map(|q| run_sequences(reasoner, &params, &prompt_of(reasoner, q)).remove(0).tokens)
         .collect();
     let positions = |token: u32| {
         let positions = unended.iter().filter_map(|row| row.iter().position(|&t| t == token));
@@ -225,7 +225,7 @@ pub fn run_in_little_memory(
 }
 
 #[test]
-fn little_memory_splits_waves_and_changes_nothing() {
+fn little_memory_splits_batches_and_changes_nothing() {
     let pairs = [CheckpointFamily::Coconut, CheckpointFamily::LatentSft].map(|family| {
         [RewardedReasoner::of(family), RewardedReasoner::with_reference(family)]
             .map(|pair| (family, pair))
@@ -243,7 +243,7 @@ fn little_memory_splits_waves_and_changes_nothing() {
 
 /// More sequences than the maximum batch size, with any memory.
 #[test]
-fn more_samples_than_a_wave_holds_are_all_there() {
+fn more_samples_than_a_batch_holds_are_all_there() {
     let pair = RewardedReasoner::of(CheckpointFamily::Coconut);
     let short = SamplingParams {
         length: exactly(2),

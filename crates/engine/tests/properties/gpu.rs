@@ -86,7 +86,7 @@ fn run_forced(
 ) -> Vec<ReferenceRow> {
     let forced: Vec<Tensor> = forced.iter().map(|row| row.thoughts.clone()).collect();
     let run = ReferenceRun { forced_thoughts: Some(&forced), ..reference_run(params) };
-    reference::run_rows(reasoner, &prompt_of(reasoner, question), run).unwrap()
+    reference::run_sequences(reasoner, &prompt_of(reasoner, question), run).unwrap()
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_row_of_a_batch_is_the_row_alone() {
             let many = short_params(&reasoner, 16, perturbation);
             let one = SamplingParams { samples: nonzero(1), ..many };
             for question in many_questions(20) {
-                let batch = run_rows(&reasoner, &many, &prompt_of(&reasoner, &question));
+                let batch = run_sequences(&reasoner, &many, &prompt_of(&reasoner, &question));
                 let alone = run_forced(&reasoner, &one, &question, &batch[..1]);
                 count.add_forced(&alone, &batch[..1]);
             }
@@ -144,7 +144,7 @@ fn compare_with_cpu(device: &Device, family: CheckpointFamily) -> AgreementCount
         let params = short_params(&cpu.reasoner, 8, perturbation);
         for question in questions() {
             let prompt = prompt_of(&cpu.reasoner, &question);
-            let expected = run_rows(&cpu.reasoner, &params, &prompt);
+            let expected = run_sequences(&cpu.reasoner, &params, &prompt);
             let found = run_forced(&gpu.reasoner, &params, &question, &expected);
             count.add_forced(&found, &expected);
             let thoughts: Vec<Tensor> = expected.into_iter().map(|row| row.thoughts).collect();
@@ -440,7 +440,7 @@ impl LargeRows {
 /// A budget beyond the GPU's memory plans batches that cannot be allocated; they are halved until
 /// they can.
 #[test]
-fn waves_beyond_the_memory_are_halved() {
+fn batches_beyond_the_memory_are_halved() {
     let Some(gpu) = gpu(Precision::F32) else { return };
     let rows = LargeRows::new(&gpu.device);
     let params = rows.params(rows.total / rows.row + 1);
@@ -545,7 +545,7 @@ fn rollouts_give_the_labels_of_the_cpu() {
     }
 }
 
-/// As [`waves_beyond_the_memory_are_halved`], for rollouts from the thoughts of one question.
+/// As [`batches_beyond_the_memory_are_halved`], for rollouts from the thoughts of one question.
 #[test]
 fn rollouts_beyond_the_memory_are_made_in_parts() {
     let Some(gpu) = gpu(Precision::F32) else { return };

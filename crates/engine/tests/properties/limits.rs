@@ -14,7 +14,7 @@ use crate::common::*;
 /// The answer tokens of every sequence of every question.
 fn tokens(reasoner: &Reasoner, params: &SamplingParams) -> Vec<Vec<u32>> {
     let prompts = questions().into_iter().map(|question| prompt_of(reasoner, &question));
-    let rows = prompts.flat_map(|prompt| run_rows(reasoner, params, &prompt));
+    let rows = prompts.flat_map(|prompt| run_sequences(reasoner, params, &prompt));
     rows.map(|row| row.tokens.to_vec()).collect()
 }
 
@@ -79,7 +79,7 @@ fn answers_never_pass_the_context() {
         for room in [1, 2, 5] {
             let (reasoner, params, question) = with_small_context(family, room);
             // A token is also decoded at the last position, but not fed.
-            for row in run_rows(&reasoner, &params, &prompt_of(&reasoner, &question)) {
+            for row in run_sequences(&reasoner, &params, &prompt_of(&reasoner, &question)) {
                 assert_eq!(row.tokens.len(), room as usize + 1, "{family:?}");
             }
             let reply = Engine::new(reasoner).solve(&question.request(params)).unwrap();
@@ -226,7 +226,7 @@ fn absurd_lengths_are_refused_or_bounded() {
     let unbounded = pair.solve(with_limit(usize::MAX), question);
     assert_same(&bounded, &unbounded, "unlimited answers");
     let prompt = prompt_of(&pair.reasoner, question);
-    let rows = run_rows(&pair.reasoner, &with_limit(usize::MAX), &prompt);
+    let rows = run_sequences(&pair.reasoner, &with_limit(usize::MAX), &prompt);
     let latents = &unbounded.trajectories[0].latents;
     assert_same_bits(&rows[0].thoughts, latents, "unlimited answers, row by row");
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use latent_tts_engine::reference::{self, RandomSource, ReferenceRun};
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, LatentLength, MaskLifetime, Perturbation, Prompt, Reasoner,
-    RecordedNoise, RowId, SamplingParams,
+    RecordedNoise, SamplingParams, SequenceId,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use model::{Cache, Dropout, Pass, Sequence, head};
@@ -26,7 +26,7 @@ use crate::token_sampling;
 pub struct NaiveEngine<'a> {
     reasoner: &'a Reasoner,
     params: &'a SamplingParams,
-    pub row: RowId,
+    pub row: SequenceId,
     max_thoughts: usize,
     /// All inputs so far: (positions, width).
     inputs: Tensor,
@@ -46,7 +46,7 @@ impl<'a> NaiveEngine<'a> {
     pub fn new(
         reasoner: &'a Reasoner,
         params: &'a SamplingParams,
-        row: RowId,
+        row: SequenceId,
         max_thoughts: usize,
     ) -> Self {
         let inputs = Tensor::zeros(0, reasoner.decoder.config().width);
@@ -145,7 +145,7 @@ impl<'a> NaiveEngine<'a> {
 
     /// A rollout: the given thoughts are fed, and from the last of them on the random numbers are
     /// those of `rollout`.
-    pub fn roll_out(mut self, prompt: &[u32], given: &Tensor, rollout: RowId) -> NaiveRow {
+    pub fn roll_out(mut self, prompt: &[u32], given: &Tensor, rollout: SequenceId) -> NaiveRow {
         self.feed_prompt(prompt);
         let mut thoughts = Tensor::zeros(0, self.inputs.cols());
         for t in 0..given.rows() {
@@ -264,7 +264,7 @@ pub fn assert_naive(reasoner: &Arc<Reasoner>, params: &SamplingParams, what: &st
     let engine = Engine::new(Arc::clone(reasoner));
     for question in &questions()[2..4] {
         let prompt = prompt_of(reasoner, question);
-        let rows = run_rows(reasoner, params, &prompt);
+        let rows = run_sequences(reasoner, params, &prompt);
         let reply = engine.solve(&question.request(*params)).unwrap();
         for (k, (found, trajectory)) in rows.iter().zip(&reply.trajectories).enumerate() {
             let id = row_id(question.id, k);
@@ -388,14 +388,14 @@ fn recorded_noise_and_forced_thoughts_of_ones_own_change_nothing() {
         for perturbation in [thought_dropout(0.2), mlp_only, Perturbation::Gaussian { std: 0.3 }] {
             let params = short_params(&reasoner, 3, perturbation);
             let params = SamplingParams { length: exactly(4), ..params };
-            let expected = run_rows(&reasoner, &params, &prompt);
+            let expected = run_sequences(&reasoner, &params, &prompt);
             let noise = record_noise(&reasoner, &params, &prompt);
             let own: Vec<Tensor> = expected.iter().map(|row| row.thoughts.clone()).collect();
             let run = reference_run(&params);
             let recorded = ReferenceRun { source: RandomSource::Recorded(&noise), ..run };
             let forced = ReferenceRun { forced_thoughts: Some(&own), ..run };
             for (run, how) in [(recorded, "recorded"), (forced, "forced")] {
-                let found = reference::run_rows(&reasoner, &prompt, run).unwrap();
+                let found = reference::run_sequences(&reasoner, &prompt, run).unwrap();
                 for (a, b) in expected.iter().zip(&found) {
                     let what = format!("{family:?}, {perturbation:?}, {how}");
                     assert_same_bits(&a.thoughts, &b.thoughts, &what);

@@ -7,7 +7,7 @@
 //! which passes.
 
 use latent_tts_engine::{
-    DropoutScope, DropoutSites, Perturbation, Reasoner, RowId, SamplingParams,
+    DropoutScope, DropoutSites, Perturbation, Reasoner, SamplingParams, SequenceId,
 };
 use model::Checkpoint;
 use model::testkit::{CheckpointFamily, CheckpointSpec, write_checkpoint};
@@ -27,7 +27,7 @@ struct ReferenceGpt2 {
 /// The specification of dropout: the sequence's random number key, the rate, the sites, the
 /// stochastic positions.
 struct ReferenceDropout {
-    row: RowId,
+    row: SequenceId,
     p: f32,
     sites: DropoutSites,
     stochastic: Vec<bool>, // (positions)
@@ -225,7 +225,7 @@ impl ReferencePair {
         let prompt = prompt_of(&self.reasoner, &question(21, "If 3 cats eat 3 mice?"));
         let mut thoughts = 0f32;
         let mut logits = 0f32;
-        for (k, found) in run_rows(&self.reasoner, &params, &prompt).iter().enumerate() {
+        for (k, found) in run_sequences(&self.reasoner, &params, &prompt).iter().enumerate() {
             let dropout = match perturbation {
                 Perturbation::Dropout { p, sites, .. } => Some(ReferenceDropout {
                     row: row_id(prompt.id, k),

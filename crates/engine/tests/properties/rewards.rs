@@ -102,7 +102,7 @@ fn a_reference_trace_is_read_before_the_thoughts_and_the_answer_after_them() {
         for (reply, question) in pair.run(params, &questions()).iter().zip(questions()) {
             let prompt = prompt_of(&pair.reasoner, &question);
             let trace = ReferenceTracer::default().trace(reference, &[&prompt]).unwrap();
-            let rows = run_rows(&pair.reasoner, &params, &prompt);
+            let rows = run_sequences(&pair.reasoner, &params, &prompt);
             for (trajectory, row) in reply.trajectories.iter().zip(&rows) {
                 let answers =
                     AnswerBatch { end_latent, answers: std::slice::from_ref(&row.tokens) };

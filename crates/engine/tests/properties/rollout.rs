@@ -9,7 +9,7 @@ use latent_tts_engine::rollout::{
 };
 use latent_tts_engine::{
     DropoutScope, DropoutSites, Engine, EngineError, Perturbation, Probability, Prompt, Reasoner,
-    RowId, SamplingParams,
+    SamplingParams, SequenceId,
 };
 use model::testkit::{CheckpointFamily, CheckpointSpec};
 use tensor::Device;
@@ -364,6 +364,6 @@ fn the_callers_error_ends_a_rollout_run() {
 /// The random number keys of rollouts are required for reproducibility: they must not change.
 #[test]
 fn rollouts_are_named_as_documented() {
-    let id = rollout_row(RowId { question: 7, trajectory: 5 }, 3, 9);
+    let id = rollout_row(SequenceId { question: 7, trajectory: 5 }, 3, 9);
     assert_eq!((id.question, id.trajectory), (7, 1 << 31 | 5 << 21 | 2 << 12 | 9));
 }

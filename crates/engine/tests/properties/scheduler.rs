@@ -114,7 +114,7 @@ fn requests_that_arrive_while_others_run_get_what_they_get_alone() {
 }
 
 #[test]
-fn lenses_and_forced_thoughts_are_those_of_waves() {
+fn lenses_and_forced_thoughts_are_those_of_batches() {
     for family in FAMILIES {
         let engine = RewardedReasoner::of(family).engine();
         let mut requests = without_searches(&mixed_requests(engine.reasoner()));
@@ -181,8 +181,12 @@ fn answers_that_end_early_are_the_same_looking_ahead() {
 fn assert_empty(scheduler: &Scheduler) {
     for _ in 0..1000 {
         let stats = scheduler.stats();
-        if [stats.running_requests, stats.waiting_requests, stats.running_rows, stats.used_slots]
-            == [0; 4]
+        if [
+            stats.running_requests,
+            stats.waiting_requests,
+            stats.running_sequences,
+            stats.used_slots,
+        ] == [0; 4]
         {
             return;
         }
@@ -228,7 +232,7 @@ fn the_queue_is_bounded_in_rows() {
     let scheduler = Scheduler::start(pair.engine(), 10);
     let wide = SamplingParams { samples: nonzero(11), ..params };
     let too_wide = scheduler.submit(Request { params: wide, ..request.clone() }, |_| {});
-    assert!(matches!(too_wide, Err(SubmitError::TooManyRows { rows: 11, limit: 10 })));
+    assert!(matches!(too_wide, Err(SubmitError::TooManySequences { rows: 11, limit: 10 })));
     let long = SamplingParams { max_new_tokens: nonzero(100), ..params };
     let mut taken = Vec::new();
     let mut full = 0;
@@ -240,7 +244,7 @@ fn the_queue_is_bounded_in_rows() {
             Err(SubmitError::QueueFull { waiting, limit: 10, .. }) if waiting > 6 => full += 1,
             Err(error) => panic!("{error}"),
         }
-        assert!(scheduler.stats().waiting_rows <= 10);
+        assert!(scheduler.stats().waiting_sequences <= 10);
     }
     assert!(full > 0, "200 requests at once were taken");
     scheduler.close();

@@ -109,7 +109,7 @@ fn the_cost_of_the_cot_baseline_is_counted() {
         let prompt = prompt_of(engine.reasoner(), &question);
         let greedy =
             SamplingParams { perturbation: Perturbation::None, samples: nonzero(1), ..params };
-        let rows = |params| run_rows(engine.reasoner(), params, &prompt);
+        let rows = |params| run_sequences(engine.reasoner(), params, &prompt);
         let lengths: Vec<usize> =
             rows(&params).iter().chain(&rows(&greedy)).map(|row| row.tokens.len()).collect();
         assert_eq!(reply.cost.steps, lengths.iter().sum::<usize>() as u64);

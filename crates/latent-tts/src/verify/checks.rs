@@ -298,12 +298,12 @@ fn reference_run(
             ModelLimits(reasoner.decoder.config()).check_width(&what, thoughts.cols())?;
         }
         let params = reference_params(golden, run, expected, &recording)?;
-        let teacher_forced = reference::run_rows(
+        let teacher_forced = reference::run_sequences(
             reasoner,
             prompt,
             ReferenceRun { forced_thoughts: Some(&golden_thoughts), ..params },
         )?;
-        let free_running = reference::run_rows(reasoner, prompt, params)?;
+        let free_running = reference::run_sequences(reasoner, prompt, params)?;
         for (r, expected) in expected.iter().enumerate() {
             let what = format!("question {i} row {r}");
             thoughts.expect_thoughts(&what, &teacher_forced[r].thoughts, &golden_thoughts[r]);

@@ -17,7 +17,7 @@ const DESCRIPTIONS: [&str; 10] = [
     "base.json",
 ];
 /// Subdirectories that contain weights: CODI's projector, a reward model's reference reasoner.
-const SUBDIRS: [&str; 2] = ["prj", "mind"];
+const SUBDIRS: [&str; 3] = ["prj", "reference", "mind"];
 const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
 
 /// The files of a repository that an id refers to.

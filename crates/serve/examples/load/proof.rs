@@ -72,7 +72,8 @@ fn throughput(load: &Load, args: &ProofArgs, server: SocketAddr, expected: &[Out
 /// Ten times as many clients as the queue has room for.
 fn overload(load: &Load, args: &ProofArgs, expected: &[Output]) -> usize {
     let room = 8;
-    let options = ServeOptions { max_waiting_rows: room * load.samples, ..ServeOptions::default() };
+    let options =
+        ServeOptions { max_waiting_sequences: room * load.samples, ..ServeOptions::default() };
     let server = Running::start(&load.engine, MODEL, options);
     let before = resident_mib();
     let start = Instant::now();

@@ -86,7 +86,7 @@ impl ServerArgs {
 
     fn start(&self, engine: &Engine) -> Running {
         // The queue fits all clients of every measurement.
-        let options = ServeOptions { max_waiting_rows: 1 << 20, ..ServeOptions::default() };
+        let options = ServeOptions { max_waiting_sequences: 1 << 20, ..ServeOptions::default() };
         Running::start(engine, &self.model, options)
     }
 

@@ -401,7 +401,7 @@ fn a_stream_reports_each_completion() {
 #[test]
 fn the_queue_of_a_gateway_has_a_bound_and_clients_that_go_leave_it() {
     let upstream = ScriptedUpstream::start(|_, _| Reaction::Hang(Duration::from_millis(700)));
-    let options = ServeOptions { max_waiting_rows: 8, max_samples: 8, ..upstream.options() };
+    let options = ServeOptions { max_waiting_sequences: 8, max_samples: 8, ..upstream.options() };
     let gateway = TestServer::of_models(Vec::new(), options);
     let body = chat("?", json!({ "latent": { "samples": 6 } })).to_string();
     let waiting = gateway.open("POST", CHAT, &[], &body);

@@ -25,7 +25,7 @@ fn at_ten_times_its_capacity_every_request_is_answered_correctly() {
     let (room, each) = (6, 4);
     let limit = room * SAMPLES;
     let options =
-        ServeOptions { max_waiting_rows: limit, max_samples: limit, ..Default::default() };
+        ServeOptions { max_waiting_sequences: limit, max_samples: limit, ..Default::default() };
     let server = TestServer::with(options);
     let mut expected = BTreeMap::new();
     for (q, question) in QUESTIONS.iter().enumerate() {
@@ -87,7 +87,7 @@ fn a_hundred_clients_that_go_leave_no_row_behind() {
     const ROWS: usize = 64;
     // Room for all: sequences of disconnected clients leave the batch after the next step, and with
     // slow steps the queue would reject the last clients.
-    let options = ServeOptions { max_waiting_rows: CLIENTS * ROWS, ..ServeOptions::default() };
+    let options = ServeOptions { max_waiting_sequences: CLIENTS * ROWS, ..ServeOptions::default() };
     let server = TestServer::with(options);
     for i in 0..CLIENTS {
         let mut body = body(QUESTION, ROWS, i as u64);

@@ -18,7 +18,7 @@
 mod backward;
 mod forward;
 
-use engine::{PerturbationKeys, RowId};
+use engine::{PerturbationKeys, SequenceId};
 use model::{Cache, FrozenElements, Parameter, TrainableDecoder, TrainableHead};
 use serde::{Deserialize, Serialize};
 use tensor::{Device, DeviceError, Tensor};
@@ -62,8 +62,8 @@ pub struct PolicyTrajectory {
 }
 
 impl PolicyTrajectory {
-    pub(crate) fn id(&self) -> RowId {
-        RowId { question: self.question, trajectory: self.number }
+    pub(crate) fn id(&self) -> SequenceId {
+        SequenceId { question: self.question, trajectory: self.number }
     }
 }
 

@@ -180,7 +180,7 @@ fn the_log_density_of_sampled_thoughts_is_that_of_the_noise_to_rounding() {
 }
 
 fn density_of_noise(keys: &PerturbationKeys, one: &PolicyTrajectory, position: usize) -> f64 {
-    let id = engine::RowId { question: one.question, trajectory: one.number };
+    let id = engine::SequenceId { question: one.question, trajectory: one.number };
     let noise = keys.noise(id, position).unwrap();
     let mut sample = vec![0.0; one.latents.cols()];
     noise.key.add_noise(1.0, &mut sample);

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use engine::{
-    AnswerBatch, EngineError, Family, Prompt, REFERENCE_DIR, Reasoner, ReferenceTracer,
-    RewardModel, reference,
+    AnswerBatch, EngineError, Family, OLD_REFERENCE_DIR, Prompt, REFERENCE_DIR, Reasoner,
+    ReferenceTracer, RewardModel, reference,
 };
 use latent_tts_train::methods::simcot::StepDecoderSpec;
 use latent_tts_train::model_dir::{
@@ -218,7 +218,12 @@ fn a_saved_outcome_head_gives_the_outcome_rewards_of_training() {
         panic!("{error:?}")
     };
     assert!(says > 260, "{says}");
+    // The directory's name in models of version 0.1.
+    let (new, old) =
+        [REFERENCE_DIR, OLD_REFERENCE_DIR].map(|name| reward_dir.path().join(name)).into();
+    std::fs::rename(new, old).unwrap();
     let loaded = RewardModel::load(device(), reward_dir.path(), &reasoner).unwrap();
+    assert!(loaded.reference.is_some());
     let mut example = reward_example(3, &[2, 3, 0]);
     let prompt = Prompt { id: example.id, text: String::new(), tokens: example.prompt.clone() };
     let thoughts = [

@@ -87,7 +87,8 @@ fn a_row_of_a_batch_is_the_row_alone() {
         for perturbation in perturbations() {
             let many = short_params(&pair.reasoner, 19, perturbation);
             let one = SamplingParams { samples: nonzero(1), ..many };
-            let [many, one] = [many, one].map(|params| run_rows(&pair.reasoner, &params, &prompt));
+            let [many, one] =
+                [many, one].map(|params| run_sequences(&pair.reasoner, &params, &prompt));
             let what = format!("{what}, {perturbation:?}");
             assert_eq!(many[0].first_logits, one[0].first_logits, "{what}: first logits");
             assert_same_bits(&many[0].thoughts, &one[0].thoughts, &what);

@@ -6,17 +6,17 @@ use model::{Cache, Decoder};
 use tensor::DeviceError;
 
 use crate::batch::{BatchContext, BatchItem};
-use crate::batch_plan::{BatchPlan, CacheSlots, RowRange};
+use crate::batch_plan::{BatchPlan, CacheSlots, SequenceRange};
 use crate::beam_search::{BeamSearch, SearchOutput};
 use crate::error::EngineError;
 use crate::executor::{Executor, Gather, HiddenRef, SequenceSpec, SequenceState};
-use crate::first_expansion::{FinishedWave, FirstExpansion, SearchedQuestion};
+use crate::first_expansion::{FinishedBatch, FirstExpansion, SearchedQuestion};
 use crate::prompt::Prompt;
 use crate::question::FinishedSequence;
 use crate::reasoner::RewardModel;
 use crate::reference_trace::{ReferenceTrace, ReferenceTracer};
 use crate::reply::StageSeconds;
-use crate::sampler::{RowId, Sampler};
+use crate::sampler::{Sampler, SequenceId};
 use crate::score::{AnswerBatch, ScoreBatch, ScoreOutput, ScoredSequence, score};
 use crate::stage_timer::{Stage, StageTimer};
 use crate::streams::{StageClock, StreamJobs, StreamState};
@@ -27,46 +27,46 @@ pub(crate) type FinishedRanges = Vec<Vec<FinishedSequence>>;
 
 impl BatchContext<'_> {
     /// Runs batches on the plan's streams and passes the sequences of each to `take`, in order.
-    pub(crate) fn run_waves<X: From<EngineError>>(
+    pub(crate) fn run_batches<X: From<EngineError>>(
         &self,
         plan: &BatchPlan<'_>,
-        waves: &[Vec<RowRange>],
-        streams: &[StreamState<WaveCaches>],
-        mut take: impl FnMut(&[RowRange], FinishedRanges, StageSeconds) -> Result<(), X>,
+        batches: &[Vec<SequenceRange>],
+        streams: &[StreamState<BatchCaches>],
+        mut take: impl FnMut(&[SequenceRange], FinishedRanges, StageSeconds) -> Result<(), X>,
     ) -> Result<(), X> {
-        let each = |wave: &Vec<RowRange>, caches: &mut WaveCaches| {
+        let each = |batch: &Vec<SequenceRange>, caches: &mut BatchCaches| {
             let mut seconds = StageSeconds::default();
-            let done = self.run_wave(plan, wave, caches, &mut seconds)?;
+            let done = self.run_batch(plan, batch, caches, &mut seconds)?;
             Ok::<_, EngineError>((done, seconds))
         };
-        let mut clock = StageClock::start(streams.len().min(waves.len()));
-        let jobs = StreamJobs { device: self.model.decoder.device(), streams, jobs: waves, each };
-        jobs.run(|wave, (done, seconds)| take(wave, done, clock.lap(seconds)))
+        let mut clock = StageClock::start(streams.len().min(batches.len()));
+        let jobs = StreamJobs { device: self.model.decoder.device(), streams, jobs: batches, each };
+        jobs.run(|batch, (done, seconds)| take(batch, done, clock.lap(seconds)))
     }
 
     /// Runs a batch through the stages, in two halves if the device lacks the memory for it.
-    fn run_wave(
+    fn run_batch(
         &self,
         plan: &BatchPlan<'_>,
-        wave: &[RowRange],
-        caches: &mut WaveCaches,
+        batch: &[SequenceRange],
+        caches: &mut BatchCaches,
         seconds: &mut StageSeconds,
     ) -> Result<FinishedRanges, DeviceError> {
         let device = self.model.decoder.device();
-        let ready = caches.ensure(self, plan, plan.slots(wave));
+        let ready = caches.ensure(self, plan, plan.slots(batch));
         let done =
-            ready.and_then(|caches| device.run(|| self.try_wave(plan, wave, caches, seconds)));
-        let rows: usize = wave.iter().map(|range| range.rows.len()).sum();
+            ready.and_then(|caches| device.run(|| self.try_batch(plan, batch, caches, seconds)));
+        let rows: usize = batch.iter().map(|range| range.rows.len()).sum();
         match done {
             Err(e) if e.is_out_of_memory() && rows > 1 => {
                 tracing::warn!(
                     sequences = rows,
                     "out of device memory; splitting the batch in two"
                 );
-                *caches = WaveCaches::default();
-                let (first, second) = split_wave(wave);
-                let mut done = self.run_wave(plan, &first, caches, seconds)?;
-                let mut rest = self.run_wave(plan, &second, caches, seconds)?.into_iter();
+                *caches = BatchCaches::default();
+                let (first, second) = split_batch(batch);
+                let mut done = self.run_batch(plan, &first, caches, seconds)?;
+                let mut rest = self.run_batch(plan, &second, caches, seconds)?.into_iter();
                 // A range that was split is in both halves: merge its sequences.
                 if first.last().map(|r| r.question) == second.first().map(|r| r.question) {
                     let last = done.pop().unwrap_or_default();
@@ -79,18 +79,18 @@ impl BatchContext<'_> {
         }
     }
 
-    fn try_wave(
+    fn try_batch(
         &self,
         plan: &BatchPlan<'_>,
-        wave: &[RowRange],
-        caches: &mut WaveCaches,
+        batch: &[SequenceRange],
+        caches: &mut BatchCaches,
         seconds: &mut StageSeconds,
     ) -> Result<FinishedRanges, DeviceError> {
-        let mut done: FinishedRanges = wave.iter().map(|_| Vec::new()).collect();
+        let mut done: FinishedRanges = batch.iter().map(|_| Vec::new()).collect();
         let items: Vec<BatchItem<'_>> =
-            wave.iter().map(|range| plan.items()[range.question]).collect();
+            batch.iter().map(|range| plan.items()[range.question]).collect();
         let Some(cache) = &mut caches.model else { return Ok(done) };
-        let specs = wave.iter().enumerate().flat_map(|(i, range)| specs(i, &items[i], range));
+        let specs = batch.iter().enumerate().flat_map(|(i, range)| specs(i, &items[i], range));
         let specs: Vec<SequenceSpec> = specs.collect();
         let sampler = Sampler::new(&items);
         let device = self.model.decoder.device();
@@ -111,7 +111,7 @@ impl BatchContext<'_> {
             .into_iter()
             .map(|sequence| SequenceState { states: Vec::new(), ..sequence })
             .collect();
-        let scores = self.score_wave(plan, wave, &sequences, caches)?;
+        let scores = self.score_batch(plan, batch, &sequences, caches)?;
         *seconds += timer.finish(device)?;
 
         let latents = match self.return_latents {
@@ -138,14 +138,14 @@ impl BatchContext<'_> {
 
     /// Scores the sequences of a batch, and stores the state from which the following searches
     /// start.
-    fn score_wave(
+    fn score_batch(
         &self,
         plan: &BatchPlan<'_>,
-        wave: &[RowRange],
+        batch: &[SequenceRange],
         sequences: &[SequenceState],
-        caches: &mut WaveCaches,
+        caches: &mut BatchCaches,
     ) -> Result<Option<ScoreOutput>, DeviceError> {
-        let WaveCaches {
+        let BatchCaches {
             model: Some(cache),
             reward_model: Some(reward_cache),
             tracer,
@@ -161,7 +161,7 @@ impl BatchContext<'_> {
         active.dedup();
         let item = |sequence: &SequenceState| active.partition_point(|&i| i < sequence.spec.item);
         let prompts: Vec<&Prompt> =
-            active.iter().map(|&i| plan.items()[wave[i].question].prompt).collect();
+            active.iter().map(|&i| plan.items()[batch[i].question].prompt).collect();
         let trace = reference_trace(reward_model, tracer, &prompts)?;
         let scored: Vec<ScoredSequence<'_>> = sequences
             .iter()
@@ -172,19 +172,19 @@ impl BatchContext<'_> {
             None => Vec::new(),
         };
         let end_latent = &self.model.method.end_latent;
-        let batch = ScoreBatch {
+        let score_batch = ScoreBatch {
             prompts: &prompts,
             trace: trace.as_ref(),
             sequences: &scored,
             answers: Some(AnswerBatch { end_latent, answers: &answers }),
         };
-        let scores = score(reward_model, reward_cache, batch)?;
-        let questions = active.iter().map(|&i| wave[i].question).collect();
+        let scores = score(reward_model, reward_cache, score_batch)?;
+        let questions = active.iter().map(|&i| batch[i].question).collect();
         *traced = trace.map(|trace| TracedQuestions { questions, trace });
-        if plan.holds_searches(wave) {
-            let searched = searched_questions(plan, wave, sequences);
+        if plan.holds_searches(batch) {
+            let searched = searched_questions(plan, batch, sequences);
             let device = self.model.decoder.device();
-            *first = FinishedWave { sequences, scores: &scores, cache, reward_cache }
+            *first = FinishedBatch { sequences, scores: &scores, cache, reward_cache }
                 .first_expansion(device, &searched)?;
         }
         Ok(Some(scores))
@@ -196,7 +196,7 @@ impl BatchContext<'_> {
         &self,
         plan: &BatchPlan<'_>,
         questions: &[usize],
-        caches: &mut WaveCaches,
+        caches: &mut BatchCaches,
         seconds: &mut StageSeconds,
     ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let device = self.model.decoder.device();
@@ -213,7 +213,7 @@ impl BatchContext<'_> {
             Err(e) if e.is_out_of_memory() && questions.len() > 1 => {
                 let searches = questions.len();
                 tracing::warn!(searches, "out of device memory; splitting the search in two");
-                *caches = WaveCaches::default();
+                *caches = BatchCaches::default();
                 let (first, second) = questions.split_at(questions.len() / 2);
                 let mut found = self.search(plan, first, caches, seconds)?;
                 found.extend(self.search(plan, second, caches, seconds)?);
@@ -227,7 +227,7 @@ impl BatchContext<'_> {
         &self,
         plan: &BatchPlan<'_>,
         questions: &[usize],
-        caches: &mut WaveCaches,
+        caches: &mut BatchCaches,
     ) -> Result<Vec<Option<SearchOutput>>, DeviceError> {
         let items: Vec<BatchItem<'_>> = questions.iter().map(|&q| plan.items()[q]).collect();
         let nothing = || Ok(items.iter().map(|_| None).collect());
@@ -236,7 +236,7 @@ impl BatchContext<'_> {
             return nothing();
         };
         let device = self.model.decoder.device();
-        let WaveCaches { model, reward_model: reward_cache, tracer, traced, first } = caches;
+        let BatchCaches { model, reward_model: reward_cache, tracer, traced, first } = caches;
         let (Some(cache), Some(reward_cache)) = (model, reward_cache) else { return nothing() };
         let search =
             BeamSearch { context: *self, reward_model, search, sampler: Sampler::new(&items) };
@@ -259,13 +259,17 @@ impl BatchContext<'_> {
 fn specs(
     index: usize,
     item: &BatchItem<'_>,
-    range: &RowRange,
+    range: &SequenceRange,
 ) -> impl Iterator<Item = SequenceSpec> + use<> {
     let question = item.prompt.id;
     let greedy = usize::from(item.params.greedy);
     let spec = move |row: usize| {
         let trajectory = row.saturating_sub(greedy) as u32;
-        SequenceSpec { item: index, id: RowId { question, trajectory }, perturbed: row >= greedy }
+        SequenceSpec {
+            item: index,
+            id: SequenceId { question, trajectory },
+            perturbed: row >= greedy,
+        }
     };
     range.rows.clone().map(spec)
 }
@@ -273,13 +277,13 @@ fn specs(
 /// The questions of a batch whose searches can start from its sequences.
 fn searched_questions(
     plan: &BatchPlan<'_>,
-    wave: &[RowRange],
+    batch: &[SequenceRange],
     sequences: &[SequenceState],
 ) -> Vec<SearchedQuestion> {
     let mut searched = Vec::new();
     let mut start = 0;
     for rows in sequences.chunk_by(|a, b| a.spec.item == b.spec.item) {
-        let range = &wave[rows[0].spec.item];
+        let range = &batch[rows[0].spec.item];
         if let Some(first) = plan.first_extensions(range) {
             let prompt_len = plan.items()[range.question].prompt_len();
             let rows = start + first.start..start + first.end;
@@ -300,16 +304,16 @@ pub(crate) fn reference_trace(
 }
 
 /// Splits a batch into two of about equal size, preserving order.
-fn split_wave(wave: &[RowRange]) -> (Vec<RowRange>, Vec<RowRange>) {
-    let mut left = wave.iter().map(|range| range.rows.len()).sum::<usize>() / 2;
+fn split_batch(batch: &[SequenceRange]) -> (Vec<SequenceRange>, Vec<SequenceRange>) {
+    let mut left = batch.iter().map(|range| range.rows.len()).sum::<usize>() / 2;
     let mut first = Vec::new();
     let mut second = Vec::new();
-    for RowRange { question, rows } in wave {
+    for SequenceRange { question, rows } in batch {
         let cut = rows.start + left.min(rows.len());
         left -= cut - rows.start;
         for (half, rows) in [(&mut first, rows.start..cut), (&mut second, cut..rows.end)] {
             if !rows.is_empty() {
-                half.push(RowRange { question: *question, rows });
+                half.push(SequenceRange { question: *question, rows });
             }
         }
     }
@@ -318,7 +322,7 @@ fn split_wave(wave: &[RowRange]) -> (Vec<RowRange>, Vec<RowRange>) {
 
 /// KV caches that are reused from batch to batch.
 #[derive(Default)]
-pub(crate) struct WaveCaches {
+pub(crate) struct BatchCaches {
     model: Option<Cache>,
     reward_model: Option<Cache>,
     tracer: ReferenceTracer,
@@ -345,7 +349,7 @@ impl TracedQuestions {
     }
 }
 
-impl WaveCaches {
+impl BatchCaches {
     /// Keeps only the memory, for the batches of another run.
     pub(crate) fn without_contents(self) -> Self {
         Self { model: self.model, reward_model: self.reward_model, ..Self::default() }
@@ -406,11 +410,11 @@ mod tests {
 
     #[test]
     fn halves_keep_every_row_in_order() {
-        let range = |question, rows| RowRange { question, rows };
-        let wave = [range(3, 0..5), range(4, 0..5), range(5, 2..4)];
-        let (first, second) = split_wave(&wave);
+        let range = |question, rows| SequenceRange { question, rows };
+        let batch = [range(3, 0..5), range(4, 0..5), range(5, 2..4)];
+        let (first, second) = split_batch(&batch);
         assert_eq!(first, [range(3, 0..5), range(4, 0..1)]);
         assert_eq!(second, [range(4, 1..5), range(5, 2..4)]);
-        assert_eq!(split_wave(&wave[..1]), (vec![range(3, 0..2)], vec![range(3, 2..5)]));
+        assert_eq!(split_batch(&batch[..1]), (vec![range(3, 0..2)], vec![range(3, 2..5)]));
     }
 }
