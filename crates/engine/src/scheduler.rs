@@ -236,8 +236,8 @@ impl Work {
 }
 
 impl Scheduler {
-    /// Starts the engine's thread. At most `max_waiting_sequences` sequences wait in addition to those
-    /// that run.
+    /// Starts the engine's thread. At most `max_waiting_sequences` sequences wait in addition to
+    /// those that run.
     pub fn start(engine: Engine, max_waiting_sequences: usize) -> Self {
         Self::start_with(engine, max_waiting_sequences, Lookahead::WhileComputed)
     }
