@@ -30,7 +30,7 @@ def test_notes_are_warnings(reasoner: Reasoner, questions: list[Question]) -> No
         solution = reasoner.solve("What is 12 plus 30?", samples=1)
     assert [str(warning.message) for warning in caught] == solution.notes
     assert any('vocabulary: "What", "plus"' in note for note in solution.notes)
-    assert any("1 sentence instead of 2" in note for note in solution.notes)
+    assert any("1 sentence (expected 2" in note for note in solution.notes)
     assert all(warning.filename == __file__ for warning in caught), "the caller's line is named"
     with pytest.warns(UserWarning, match="1 of 2 questions"):
         reasoner.sample([questions[0].text, "What is 12 plus 30?"], samples=1)
