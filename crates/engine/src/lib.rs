@@ -8,10 +8,10 @@
 //!
 //! The executor advances sequences by one forward pass at a time. [`Engine`] runs a given list of
 //! requests in batches that fit the memory (`batch_plan`, `aligned_batch`); [`Scheduler`] runs
-//! requests that arrive over time; [`family`] contains the differences between the families; [`rollout`] labels
-//! thoughts for reward model training; [`mod@reference`] exposes the individual steps for
-//! comparison with other implementations. The engine does not use gold answers and does not write
-//! result files.
+//! requests that arrive over time; [`family`] contains the differences between the families;
+//! [`rollout`] labels thoughts for reward model training; [`mod@reference`] exposes the individual
+//! steps for comparison with other implementations. The engine does not use gold answers and does
+//! not write result files.
 
 mod aligned_batch;
 mod answer_text;
