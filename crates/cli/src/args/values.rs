@@ -50,7 +50,6 @@ pub fn rule() -> impl TypedValueParser<Value = AggregateRule> {
 }
 
 /// Parses a finite number above 0.
-#[cfg(any(test, feature = "serve"))]
 pub fn above_zero(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
