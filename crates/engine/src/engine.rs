@@ -310,7 +310,7 @@ impl From<EngineError> for StreamEnd {
     }
 }
 
-/// OutputStream as they are finished; see [`Engine::stream`].
+/// The outputs of a list of requests, each when it is complete; see [`Engine::stream`].
 pub struct OutputStream {
     receiver: Option<Receiver<Result<Output, EngineError>>>,
     worker: Option<JoinHandle<()>>,

@@ -1,9 +1,9 @@
 //! Measures whether a reasoner uses its thoughts: the greedy run of each question, with its
 //! thoughts replaced.
 //!
-//! A clean run produces the thoughts and the answer of every question. A second run feeds the
+//! An unmodified run produces the thoughts and the answer of every question. A second run feeds the
 //! replacements, as trajectories of one request per question, so that each prompt is processed only
-//! once. The number of thoughts is that of the clean run. Keys and values at the positions of
+//! once. The number of thoughts is that of the unmodified run. Keys and values at the positions of
 //! thoughts are computed from the replacements; those of the prompt are unchanged.
 
 mod rounding;

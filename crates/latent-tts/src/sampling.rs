@@ -30,7 +30,7 @@ pub fn evaluation_params(
 ///
 /// # Errors
 ///
-/// The failure of the sampler. OutputStream since the last call must be discarded.
+/// The failure of the sampler. Outputs since the last call must be discarded.
 pub fn check_sampler(perturbation: &Perturbation) -> Result<(), Error> {
     let Perturbation::Custom(sampler) = perturbation else { return Ok(()) };
     sampler.take_failure().map_or(Ok(()), |error| {

@@ -258,7 +258,7 @@ impl RunningRequest {
         let Some(scorer) = &self.state.options.scorer else { return Ok(()) };
         let text = &self.prompts[prompt].text;
         let params = &self.generation.params;
-        // It waits for another server: requests of other threads go on.
+        // It waits for another server, while other threads continue with their requests.
         tokio::task::block_in_place(|| apply_scorer(scorer.0.as_ref(), text, params, reply))
             .map_err(|error| ApiError::scorer(error.to_string()))
     }
