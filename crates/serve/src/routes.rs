@@ -356,14 +356,16 @@ fn latent_json(state: &AppState, model: &ServedModel) -> Value {
     let sampling = SamplingOptions::from(params);
     // Formatted as a client would write it: 0.1 instead of the nearest f32 with 17 digits.
     let written = |x: f32| json!(x.to_string().parse::<f64>().unwrap_or(x.into()));
-    let scored = engine.reward_model().is_some();
+    let has_scorer = state.options.scorer.is_some();
+    let scored = has_scorer || engine.reward_model().is_some();
+    let rule = if has_scorer { Rule::WEIGHTED } else { engine.default_rule() };
     let rules = Rule::ALL.iter().filter(|rule| scored || !rule.needs().rewards);
     json!({
         "latent_length": sampling.latent_length,
         "sampler": sampling.sampler,
         "dropout_p": written(method.p),
         "noise_std": written(method.sigma),
-        "rule": engine.default_rule().name(),
+        "rule": rule.name(),
         "rules": rules.map(|rule| rule.name()).collect::<Vec<_>>(),
         "max_samples": state.options.max_samples,
     })

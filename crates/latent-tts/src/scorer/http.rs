@@ -133,7 +133,7 @@ impl HttpScorer {
                     std::thread::sleep(pause);
                     pause *= 2;
                 }
-                Err(error) => return Err(format!("{}: {}", self.options.url, error.message)),
+                Err(error) => return Err(error.message),
             }
         }
         unreachable!("the last attempt returns")
@@ -172,7 +172,6 @@ impl HttpScorer {
             body["model"] = json!(model);
         }
         read_rewards(&self.post(&body)?, texts.len())
-            .map_err(|problem| format!("{}: {problem}", self.options.url))
     }
 
     /// The rewards of distinct texts by a judge, one request for each.
@@ -225,7 +224,7 @@ impl HttpScorer {
         let content = reply["choices"][0]["message"]["content"].as_str().unwrap_or_default();
         first_number(content).map(|grade| grade.clamp(0.0, MAX_GRADE)).ok_or_else(|| {
             let shown: String = content.chars().take(MAX_SHOWN).collect();
-            format!("{}: the judge's reply has no number: {shown:?}", self.options.url)
+            format!("the reply has no number: {shown:?}")
         })
     }
 }
@@ -406,21 +405,21 @@ mod tests {
     }
 
     #[test]
-    fn failures_name_the_url_and_the_problem() {
+    fn failures_name_the_problem() {
         let problem = |status, reply| {
             let (url, _) = server(vec![(status, reply)]);
-            score(HttpScorerOptions::new(url.clone()), &["4"]).unwrap_err().replace(&url, "URL")
+            score(HttpScorerOptions::new(url), &["4"]).unwrap_err()
         };
-        assert_eq!(problem(200, json!({ "rewards": [1, 2] })), "URL: 2 rewards for 1 answers");
-        assert_eq!(problem(200, json!({})), "URL: the reply has neither `rewards` nor `data`");
+        assert_eq!(problem(200, json!({ "rewards": [1, 2] })), "2 rewards for 1 answers");
+        assert_eq!(problem(200, json!({})), "the reply has neither `rewards` nor `data`");
         let refused = problem(401, json!({ "error": { "message": "no key" } }));
-        assert_eq!(refused, "URL: status 401: no key");
+        assert_eq!(refused, "status 401: no key");
         let chat = HttpScorerOptions::new("http://127.0.0.1:1/v1/chat/completions");
         assert!(score(chat, &["4"]).unwrap_err().contains("name the model"));
         assert!(score(HttpScorerOptions::new("ftp://a"), &["4"]).unwrap_err().contains("ftp://a"));
         let unreachable =
             HttpScorerOptions { attempts: 1, ..HttpScorerOptions::new("http://127.0.0.1:1/score") };
-        assert!(score(unreachable, &["4"]).unwrap_err().contains("127.0.0.1:1"));
+        assert!(!score(unreachable, &["4"]).unwrap_err().is_empty());
     }
 
     #[test]

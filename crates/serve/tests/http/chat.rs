@@ -371,3 +371,40 @@ fn unknown_latent_fields_are_refused_with_the_closest_known_one() {
 fn engine_without_rewards() -> latent_tts::Engine {
     model().clone().without_reward_model().engine().unwrap().with_memory(64 << 20)
 }
+
+/// Gives every trajectory this reward, or fails without one.
+struct ConstantScorer(Option<f32>);
+
+impl latent_tts::Scorer for ConstantScorer {
+    fn name(&self) -> &str {
+        "constant"
+    }
+
+    fn score(
+        &self,
+        question: &str,
+        trajectories: &[&latent_tts::Trajectory],
+    ) -> Result<Vec<f32>, Box<dyn std::error::Error + Send + Sync>> {
+        assert!(question.contains(QUESTION), "{question}");
+        let reward = self.0.ok_or("the endpoint is down")?;
+        Ok(vec![reward; trajectories.len()])
+    }
+}
+
+#[test]
+fn an_external_scorer_replaces_the_reward_model() {
+    let serving = |reward| {
+        let scorer = latent_tts_serve::SharedScorer(std::sync::Arc::new(ConstantScorer(reward)));
+        let options = latent_tts_serve::ServeOptions { scorer: Some(scorer), ..Default::default() };
+        TestServer::of(engine_without_rewards(), options)
+    };
+    let latent = json!({ "latent": { "samples": 4, "return": ["rewards"] } });
+    let server = serving(Some(2.5));
+    let reply = server.post(CHAT, &chat(QUESTION, latent.clone())).ok();
+    assert_eq!(reply["choices"][0]["latent"]["rule"], "weighted");
+    assert_eq!(reply["choices"][0]["latent"]["rewards"], json!([2.5, 2.5, 2.5, 2.5]));
+    let model = &server.get("/v1/models").ok()["data"][0]["latent"];
+    assert_eq!(model["rule"], "weighted");
+    assert!(model["rules"].as_array().unwrap().contains(&json!("best_of")), "{model}");
+    assert_eq!(serving(None).post(CHAT, &chat(QUESTION, latent)).status, 502);
+}
